@@ -1,0 +1,133 @@
+"""`knowgate ask` and `knowgate decide`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from knowgate.cli.build import build_pipeline, read_arguments
+from knowgate.cli.config import load_settings
+from knowgate.pipeline import AdaptiveRAG
+from knowgate.types import Answer, Decision, Passage
+
+Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
+ModelSpec = Annotated[str | None, typer.Option("--model", help="smollm (default), hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, replay:DIR, fake.")]  # fmt: skip  # noqa: E501
+GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; see `knowgate gates`.")]  # fmt: skip  # noqa: E501
+Threshold = Annotated[float | None, typer.Option(help="Retrieve when need is above this (0-1). Default: the gate's own.")]  # fmt: skip  # noqa: E501
+Docs = Annotated[Path | None, typer.Option(help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
+Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, or http:URL of a search endpoint.")]  # fmt: skip  # noqa: E501
+Kind = Annotated[str | None, typer.Option("--retriever", help="bm25 (default), dense or hybrid.")]
+Rerank = Annotated[str | None, typer.Option(help="Cross-encoder that reorders 20 candidates: hub name or folder.")]
+K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
+Lang = Annotated[str | None, typer.Option(help="Force the prompt language: en or zh. Default: detected per question.")]
+Prompts = Annotated[Path | None, typer.Option(help="TOML file with your own answer prompts.")]
+Config = Annotated[Path | None, typer.Option(help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
+Record = Annotated[Path | None, typer.Option(help="Keep the model's outputs in this folder, for --model replay:DIR.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+
+
+def ask(
+    questions: Questions = None,
+    model: ModelSpec = None,
+    gate: GateSpec = None,
+    threshold: Threshold = None,
+    docs: Docs = None,
+    index: Index = None,
+    retriever: Kind = None,
+    rerank: Rerank = None,
+    k: K = None,
+    max_tokens: MaxTokens = None,
+    lang: Lang = None,
+    prompts: Prompts = None,
+    config: Config = None,
+    record: Record = None,
+    as_json: Json = False,
+) -> None:
+    """Answer questions, retrieving only where the gate says so."""
+    settings = load_settings(
+        config, model=model, gate=gate, threshold=threshold, docs=docs, index=index, retriever=retriever,
+        rerank=rerank, k=k, max_tokens=max_tokens, lang=lang, prompts=prompts,
+    )  # fmt: skip
+    rag = build_pipeline(settings, record)
+    for answer in rag.stream(read_arguments(questions)):
+        _print_json(answer_record(answer, rag)) if as_json else _show(answer)
+
+
+def decide(
+    questions: Questions = None,
+    model: ModelSpec = None,
+    gate: GateSpec = None,
+    threshold: Threshold = None,
+    lang: Lang = None,
+    prompts: Prompts = None,
+    config: Config = None,
+    record: Record = None,
+    as_json: Json = False,
+) -> None:
+    """Say for each question whether to retrieve; answer nothing, retrieve nothing."""
+    settings = load_settings(config, model=model, gate=gate, threshold=threshold, lang=lang, prompts=prompts)
+    rag = build_pipeline(settings, record, retrieves=False)
+    for question in read_arguments(questions):
+        decision = rag.decide(question)
+        if as_json:
+            _print_json({"question": question, **decision_record(decision), "model": rag.model.name})
+        else:
+            _console().print(f"{_verdict(decision)}  {escape(question)}  [dim]{escape(decision.reason)}[/dim]")
+
+
+def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
+    """What `--json` prints for one question."""
+    return {
+        "question": answer.question.text,
+        "answer": answer.text,
+        **decision_record(answer.decision),
+        "model": rag.model.name,
+        "passages": [_passage_record(passage) for passage in answer.passages],
+        "seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()},
+    }
+
+
+def decision_record(decision: Decision) -> dict[str, Any]:
+    return {
+        "retrieve": decision.retrieve,
+        "need": round(decision.need, 6),
+        "threshold": decision.threshold,
+        "gate": decision.gate,
+        "reason": decision.reason,
+    }
+
+
+def _passage_record(passage: Passage) -> dict[str, Any]:
+    return {"id": passage.id, "title": passage.title, "text": passage.text, "score": passage.score}
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    typer.echo(json.dumps(record, ensure_ascii=False))
+
+
+def _show(answer: Answer) -> None:
+    console = _console()
+    console.print(f"[bold]{escape(answer.text)}[/bold]")
+    console.print(f"  {_verdict(answer.decision)} [dim]{escape(answer.decision.reason)}[/dim]")
+    for passage in answer.passages:
+        console.print(f"  [dim]· {escape(passage.id)}: {escape(_short(passage.text))}[/dim]")
+    console.print(f"  [dim]{answer.seconds['total']:.2f} s[/dim]")
+
+
+def _verdict(decision: Decision) -> str:
+    return "[yellow]retrieve[/yellow]" if decision.retrieve else "[green]skip[/green]"
+
+
+def _short(text: str, width: int = 90) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)

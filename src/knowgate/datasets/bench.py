@@ -1,0 +1,35 @@
+"""Questions of the benchmark folder named by KNOWGATE_BENCH: `NAME/SPLIT.jsonl.gz` in the format of `jsonl`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from knowgate.datasets import jsonl
+from knowgate.errors import BadInput, BadSetting, UnknownName
+from knowgate.types import Question
+
+VARIABLE = "KNOWGATE_BENCH"
+
+
+def folder() -> Path:
+    chosen = os.environ.get(VARIABLE)
+    if not chosen:
+        raise BadSetting(f"bench: data needs the environment variable {VARIABLE} to name the benchmark folder.")
+    path = Path(chosen).expanduser()
+    if not path.is_dir():
+        raise BadInput(f"{VARIABLE} names '{path}', which is not a folder.")
+    return path
+
+
+def read_questions(value: str) -> Iterator[Question]:
+    name, _, split = value.partition("/")
+    root = folder()
+    files = {path.parent.name: path.parent for path in root.glob("*/*.jsonl.gz")}
+    if name not in files:
+        raise UnknownName("benchmark", name, files)
+    splits = {path.name.removesuffix(".jsonl.gz"): path for path in files[name].glob("*.jsonl.gz")}
+    if split not in splits:
+        raise UnknownName(f"split of '{name}'", split, splits)
+    return jsonl.read_questions(str(splits[split]))

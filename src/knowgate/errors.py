@@ -1,0 +1,68 @@
+"""Every error knowgate raises on purpose. Each message says what was wrong, then what to do.
+
+KnowgateError
+├── UnknownName        a model, gate, retriever, ... that is not in its table
+├── BadSetting         a value, option or config key that cannot be used
+├── MissingExtra       an optional package is not installed
+├── BadInput           a question, document or data file that cannot be used
+├── ModelError         the LLM or its server did not give what it was asked for
+│   ├── ServerError    an HTTP model or search server failed
+│   └── NotOffered     this backend cannot give a signal
+├── WeightsError       model weights are missing, corrupted or cannot be fetched
+├── BrokenIndex        a retrieval index is missing, broken or of another kind
+└── ArtefactError      a saved file is broken, of another version, or of another model
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KnowgateError(Exception):
+    """Base of all errors whose message is meant for the user."""
+
+
+class UnknownName(KnowgateError):
+    def __init__(self, what: str, name: str, known: Iterable[str]):
+        options = sorted(known)
+        near = difflib.get_close_matches(name, options, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        super().__init__(f"unknown {what} '{name}'.{hint} Known: {', '.join(options)}.")
+
+
+class BadSetting(KnowgateError):
+    pass
+
+
+class MissingExtra(KnowgateError):
+    def __init__(self, feature: str, extra: str):
+        super().__init__(f"{feature} needs the '{extra}' extra. Install it: pip install 'knowgate[{extra}]'")
+
+
+class BadInput(KnowgateError):
+    pass
+
+
+class ModelError(KnowgateError):
+    pass
+
+
+class ServerError(ModelError):
+    pass
+
+
+class NotOffered(ModelError):
+    pass
+
+
+class WeightsError(KnowgateError):
+    pass
+
+
+class BrokenIndex(KnowgateError):
+    pass
+
+
+class ArtefactError(KnowgateError):
+    pass

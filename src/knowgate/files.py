@@ -1,0 +1,136 @@
+"""Files that are either whole or absent: atomic writes, JSON lines, the cache folder, checksums.
+
+Knows nothing of what is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from knowgate.errors import BadInput
+
+if os.name == "posix":
+    import fcntl
+
+
+def cache_dir() -> Path:
+    """Where weights and conversions are kept: KNOWGATE_CACHE, else the user's cache folder."""
+    chosen = os.environ.get("KNOWGATE_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "knowgate"
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_text(*texts: str) -> str:
+    """Hash of several texts; their borders count."""
+    digest = hashlib.sha256()
+    for text in texts:
+        data = text.encode()
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)  # mkstemp makes private files
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not valid JSON: {error}.") from None
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A temporary sibling that replaces `target` when the block ends well, and vanishes when it does not."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        yield temporary
+        _swap(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(new: Path, target: Path) -> None:
+    new.chmod(0o755)  # mkdtemp makes private folders; what lands is an ordinary one
+    if not target.exists():
+        new.replace(target)
+        return
+    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old.")) / "old"
+    target.replace(old)
+    new.replace(target)
+    shutil.rmtree(old.parent, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock between processes, so that two of them do not make the same thing at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        if os.name == "posix":
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, record) of each non-empty line; a broken line is named by its number."""
+    try:
+        with open_text(path) as lines:
+            yield from _records(lines, path)
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is not a UTF-8 text file.") from None
+    except (gzip.BadGzipFile, EOFError):
+        raise BadInput(f"{path} is not a whole gzip file.") from None
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a text file, unpacking gzip."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _records(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{path} line {number} is not valid JSON: {error.msg}.") from None
+        if not isinstance(record, dict):
+            raise BadInput(f"{path} line {number} is not a JSON object.")
+        yield number, record

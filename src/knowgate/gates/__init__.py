@@ -1,0 +1,76 @@
+"""The gates, chosen by a string such as 'logprob:mean'. To add one: a file here and a line in the table.
+
+From outside the package: an entry point in the group 'knowgate.gates'. Importing this loads none of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from knowgate.errors import ModelError, NotOffered
+from knowgate.registry import Entry, parse_options, resolve, split_spec
+from knowgate.types import Gate, Model, Question, Reading, Signal
+
+DEFAULT = "logprob:first"
+GATES = {
+    "always": Entry("knowgate.gates.always:AlwaysGate", "retrieve for every question", cost="nothing"),
+    "never": Entry("knowgate.gates.never:NeverGate", "never retrieve", cost="nothing"),
+    "random": Entry(
+        "knowgate.gates.random:RandomGate", "retrieve for a random share: the line to beat", cost="nothing"
+    ),
+    "prompt": Entry(
+        "knowgate.gates.prompt:PromptGate",
+        "ask the LLM whether it can answer",
+        needs="labels",
+        cost="one prefill of 120 tokens",
+        paper="Kadavath et al. 2022; DH-ICL 2.1",
+    ),
+    "logprob": Entry(
+        "knowgate.gates.logprob:LogprobGate",
+        "how probable the drafted answer is: first, mean, min, entropy, margin",
+        needs="logprobs",
+        cost="none when skipping",
+        paper="AdaRAGUE 2025",
+    ),
+    "flare": Entry(
+        "knowgate.gates.flare:FlareGate",
+        "the least probable token of the draft is below theta",
+        needs="logprobs",
+        cost="none when skipping",
+        paper="Jiang et al. 2023",
+    ),
+}
+
+
+def load_gate(spec: str) -> Gate:
+    """The gate a spec names: 'logprob', 'logprob:mean', 'random:rate=0.3,seed=1'."""
+    name, options = split_spec(spec)
+    cls = resolve(GATES, "gate", name, "knowgate.gates")
+    gate: Gate = cls(**parse_options(cls, options, f"gate '{name}'"))
+    return gate
+
+
+def check_offers(gate: Gate, model: Model) -> None:
+    """Refuse a gate that needs what this backend cannot give, and name those that would work."""
+    missing = gate.needs - model.offers
+    if not missing:
+        return
+    works = [name for name, entry in GATES.items() if _signals(entry) <= model.offers]
+    raise NotOffered(
+        f"gate '{gate.name}' needs {', '.join(sorted(missing))}, which {model.name} does not give. "
+        f"Gates that work with it: {', '.join(works)}."
+    )
+
+
+def _signals(entry: Entry) -> set[Signal]:
+    return {Signal(word.strip()) for word in entry.needs.split(",") if word.strip()}
+
+
+def score(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+    """The gate's needs, checked: one per question, each a number in [0, 1]."""
+    needs = [float(need) for need in gate.score(questions, readings)]
+    for question, need in zip(questions, needs, strict=True):
+        if not (math.isfinite(need) and 0 <= need <= 1):
+            raise ModelError(f"gate '{gate.name}' gave {need} for '{question.text[:60]}': not a number in [0, 1].")
+    return needs

@@ -1,0 +1,27 @@
+"""Always retrieve: plain RAG, the row every table starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from knowgate.types import Question, Reading, Signal, Want
+
+
+@dataclass(frozen=True)
+class AlwaysGate:
+    """need = 1.
+
+    Needs: nothing. Cost per question: none for the decision, a retrieval each.
+    Example:
+        >>> AlwaysGate().score([Question("Hi")], [Reading()])
+        [1.0]
+    """
+
+    name = "always"
+    needs = frozenset[Signal]()
+    want = Want()
+    threshold = 0.5
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        return [1.0 for _ in questions]

@@ -1,0 +1,73 @@
+"""How probable the drafted answer is to the LLM itself. Simple, and as good as most published pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from knowgate.gates.confidence import first, geometric_mean, inverse_perplexity, least, mean_margin, need_of
+from knowgate.types import Question, Reading, Signal, Token, Want
+
+Statistic = Literal["first", "mean", "min", "entropy", "margin"]
+
+
+@dataclass(frozen=True)
+class LogprobGate:
+    """need = 1 - p, where p is a probability read off the draft's tokens.
+
+    first: of the first token; mean: geometric mean; min: of the least probable token;
+    entropy: exp(-mean token entropy); margin: mean of p(first choice) - p(second choice).
+    Until a fitted gate exists `first` is the default: on the embedded model it separates known from unknown
+    (AUROC .67 on TriviaQA), while the mean does not (.39): small models are sure of the tail of any sentence.
+
+    Needs: logprobs. Cost per question: nothing when skipping (the draft is the answer's beginning); the drafted
+    tokens when retrieving, one for `first`.
+    Reference: baselines of AdaRAGUE (Moskvoretskii et al. 2025).
+    Example:
+        >>> from knowgate.types import Completion
+        >>> draft = Completion("Paris", (Token("Par", -0.1), Token("is", -0.5)))
+        >>> round(LogprobGate("mean").score([Question("?")], [Reading(draft)])[0], 3)
+        0.259
+    """
+
+    statistic: Statistic = "first"
+    draft_tokens: int = 16
+    name = "logprob"
+    needs = frozenset({Signal.DRAFT, Signal.LOGPROBS})
+
+    @property
+    def want(self) -> Want:
+        return Want(draft_tokens=1 if self.statistic == "first" else self.draft_tokens)
+
+    @property
+    def threshold(self) -> float:
+        return 0.5
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        confidence = CONFIDENCE[self.statistic]
+        return [need_of(reading.draft, confidence) for reading in readings]
+
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        scores = self.score(questions, readings)
+        words = WORDS[self.statistic]
+        return [
+            f"{words} of the draft '{reading.draft.text if reading.draft else ''}' is {1 - need:.2f}"
+            for reading, need in zip(readings, scores, strict=True)
+        ]
+
+
+CONFIDENCE: dict[str, Callable[[Sequence[Token]], float]] = {
+    "first": first,
+    "mean": geometric_mean,
+    "min": least,
+    "entropy": inverse_perplexity,
+    "margin": mean_margin,
+}
+WORDS = {
+    "first": "the first-token probability",
+    "mean": "the mean token probability",
+    "min": "the lowest token probability",
+    "entropy": "the inverse perplexity",
+    "margin": "the mean top-two margin",
+}

@@ -1,0 +1,27 @@
+"""Never retrieve: the LLM alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from knowgate.types import Question, Reading, Signal, Want
+
+
+@dataclass(frozen=True)
+class NeverGate:
+    """need = 0.
+
+    Needs: nothing. Cost per question: none.
+    Example:
+        >>> NeverGate().score([Question("Hi")], [Reading()])
+        [0.0]
+    """
+
+    name = "never"
+    needs = frozenset[Signal]()
+    want = Want()
+    threshold = 0.5
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        return [0.0 for _ in questions]

@@ -1,0 +1,65 @@
+"""Ask the LLM whether it can answer, and read the probabilities of the two label words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from knowgate.errors import BadSetting
+from knowgate.prompts import detect_language, packaged
+from knowgate.types import LabelPrompt, Question, Reading, Signal, Want
+
+
+@dataclass(frozen=True)
+class PromptGate:
+    """need = P(unknown label) / (P(known label) + P(unknown label)) after the self-assessment prompt.
+
+    Needs: labels. Cost per question: one prefill of about 120 tokens.
+    Reference: Kadavath et al. 2022; wording of Lv et al. (DH-ICL), section 2.1.
+    Example:
+        >>> PromptGate("yes/no").labels
+        ('yes', 'no')
+    """
+
+    words: str = "true/false"
+    name = "prompt"
+    needs = frozenset({Signal.LABELS})
+    want = Want()
+    threshold = 0.5
+
+    def __post_init__(self) -> None:
+        known, slash, unknown = self.words.partition("/")
+        if not (slash and known.strip() and unknown.strip()):
+            raise BadSetting(f"prompt: words is '{self.words}'; write two labels as known/unknown.")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        known, _, unknown = self.words.partition("/")
+        return known.strip(), unknown.strip()
+
+    def ask(self, questions: Sequence[Question]) -> list[LabelPrompt]:
+        known, unknown = self.labels
+        template = packaged("self")
+        return [
+            LabelPrompt(
+                (
+                    template.fill(
+                        "assess",
+                        question.lang or detect_language(question.text),
+                        query=question.text,
+                        known=known,
+                        unknown=unknown,
+                    ),
+                ),
+                raw=False,
+            )
+            for question in questions
+        ]
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        return [_sigmoid(*map(float, reading.labels[self.name][-1])) for reading in readings]
+
+
+def _sigmoid(known: float, unknown: float) -> float:
+    return 1 / (1 + math.exp(min(700.0, known - unknown)))

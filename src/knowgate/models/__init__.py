@@ -1,0 +1,36 @@
+"""LLM backends, chosen by a string. To add one: a file here and a line in the table, or an entry point.
+
+Importing this loads none of them.
+"""
+
+from __future__ import annotations
+
+from knowgate.errors import BadSetting
+from knowgate.registry import Entry, resolve, split_spec
+from knowgate.types import Model
+
+MODELS = {
+    "smollm": Entry(
+        "knowgate.models.smollm:open_smollm", "SmolLM2-135M-Instruct, embedded: no key, no hub", extra="local"
+    ),
+    "hf": Entry("knowgate.models.hf:HFModel", "hf:NAME_OR_DIR, any causal LLM in transformers", extra="local"),
+    "gguf": Entry("knowgate.models.gguf:open_gguf", "gguf:FILE, converted once to safetensors", extra="local"),
+    "openai": Entry("knowgate.models.openai:open_openai", "openai:MODEL@URL, any OpenAI-compatible server"),
+    "replay": Entry("knowgate.models.replay:ReplayModel", "replay:DIR, recorded outputs of an earlier run"),
+    "fake": Entry("knowgate.models.fake:open_fake", "fake[:FILE], answers from a table; for tests and examples"),
+}
+WITHOUT_VALUE = {"smollm"}
+VALUE_OPTIONAL = {"fake"}
+
+
+def load_model(spec: str) -> Model:
+    """The model a spec such as 'smollm' or 'openai:MODEL@URL' names. Heavy weights load on first use."""
+    name, value = split_spec(spec)
+    factory = resolve(MODELS, "model", name, "knowgate.models")
+    if name in WITHOUT_VALUE and value:
+        raise BadSetting(f"model '{name}' takes no value; '{spec}' gives one.")
+    needs_value = name in MODELS and name not in WITHOUT_VALUE | VALUE_OPTIONAL
+    if needs_value and not value:
+        raise BadSetting(f"model '{name}' needs a value: {MODELS[name].summary}.")
+    model: Model = factory(value) if value else factory()
+    return model

@@ -1,0 +1,303 @@
+"""Any causal LLM that transformers can load, on CPU or CUDA, with everything a gate can ask for.
+
+One file = one backend. `hf_load` gets the weights, `hf_stream` generates; here prompts become batches and rows
+become readings. Knows nothing of gates or retrieval.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from knowgate.errors import BadInput, BadSetting, ModelError
+from knowgate.models import hf_load, hf_stream
+from knowgate.models.hf_labels import read_labels
+from knowgate.models.hf_stream import Row, Stream
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Token, Vector, Want
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one batch may hold. CPU figures keep the peak memory of a 135M model under 1.5 GB."""
+
+    prompts: int
+    prompt_tokens: int
+    rows: int  # answers generated side by side
+
+
+CPU = Limits(prompts=16, prompt_tokens=4_096, rows=256)
+CUDA = Limits(prompts=256, prompt_tokens=131_072, rows=8_192)
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Where the draft of one prompt stopped. Continuing copies; the handle can be used again."""
+
+    stream: Stream = field(repr=False)
+    place: int | None  # row in the stream; None when the draft had finished
+    row: Row
+
+
+@dataclass(frozen=True)
+class HFModel:
+    """A transformers model from a hub name or a folder (`hf:NAME_OR_DIR`).
+
+    Example:
+        >>> model = HFModel("HuggingFaceTB/SmolLM2-135M-Instruct")  # nothing is loaded yet
+        >>> sorted(model.offers)
+        ['draft', 'hidden', 'labels', 'logprobs', 'samples']
+    """
+
+    source: str
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.label or f"hf:{self.source}"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        local = Path(self.source).is_dir()
+        commit = None if local else getattr(self.loaded.model.config, "_commit_hash", None)
+        return hf_load.fingerprint(self.source, commit)
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        return frozenset(Signal)
+
+    @functools.cached_property
+    def loaded(self) -> hf_load.Loaded:
+        return hf_load.load(self.source)
+
+    @functools.cached_property
+    def stop(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        generation = getattr(self.loaded.model, "generation_config", None)
+        named = [getattr(generation, "eos_token_id", None), self.loaded.tokenizer.eos_token_id]
+        flat = [item for ids in named for item in (ids if isinstance(ids, list) else [ids])]
+        return frozenset(item for item in flat if item is not None)
+
+    @property
+    def window(self) -> int:
+        """Tokens the model can see at once."""
+        config = self.loaded.model.config
+        return int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
+
+    @property
+    def layers(self) -> int:
+        """Entries of the hidden-state tuple: the embeddings and each layer's output."""
+        return int(self.loaded.model.config.get_text_config().num_hidden_layers) + 1
+
+    # --- the protocol -----------------------------------------------------------------------------
+
+    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+        layers = self._layers(want.layers)
+        names = dict(zip(layers, want.layers, strict=True))
+        room = want.draft_tokens if not want.samples else max(want.draft_tokens, want.sample_tokens)
+        ids = self._encode(prompts, room)
+        limit = 1 if not want.samples else want.samples
+        return self._batched(ids, lambda places: self._read(prompts, ids, places, want, names), limit)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        n: int = 1,
+        seed: int | None = None,
+        resume: Sequence[object] | None = None,
+    ) -> list[list[Completion]]:
+        if resume is not None:
+            if temperature > 0 or n != 1:
+                raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
+            return [[completion] for completion in self._go_on(resume, max_tokens)]
+        ids = self._encode(prompts, max_tokens)
+        if temperature == 0:
+            want = Want(draft_tokens=max_tokens)
+            drafts = self._batched(ids, lambda places: self._read(prompts, ids, places, want, {}))
+            return [[reading.draft or Completion("")] * n for reading in drafts]
+        want = Want(samples=n, sample_tokens=max_tokens, temperature=temperature, seed=seed)
+        sampled = self._batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
+        return [list(reading.samples) for reading in sampled]
+
+    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        with torch.inference_mode():
+            return read_labels(self, prompts, labels)
+
+    # --- prompts to tokens ------------------------------------------------------------------------
+
+    def render(self, text: str) -> str:
+        """The text as a user turn, up to where the answer begins. Models without a chat template get it bare."""
+        tokenizer = self.loaded.tokenizer
+        if not tokenizer.chat_template:
+            return text
+        turn = [{"role": "user", "content": text}]
+        return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+
+    def tokenise(self, text: str, *, special: bool = False) -> list[int]:
+        return list(self.loaded.tokenizer.encode(text, add_special_tokens=special))
+
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        return [len(self._ids(prompt)) + max_tokens <= self.window for prompt in prompts]
+
+    def check_length(self, n_tokens: int, room: int) -> None:
+        if n_tokens + room > self.window:
+            raise BadInput(
+                f"the prompt has {n_tokens} tokens and the answer may take {room}, but {self.name} sees only "
+                f"{self.window}. Shorten the question, or use fewer or shorter passages."
+            )
+
+    def _encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
+        ids = [self._ids(prompt) for prompt in prompts]
+        for row in ids:
+            if not row:
+                raise BadInput("the prompt is empty: ask something.")
+            self.check_length(len(row), room)
+        return ids
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        chat = not prompt.raw and bool(self.loaded.tokenizer.chat_template)
+        text = self.render(prompt.text) if chat else prompt.text
+        return self.tokenise(text, special=not chat)
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        return CUDA if self.loaded.device.type == "cuda" else CPU
+
+    def _batched(self, ids: list[list[int]], work: Callable[[list[int]], list[Result]], rows: int = 1) -> list[Result]:
+        """Run `work` on batches of like length and put the results back in order."""
+        results: dict[int, Result] = {}
+        with torch.inference_mode():
+            for places in self._batches(ids, rows):
+                results.update(zip(places, self._halving(places, work), strict=True))
+        return [results[place] for place in range(len(ids))]
+
+    def _batches(self, ids: list[list[int]], rows: int) -> Iterator[list[int]]:
+        limits, batch = self.limits, list[int]()
+        for place in sorted(range(len(ids)), key=lambda place: len(ids[place])):
+            size = len(batch) + 1
+            too_big = size > limits.prompts or size * len(ids[place]) > limits.prompt_tokens
+            if batch and (too_big or size * rows > limits.rows):
+                yield batch
+                batch = []
+            batch.append(place)
+        if batch:
+            yield batch
+
+    def _halving(self, places: list[int], work: Callable[[list[int]], list[Result]]) -> list[Result]:
+        """A batch too big for the GPU is cut in two until it fits."""
+        try:
+            return work(places)
+        except torch.cuda.OutOfMemoryError:
+            if len(places) == 1:
+                raise ModelError("not enough GPU memory for a single question: use a smaller model.") from None
+        torch.cuda.empty_cache()
+        middle = len(places) // 2
+        return self._halving(places[:middle], work) + self._halving(places[middle:], work)
+
+    # --- the pass ---------------------------------------------------------------------------------
+
+    def _read(
+        self,
+        prompts: Sequence[Prompt],
+        ids: list[list[int]],
+        places: list[int],
+        want: Want,
+        names: dict[int, int],
+    ) -> list[Reading]:
+        pad = self.loaded.tokenizer.pad_token_id or 0
+        batch = [ids[place] for place in places]
+        layers = sorted(names)
+        stream = hf_stream.prefill(self.loaded.model, batch, pad, self.loaded.device, layers)
+        before = [{names[x]: _vector(stream.hidden[x][i]) for x in layers} for i in range(len(places))]
+        samples = self._sample(stream, [prompts[place] for place in places], want)
+        rows = [Row() for _ in places]
+        alive = hf_stream.draft(stream, rows, want.draft_tokens, self.stop, layers if want.after_draft else ())
+        return [
+            Reading(
+                draft=self._completion(row, measured=True) if want.draft_tokens else None,
+                hidden=before[i],
+                hidden_after={names[x]: _vector(state) for x, state in row.after.items()},
+                samples=samples[i],
+                resume=Handle(stream, alive.index(i) if i in alive else None, row),
+            )
+            for i, row in enumerate(rows)
+        ]
+
+    def _sample(self, stream: Stream, prompts: list[Prompt], want: Want) -> list[tuple[Completion, ...]]:
+        if not want.samples:
+            return [()] * len(prompts)
+        if want.temperature <= 0:
+            raise BadSetting(f"sampling needs a temperature above 0, not {want.temperature}.")
+        copies = stream.copy(range(len(prompts)), repeat=want.samples)
+        uniforms = np.concatenate([_uniforms(prompt, want) for prompt in prompts])
+        rows = hf_stream.sample(copies, uniforms, want.temperature, self.stop)
+        drawn = [self._completion(row, measured=False) for row in rows]
+        n = want.samples
+        return [tuple(drawn[i * n : (i + 1) * n]) for i in range(len(prompts))]
+
+    def _go_on(self, resume: Sequence[object], max_tokens: int) -> list[Completion]:
+        """Continue drafts; those that came from one pass go on side by side."""
+        handles = [self._handle(item) for item in resume]
+        rows = [Row(list(handle.row.steps), list(handle.row.tokens), handle.row.finished) for handle in handles]
+        groups: dict[int, list[int]] = {}
+        for i, handle in enumerate(handles):
+            if handle.place is not None and len(rows[i].tokens) < max_tokens:
+                groups.setdefault(id(handle.stream), []).append(i)
+        with torch.inference_mode():
+            for members in groups.values():
+                stream = handles[members[0]].stream
+                part = stream.copy([handles[i].place or 0 for i in members])
+                hf_stream.draft(part, [rows[i] for i in members], max_tokens, self.stop)
+        return [self._completion(row, measured=True) for row in rows]
+
+    def _handle(self, item: object) -> Handle:
+        if not isinstance(item, Handle):
+            raise BadSetting("resume takes the handles of this model's own readings.")
+        return item
+
+    def _completion(self, row: Row, *, measured: bool) -> Completion:
+        tokenizer = self.loaded.tokenizer
+        text = str(tokenizer.decode(row.tokens, skip_special_tokens=True)).strip()
+        tokens = None
+        if measured:
+            tokens = tuple(
+                Token(str(tokenizer.decode([step.token])), step.logprob, step.entropy, step.margin)
+                for step in row.steps
+            )
+        return Completion(text, tokens, row.finished, len(row.tokens))
+
+    def _layers(self, asked: Sequence[int]) -> list[int]:
+        """Layer numbers counted from the front."""
+        for layer in asked:
+            if not -self.layers <= layer < self.layers:
+                raise BadSetting(f"{self.name} has hidden states 0 to {self.layers - 1}; layer {layer} was asked.")
+        return [layer % self.layers for layer in asked]
+
+
+def _vector(state: torch.Tensor) -> Vector:
+    values: Vector = state.float().cpu().numpy().copy()
+    if not np.isfinite(values).all():
+        raise ModelError("the model gave NaN or infinite hidden states: its weights or number format are bad.")
+    return values
+
+
+def _uniforms(prompt: Prompt, want: Want) -> NDArray[np.float64]:
+    """Random numbers that depend on the seed and the prompt alone."""
+    if want.seed is None:
+        return np.random.default_rng().random((want.samples, want.sample_tokens))
+    key = hashlib.sha256(f"{want.seed}\0{prompt.text}".encode()).digest()
+    return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).random((want.samples, want.sample_tokens))

@@ -1,0 +1,205 @@
+"""Rows of tokens being generated from one prefill: feed, choose, split, repeat.
+
+Knows tensors and caches; not prompts, gates or text. The cache holds the keys and values of every token fed so
+far, so drafting, sampling and going on later all share the prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache
+
+from knowgate.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Step:
+    """A chosen token with what the distribution looked like."""
+
+    token: int
+    logprob: float
+    entropy: float
+    margin: float
+
+
+@dataclass
+class Row:
+    """One answer as it grows. `finished` once an end token was chosen (which is not kept)."""
+
+    steps: list[Step] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = False
+    after: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Stream:
+    """A batch in the middle of generation. `logits` are those of the next token, or None while `pending` tokens
+    have been chosen but not fed yet (feeding is put off: whoever goes on pays for it)."""
+
+    model: Any
+    cache: Any
+    mask: torch.Tensor
+    logits: torch.Tensor | None
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    pending: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return int(self.mask.shape[0])
+
+    def ready(self, layers: Sequence[int] = ()) -> torch.Tensor:
+        """Logits of the next token; feeds the pending tokens if there are any."""
+        if self.pending is not None:
+            tokens, self.pending = self.pending, None
+            self._feed(tokens, layers)
+        if self.logits is None:
+            raise RuntimeError("a stream has either logits or pending tokens")
+        return self.logits
+
+    def _feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> None:
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self), 1)], dim=1)
+        positions = self.mask.sum(dim=1, keepdim=True) - 1
+        out = self.model(
+            input_ids=tokens[:, None],
+            attention_mask=self.mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            output_hidden_states=bool(layers),
+        )
+        self.logits = out.logits[:, -1]
+        self.hidden = {layer: out.hidden_states[layer][:, -1] for layer in layers}
+
+    def choose(self, tokens: torch.Tensor) -> None:
+        self.pending, self.logits = tokens, None
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all other rows, in place: the rest of the batch is done."""
+        index = torch.tensor(rows, device=self.mask.device)
+        self.cache.batch_select_indices(index)
+        self.mask = self.mask[index]
+        self.logits = None if self.logits is None else self.logits[index]
+        self.pending = None if self.pending is None else self.pending[index]
+        self.hidden = {layer: state[index] for layer, state in self.hidden.items()}
+
+    def copy(self, rows: Sequence[int], repeat: int = 1) -> Stream:
+        """A stream of its own for some rows, each `repeat` times; this one stays as it is."""
+        index = torch.tensor(rows, device=self.mask.device).repeat_interleave(repeat)
+        cache = DynamicCache([(layer.keys[index], layer.values[index]) for layer in self.cache.layers])
+        return Stream(
+            self.model,
+            cache,
+            self.mask[index],
+            None if self.logits is None else self.logits[index],
+            pending=None if self.pending is None else self.pending[index],
+        )
+
+
+def prefill(
+    model: Any, ids: Sequence[Sequence[int]], pad: int, device: torch.device, layers: Sequence[int] = ()
+) -> Stream:
+    """Run the prompts, left-padded, and stop before the first answer token."""
+    width = max(map(len, ids))
+    tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in ids], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
+    cache = DynamicCache()
+    out = model(
+        input_ids=tokens,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+        output_hidden_states=bool(layers),
+    )
+    hidden = {layer: out.hidden_states[layer][:, -1].clone() for layer in layers}
+    return Stream(model, cache, mask, out.logits[:, -1], hidden)
+
+
+def draft(
+    stream: Stream, rows: list[Row], max_tokens: int, stop: frozenset[int], layers: Sequence[int] = ()
+) -> list[int]:
+    """Extend `rows` greedily up to `max_tokens` in all. Gives back which rows the stream still holds.
+
+    With `layers`, each row's `after` gets the states at its last token.
+    """
+    alive = list(range(len(rows)))
+    while alive and len(rows[alive[0]].tokens) < max_tokens:
+        steps = measure(stream.ready(layers))
+        for place, i in enumerate(alive):
+            _append(rows[i], steps[place], stop)
+            rows[i].after = {layer: state[place] for layer, state in stream.hidden.items()}
+        alive = _carry_on(stream, rows, alive, [step.token for step in steps])
+    if layers and alive:
+        stream.ready(layers)
+        for place, i in enumerate(alive):
+            rows[i].after = {layer: state[place] for layer, state in stream.hidden.items()}
+    return alive
+
+
+def _append(row: Row, step: Step, stop: frozenset[int]) -> None:
+    if step.token in stop:
+        row.finished = True
+    else:
+        row.steps.append(step)
+        row.tokens.append(step.token)
+
+
+def _carry_on(stream: Stream, rows: list[Row], alive: list[int], tokens: list[int]) -> list[int]:
+    """Queue the chosen tokens and leave finished rows behind: they cost time in every further step."""
+    stream.choose(torch.tensor(tokens, device=stream.mask.device))
+    going = [place for place, i in enumerate(alive) if not rows[i].finished]
+    if going and len(going) < len(alive):
+        stream.keep(going)
+    return [alive[place] for place in going]
+
+
+def measure(logits: torch.Tensor) -> list[Step]:
+    """The most probable token of each row with its log-probability, entropy (nats) and top-two margin."""
+    logp = torch.log_softmax(logits.float(), dim=-1)
+    top = logp.topk(2, dim=-1)
+    entropy = -(logp.exp() * logp).nan_to_num().sum(dim=-1)  # a token forbidden outright has p log p = 0 * -inf
+    first = top.values[:, 0]
+    if not bool(torch.isfinite(first).all()):
+        raise ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
+    margin = top.values.exp()[:, 0] - top.values.exp()[:, 1]
+    columns = (top.indices[:, 0].tolist(), first.tolist(), entropy.tolist(), margin.tolist())
+    return [Step(*values) for values in zip(*columns, strict=True)]
+
+
+def sample(stream: Stream, uniforms: NDArray[np.float64], temperature: float, stop: frozenset[int]) -> list[Row]:
+    """Draw one answer per row from the untruncated distribution, one uniform number per token.
+
+    Uniforms are (rows x tokens) and come from outside, so an answer depends on its own prompt and seed alone, not
+    on what else was in the batch or on the device.
+    """
+    rows = [Row() for _ in range(len(stream))]
+    alive = list(range(len(rows)))
+    for position in range(uniforms.shape[1]):
+        tokens = draw(stream.ready(), uniforms[alive, position], temperature)
+        for i, token in zip(alive, tokens, strict=True):
+            if token in stop:
+                rows[i].finished = True
+            else:
+                rows[i].tokens.append(token)
+        alive = _carry_on(stream, rows, alive, tokens)
+        if not alive:
+            break
+    return rows
+
+
+def draw(logits: torch.Tensor, uniforms: NDArray[np.float64], temperature: float) -> list[int]:
+    """Inverse-CDF sampling: the token at which the cumulative probability passes the uniform number."""
+    cumulative = torch.softmax(logits.float() / temperature, dim=-1).cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    if not bool(torch.isfinite(total).all()):
+        raise ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
+    target = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)[:, None] * total
+    drawn: list[int] = torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()
+    return [min(token, logits.shape[1] - 1) for token in drawn]

@@ -1,0 +1,70 @@
+"""One model on one server: prompts become requests, a 404 becomes a list of the models there are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from knowgate.errors import KnowgateError, ServerError
+from knowgate.models.openai_probe import Abilities, probe
+from knowgate.models.openai_wire import StatusError, Wire
+from knowgate.types import Prompt
+
+Result = TypeVar("Result")
+SHOWN_MODELS = 20  # names listed in an error
+
+
+class Server:
+    """`model` behind `wire`."""
+
+    def __init__(self, model: str, wire: Wire):
+        self.model = model
+        self.wire = wire
+
+    @functools.cached_property
+    def abilities(self) -> Abilities:
+        """Probed once."""
+        return self._explained(lambda: probe(self.wire, self.model))
+
+    def ask(self, prompt: Prompt, fields: dict[str, Any]) -> Any:
+        """The reply to a user turn, or to text that is continued as it stands."""
+        body = {"model": self.model, **fields}
+        if prompt.raw:
+            return self._explained(lambda: self.wire.post("/completions", {**body, "prompt": prompt.text}))
+        messages = [{"role": "user", "content": prompt.text}]
+        return self._explained(lambda: self.wire.post("/chat/completions", {**body, "messages": messages}))
+
+    def cards(self) -> list[dict[str, Any]]:
+        """What GET /models lists; nothing where the server has no such page."""
+        try:
+            reply = self.wire.get("/models")
+        except StatusError as error:
+            if error.status in (404, 405, 501):
+                return []
+            raise
+        cards = reply.get("data") if isinstance(reply, dict) else None
+        return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+
+    def _explained(self, ask: Callable[[], Result]) -> Result:
+        try:
+            return ask()
+        except StatusError as error:
+            if error.status != 404:
+                raise
+            raise self._not_found(error) from None
+
+    def _not_found(self, error: StatusError) -> ServerError:
+        try:
+            names = [str(card.get("id")) for card in self.cards()]
+        except KnowgateError:
+            names = []
+        if not names:
+            words = str(error).rstrip(".")
+            return ServerError(f"{words}. Check the URL (most end in /v1) and the model's name '{self.model}'.")
+        if self.model in names:
+            return error
+        more = ", ..." if len(names) > SHOWN_MODELS else ""
+        return ServerError(
+            f"{self.wire.url} has no model '{self.model}'. It has: {', '.join(names[:SHOWN_MODELS])}{more}."
+        )

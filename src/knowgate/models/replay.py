@@ -1,0 +1,233 @@
+"""Recorded outputs of an earlier run: `RecordingModel` writes them, `ReplayModel` gives them back.
+
+A replay needs no weights, no server and no key, and is the same on every machine. It answers only what was
+asked when recording: the same prompts with the same settings. A call recorded twice is given back as it was
+the last time, so unseeded samples of one prompt come out equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from knowgate.errors import ArtefactError, BadSetting, ModelError
+from knowgate.models import replay_format as disk
+from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, Vector, Want
+
+Result = TypeVar("Result")
+BEGINNING = 60  # characters of a prompt shown in an error
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Stands for a draft: the key of its reading and, while recording, the handle of the model itself."""
+
+    key: str
+    inner: object = field(default=None, repr=False, compare=False)
+
+
+class RecordingModel:
+    """Gives what `model` gives and appends every result to `folder`, batch by batch.
+
+    A run that was killed keeps all finished batches. The folder takes outputs of one model only.
+    """
+
+    def __init__(self, model: Model, folder: str | Path):
+        self._model = model
+        self._folder = Path(folder)
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self._model.fingerprint
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        return self._model.offers
+
+    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+        self._open()
+        readings = self._model.read(prompts, want)
+        keys = _keys(self.fingerprint, "read", prompts, [_want_settings(want)] * len(prompts))
+        self._append("read", keys, map(disk.encode_reading, readings))
+        return [
+            replace(reading, resume=None if reading.resume is None else Handle(key, reading.resume))
+            for key, reading in zip(keys, readings, strict=True)
+        ]
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        n: int = 1,
+        seed: int | None = None,
+        resume: Sequence[object] | None = None,
+    ) -> list[list[Completion]]:
+        settings = _generate_settings(len(prompts), max_tokens, temperature, n, seed, resume)
+        inner = None if resume is None else [_handle(item).inner for item in resume]
+        self._open()
+        completions = self._model.generate(
+            prompts, max_tokens=max_tokens, temperature=temperature, n=n, seed=seed, resume=inner
+        )
+        keys = _keys(self.fingerprint, "generate", prompts, settings)
+        self._append("generate", keys, (list(map(disk.encode_completion, row)) for row in completions))
+        return completions
+
+    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        self._open()
+        logits = self._model.label_logits(prompts, labels)
+        settings = [{"labels": list(labels)}] * len(prompts)
+        keys = _keys(self.fingerprint, "label_logits", prompts, settings)
+        self._append("label_logits", keys, map(disk.encode_array, logits))
+        return logits
+
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        self._open()
+        fitting = self._model.fits(prompts, max_tokens)
+        keys = _keys(self.fingerprint, "fits", prompts, [{"max_tokens": max_tokens}] * len(prompts))
+        self._append("fits", keys, fitting)
+        return fitting
+
+    def _open(self) -> None:
+        """Make the folder, or see that it holds outputs of this model."""
+        mine = disk.Manifest(self.name, self.fingerprint, self.offers)
+        if not (self._folder / disk.MANIFEST).exists():
+            disk.write_manifest(self._folder, mine)
+            return
+        there = disk.read_manifest(self._folder)
+        if there.fingerprint != mine.fingerprint:
+            raise ArtefactError(
+                f"{self._folder} holds outputs of {there.name} ({there.fingerprint}), not of {mine.name} "
+                f"({mine.fingerprint}). Record into another folder."
+            )
+
+    def _append(self, method: str, keys: Sequence[str], results: Iterable[Any]) -> None:
+        rows = zip(keys, results, strict=True)
+        disk.append_calls(self._folder, [{"key": key, "method": method, "result": result} for key, result in rows])
+
+
+class ReplayModel:
+    """The model that was recorded into `folder`; the folder is read on first use."""
+
+    def __init__(self, folder: str | Path):
+        self._folder = Path(folder)
+        if not (self._folder / disk.MANIFEST).is_file():
+            raise ArtefactError(f"{folder} is not a recording: it has no {disk.MANIFEST}.")
+
+    @functools.cached_property
+    def _manifest(self) -> disk.Manifest:
+        return disk.read_manifest(self._folder)
+
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        return disk.index_calls(self._folder)
+
+    @property
+    def name(self) -> str:
+        return self._manifest.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self._manifest.fingerprint
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        return self._manifest.offers
+
+    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+        settings = [_want_settings(want)] * len(prompts)
+        return self._find("read", prompts, settings, lambda key, x: disk.decode_reading(x, Handle(key)))
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        n: int = 1,
+        seed: int | None = None,
+        resume: Sequence[object] | None = None,
+    ) -> list[list[Completion]]:
+        settings = _generate_settings(len(prompts), max_tokens, temperature, n, seed, resume)
+        return self._find("generate", prompts, settings, lambda _, x: list(map(disk.decode_completion, x)))
+
+    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        settings = [{"labels": list(labels)}] * len(prompts)
+        return self._find("label_logits", prompts, settings, lambda _, x: disk.decode_array(x))
+
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        return self._find("fits", prompts, [{"max_tokens": max_tokens}] * len(prompts), lambda _, x: bool(x))
+
+    def _find(
+        self,
+        method: str,
+        prompts: Sequence[Prompt | LabelPrompt],
+        settings: Sequence[Mapping[str, Any]],
+        decode: Callable[[str, Any], Result],
+    ) -> list[Result]:
+        keys = _keys(self.fingerprint, method, prompts, settings)
+        for key, prompt in zip(keys, prompts, strict=True):
+            if key not in self._places:
+                raise ModelError(
+                    f"no recorded {method} for the prompt {_beginning(prompt)} with these settings in "
+                    f"{self._folder}. Record again with this prompt and these settings."
+                )
+        return [self._decode(key, decode) for key in keys]
+
+    def _decode(self, key: str, decode: Callable[[str, Any], Result]) -> Result:
+        try:
+            with (self._folder / disk.CALLS).open("rb") as file:
+                file.seek(self._places[key])
+                return decode(key, json.loads(file.readline())["result"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ArtefactError(
+                f"the recorded result {key[:12]} in {self._folder} is broken ({error}). Record it again."
+            ) from None
+
+
+def _keys(
+    fingerprint: str,
+    method: str,
+    prompts: Sequence[Prompt | LabelPrompt],
+    settings: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    pairs = zip(prompts, settings, strict=True)
+    return [disk.call_key(fingerprint, method, asdict(prompt), setting) for prompt, setting in pairs]
+
+
+def _want_settings(want: Want) -> dict[str, Any]:
+    return asdict(want)
+
+
+def _generate_settings(
+    count: int,
+    max_tokens: int,
+    temperature: float,
+    n: int,
+    seed: int | None,
+    resume: Sequence[object] | None,
+) -> list[dict[str, Any]]:
+    """One per prompt; the key of the draft that goes on is part of them."""
+    common = {"max_tokens": max_tokens, "temperature": float(temperature), "n": n, "seed": seed}
+    drafts = [None] * count if resume is None else [_handle(item).key for item in resume]
+    return [{**common, "resume": draft} for draft in drafts]
+
+
+def _handle(item: object) -> Handle:
+    if not isinstance(item, Handle):
+        raise BadSetting("resume takes the handles of this model's own readings.")
+    return item
+
+
+def _beginning(prompt: Prompt | LabelPrompt) -> str:
+    text = prompt.text if isinstance(prompt, Prompt) else "".join(prompt.parts)
+    return repr(text if len(text) <= BEGINNING else text[:BEGINNING] + "…")

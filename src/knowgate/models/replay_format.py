@@ -1,0 +1,158 @@
+"""What a recording looks like on disk: the manifest, the keys, and records as JSON. Asks no model anything.
+
+DIR/recording.json   {"version", "name", "fingerprint", "offers"}
+DIR/calls.jsonl      one {"key", "method", "result"} per prompt; arrays are base64 of little-endian float32
+
+The prompt itself is not stored, only the hash it goes into.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knowgate.errors import ArtefactError, BadInput
+from knowgate.files import locked, read_json, write_json
+from knowgate.types import Completion, Reading, Signal, Token, Vector
+
+VERSION = 1
+MANIFEST = "recording.json"
+CALLS = "calls.jsonl"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Whose outputs were recorded."""
+
+    name: str
+    fingerprint: str
+    offers: frozenset[Signal]
+
+
+def call_key(fingerprint: str, method: str, prompt: object, settings: Mapping[str, Any]) -> str:
+    """The name of one call: the same model, method, prompt and settings give the same key."""
+    parts = [fingerprint, method, prompt, settings]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ArtefactError(f"{folder} is not a recording: it has no {MANIFEST}.")
+    try:
+        value = read_json(path)
+        if value["version"] != VERSION:
+            raise ArtefactError(
+                f"the recording {folder} has version {value['version']}; this knowgate reads version "
+                f"{VERSION}. Record it again."
+            )
+        offers = frozenset(Signal(offer) for offer in value["offers"])
+        return Manifest(str(value["name"]), str(value["fingerprint"]), offers)
+    except (BadInput, KeyError, TypeError, ValueError) as error:
+        raise ArtefactError(f"{path} is broken ({error}). Record it again.") from None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    value = {"version": VERSION, **asdict(manifest), "offers": sorted(manifest.offers)}
+    write_json(folder / MANIFEST, value)
+
+
+def append_calls(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add rows and hand them to the system at once; what a killed run left half written goes first."""
+    text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)
+    with locked(folder / ".lock"), (folder / CALLS).open("a+b") as file:
+        file.truncate(_whole_lines(folder / CALLS))
+        file.write(text.encode())
+
+
+def _whole_lines(path: Path) -> int:
+    """The length of a file up to its last line end."""
+    with path.open("rb") as file:
+        end = file.seek(0, 2)
+        while end:
+            start = max(0, end - 65536)
+            file.seek(start)
+            place = file.read(end - start).rfind(b"\n")
+            if place >= 0:
+                return start + place + 1
+            end = start
+    return 0
+
+
+def index_calls(folder: Path) -> dict[str, int]:
+    """Where in the file each key's last row begins. A last line without its end was torn: it is left out."""
+    path, places, start = folder / CALLS, {}, 0
+    if not path.is_file():
+        raise ArtefactError(f"the recording {folder} has no {CALLS}. Record it again.")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                places[_key_of(line, path, number)] = start
+            start += len(line)
+    return places
+
+
+def _key_of(line: bytes, path: Path, number: int) -> str:
+    try:
+        return str(json.loads(line)["key"])
+    except (ValueError, KeyError, TypeError):
+        raise ArtefactError(f"{path} line {number} is broken. Record it again.") from None
+
+
+def encode_array(array: Vector) -> dict[str, Any]:
+    data = np.ascontiguousarray(array, dtype="<f4")
+    return {"shape": list(data.shape), "data": base64.b64encode(data.tobytes()).decode()}
+
+
+def decode_array(value: Mapping[str, Any]) -> Vector:
+    data = np.frombuffer(base64.b64decode(value["data"], validate=True), dtype="<f4")
+    return data.astype(np.float32).reshape(value["shape"])
+
+
+def encode_completion(completion: Completion) -> dict[str, Any]:
+    tokens = completion.tokens
+    return {
+        "text": completion.text,
+        "tokens": None if tokens is None else [[t.text, t.logprob, t.entropy, t.margin] for t in tokens],
+        "finished": completion.finished,
+        "n_tokens": completion.n_tokens,
+    }
+
+
+def decode_completion(value: Mapping[str, Any]) -> Completion:
+    tokens = value["tokens"]
+    return Completion(
+        text=value["text"],
+        tokens=None if tokens is None else tuple(Token(*token) for token in tokens),
+        finished=value["finished"],
+        n_tokens=value["n_tokens"],
+    )
+
+
+def encode_reading(reading: Reading) -> dict[str, Any]:
+    return {
+        "draft": None if reading.draft is None else encode_completion(reading.draft),
+        "hidden": {str(layer): encode_array(state) for layer, state in reading.hidden.items()},
+        "hidden_after": {str(layer): encode_array(state) for layer, state in reading.hidden_after.items()},
+        "samples": [encode_completion(sample) for sample in reading.samples],
+        "labels": {name: encode_array(logits) for name, logits in reading.labels.items()},
+    }
+
+
+def decode_reading(value: Mapping[str, Any], resume: object) -> Reading:
+    draft = value["draft"]
+    return Reading(
+        draft=None if draft is None else decode_completion(draft),
+        hidden={int(layer): decode_array(state) for layer, state in value["hidden"].items()},
+        hidden_after={int(layer): decode_array(state) for layer, state in value["hidden_after"].items()},
+        samples=tuple(decode_completion(sample) for sample in value["samples"]),
+        labels={name: decode_array(logits) for name, logits in value["labels"].items()},
+        resume=resume,
+    )

@@ -1,0 +1,236 @@
+"""The way of a question: read once, decide, then either go on generating or retrieve and answer open-book.
+
+Knows the roles (model, gate, retriever, reranker) by their protocols; builds none of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from knowgate import gates
+from knowgate.errors import BadInput, BadSetting
+from knowgate.gates.reading import read_questions
+from knowgate.prompts.answer import AnswerPrompts
+from knowgate.rerank import rerank
+from knowgate.types import (
+    Answer,
+    Decision,
+    ExplainingGate,
+    Gate,
+    Model,
+    Passage,
+    Question,
+    Reading,
+    Reranker,
+    Retriever,
+    SecondLook,
+)
+
+BATCH = 64  # questions read together; bounds the memory of their caches
+CANDIDATES = 20  # passages fetched for a reranker to choose from
+
+
+@dataclass
+class _Case:
+    """One question on its way through."""
+
+    question: Question
+    reading: Reading = field(default_factory=Reading)
+    decision: Decision | None = None
+    passages: tuple[Passage, ...] = ()
+    text: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AdaptiveRAG:
+    """Answers questions, retrieving only where the gate says so.
+
+    threshold: retrieve when need is above it; the gate's own by default.
+    k: passages shown to the LLM. second_look: drops passages that turn out useless (None: keep all).
+
+    Example:
+        >>> rag = AdaptiveRAG(load_model("smollm"), load_gate("logprob"), load_retriever("my-index"))
+        >>> rag.answer("What is the capital of France?").text  # doctest: +SKIP
+    """
+
+    model: Model
+    gate: Gate
+    retriever: Retriever | None = None
+    reranker: Reranker | None = None
+    threshold: float | None = None
+    k: int = 3
+    second_look: SecondLook | None = None
+    prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
+    max_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise BadSetting(f"the threshold is {self.threshold}; it must be between 0 and 1.")
+        if self.k < 1 or self.max_tokens < 1:
+            raise BadSetting(f"k is {self.k} and max_tokens {self.max_tokens}; both must be at least 1.")
+
+    def answer(self, question: str | Question) -> Answer:
+        return self.answer_many([question])[0]
+
+    def answer_many(self, questions: Sequence[str | Question]) -> list[Answer]:
+        return list(self.stream(questions))
+
+    def decide(self, question: str | Question) -> Decision:
+        return self.decide_many([question])[0]
+
+    def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
+        """Decisions alone: nothing is retrieved, nothing generated beyond what the gate reads."""
+        checked = [as_question(question) for question in questions]
+        batches = (checked[i : i + BATCH] for i in range(0, len(checked), BATCH))
+        return [_decided(case) for batch in batches for case in self._decide(batch)]
+
+    def stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[Answer]:
+        """Answers in order, a batch at a time, so that long inputs give early output and flat memory."""
+        waiting = iter(questions)
+        while taken := [as_question(question) for question in islice(waiting, batch)]:
+            yield from self._answer(taken)
+
+    # --- stages -----------------------------------------------------------------------------------
+
+    def _answer(self, questions: Sequence[Question]) -> list[Answer]:
+        cases = self._decide(questions)
+        retrieving = [case for case in cases if _decided(case).retrieve]
+        if retrieving:
+            self._retrieve(retrieving)
+        self._answer_open([case for case in cases if case.passages])
+        self._answer_closed([case for case in cases if not case.passages])
+        return [
+            Answer(case.question, case.text, _decided(case), case.passages, _with_total(case.seconds)) for case in cases
+        ]
+
+    def _decide(self, questions: Sequence[Question]) -> list[_Case]:
+        gates.check_offers(self.gate, self.model)
+        cases = [_Case(question) for question in questions]
+        with _timed(cases, "read"):
+            readings = read_questions(self.model, [self.gate], questions, self.prompts)
+        with _timed(cases, "gate"):
+            needs = gates.score(self.gate, questions, readings)
+            reasons = self._reasons(questions, readings)
+        threshold = self.gate.threshold if self.threshold is None else self.threshold
+        for case, reading, need, why in zip(cases, readings, needs, reasons, strict=True):
+            case.reading = reading
+            case.decision = Decision(need > threshold, need, threshold, self.gate.name, _reason(need, threshold, why))
+        return cases
+
+    def _reasons(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        if isinstance(self.gate, ExplainingGate):
+            return self.gate.explain(questions, readings)
+        return [""] * len(questions)
+
+    def _retrieve(self, cases: list[_Case]) -> None:
+        if self.retriever is None:
+            raise BadSetting(
+                f"gate '{self.gate.name}' decided to retrieve, but there is nothing to retrieve from: "
+                "give documents or an index, or use the gate 'never'."
+            )
+        queries = [case.question.text for case in cases]
+        with _timed(cases, "retrieve"):
+            found = self.retriever.search(queries, self.k if self.reranker is None else CANDIDATES)
+        if self.reranker is not None:
+            with _timed(cases, "rerank"):
+                found = rerank(self.reranker, queries, found, self.k)
+        with _timed(cases, "second look"):
+            useful = self._useful([case.question for case in cases], found)
+        for case, passages, keep in zip(cases, found, useful, strict=True):
+            case.passages = tuple(passages) if keep else ()
+            if not passages or not keep:
+                note = "nothing was found" if not passages else "the passages were judged useless"
+                case.decision = replace(_decided(case), reason=f"{_decided(case).reason}; {note}")
+
+    def _useful(self, questions: list[Question], found: list[list[Passage]]) -> list[bool]:
+        if self.second_look is None:
+            return [True] * len(questions)
+        return self.second_look.useful(questions, found)
+
+    def _answer_closed(self, cases: list[_Case]) -> None:
+        """Go on from the gate's own pass where there was one."""
+        for group in (
+            [case for case in cases if case.reading.resume is not None],
+            [case for case in cases if case.reading.resume is None],
+        ):
+            if not group:
+                continue
+            handles = [case.reading.resume for case in group]
+            with _timed(group, "answer"):
+                done = self.model.generate(
+                    [self.prompts.closed(case.question) for case in group],
+                    max_tokens=self.max_tokens,
+                    resume=handles if handles[0] is not None else None,
+                )
+            for case, completions in zip(group, done, strict=True):
+                case.text = completions[0].text
+
+    def _answer_open(self, cases: list[_Case]) -> None:
+        if not cases:
+            return
+        with _timed(cases, "answer"):
+            for case in cases:
+                case.passages = fit_passages(self.model, self.prompts, case.question, case.passages, self.max_tokens)
+            prompts = [self.prompts.open(case.question, case.passages) for case in cases]
+            done = self.model.generate(prompts, max_tokens=self.max_tokens)
+        for case, completions in zip(cases, done, strict=True):
+            case.text = completions[0].text
+
+
+def fit_passages(
+    model: Model, prompts: AnswerPrompts, question: Question, passages: Sequence[Passage], max_tokens: int
+) -> tuple[Passage, ...]:
+    """As many passages as the context window holds, cut from the end; the first is shortened if it must be."""
+    kept = list(passages)
+    while kept and not model.fits([prompts.open(question, kept)], max_tokens)[0]:
+        if len(kept) > 1:
+            kept.pop()
+        elif len(kept[0].text) > 1:
+            kept[0] = replace(kept[0], text=kept[0].text[: len(kept[0].text) // 2])
+        else:
+            kept.pop()
+    return tuple(kept)
+
+
+def as_question(question: str | Question) -> Question:
+    """A question record; text is checked, not changed."""
+    record = Question(question) if isinstance(question, str) else question
+    if not record.text.strip():
+        raise BadInput("the question is empty: ask something.")
+    return record
+
+
+def _decided(case: _Case) -> Decision:
+    if case.decision is None:
+        raise RuntimeError("a case is asked for its decision before it has one")
+    return case.decision
+
+
+def _reason(need: float, threshold: float, why: str) -> str:
+    relation = "above" if need > threshold else "not above"
+    return f"need {need:.2f} is {relation} {threshold:.2f}" + (f": {why}" if why else "")
+
+
+def _with_total(seconds: dict[str, float]) -> dict[str, float]:
+    return {**seconds, "total": sum(seconds.values())}
+
+
+@dataclass
+class _timed:  # noqa: N801 - reads as a statement: with _timed(cases, "read")
+    """Adds a stage's time to its cases; a batch's time is shared evenly among its questions."""
+
+    cases: Sequence[_Case]
+    stage: str
+    start: float = 0.0
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        share = (time.perf_counter() - self.start) / max(1, len(self.cases))
+        for case in self.cases:
+            case.seconds[self.stage] = case.seconds.get(self.stage, 0.0) + share

@@ -1,0 +1,94 @@
+"""Prompt templates, English and Chinese, kept as data files. Each set has a fingerprint that artefacts are bound to.
+
+Knows how to fill a template; not what any of them is for.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import string
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from knowgate.errors import BadSetting
+from knowgate.files import sha256_text
+
+LANGUAGES = ("en", "zh")
+HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+WORD = re.compile(r"[A-Za-z]+")
+
+
+def detect_language(text: str) -> str:
+    """'zh' if Chinese characters outnumber Latin words, else 'en'."""
+    return "zh" if len(HAN.findall(text)) > len(WORD.findall(text)) else "en"
+
+
+@dataclass(frozen=True)
+class TemplateSet:
+    """Templates by language and name."""
+
+    name: str
+    templates: Mapping[str, Mapping[str, str]]
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the wording: changes when any template of the set changes."""
+        parts = [
+            f"{lang}.{key}={text}"
+            for lang, texts in sorted(self.templates.items())
+            for key, text in sorted(texts.items())
+        ]
+        return sha256_text(*parts)[:16]
+
+    def fill(self, key: str, lang: str, /, **values: str) -> str:
+        """The template with its placeholders filled; braces inside the values are left alone."""
+        return self.templates[lang][key].format(**values)
+
+
+@functools.cache
+def packaged(name: str) -> TemplateSet:
+    """One of the sets that come with knowgate: answer, judge, self."""
+    text = resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return TemplateSet(name, _strip(tomllib.loads(text)))
+
+
+def load_templates(path: Path, like: str) -> TemplateSet:
+    """A user's own set from a TOML file; templates it leaves out are the packaged ones of `like`."""
+    base = packaged(like)
+    try:
+        own = _strip(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadSetting(f"cannot read the prompt file {path}: {error}.") from None
+    for lang, texts in own.items():
+        _check(path, lang, texts, base)
+    merged = {lang: {**texts, **own.get(lang, {})} for lang, texts in base.templates.items()}
+    return TemplateSet(path.stem, merged)
+
+
+def _check(path: Path, lang: str, texts: Mapping[str, str], base: TemplateSet) -> None:
+    if lang not in base.templates:
+        raise BadSetting(f"{path}: unknown section [{lang}]. Known: {', '.join(base.templates)}.")
+    for key, text in texts.items():
+        if key not in base.templates[lang]:
+            raise BadSetting(f"{path}: unknown template '{key}'. Known: {', '.join(base.templates[lang])}.")
+        expected, found = _placeholders(base.templates[lang][key]), _placeholders(text)
+        if found != expected:
+            raise BadSetting(
+                f"{path}: template {lang}.{key} has the placeholders {sorted(found)}, needs {sorted(expected)}."
+            )
+
+
+def _placeholders(text: str) -> set[str]:
+    try:
+        return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    except ValueError as error:
+        raise BadSetting(f"a prompt template has unbalanced braces ({error}); write {{{{ for a brace.") from None
+
+
+def _strip(data: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """TOML multi-line strings start after the opening quotes' line break; what ends them is kept."""
+    return {lang: {key: text.lstrip("\n") for key, text in texts.items()} for lang, texts in data.items()}

@@ -1,0 +1,53 @@
+"""Questions to prompts: closed-book, open-book, multiple choice, in the question's language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from knowgate.errors import BadSetting
+from knowgate.prompts import LANGUAGES, TemplateSet, detect_language, packaged
+from knowgate.text import render_choices
+from knowgate.types import Passage, Prompt, Question
+
+
+@dataclass(frozen=True)
+class AnswerPrompts:
+    """Renders questions with a template set. `lang` forces a language; else each question's own is used."""
+
+    templates: TemplateSet = field(default_factory=lambda: packaged("answer"))
+    lang: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.lang is not None and self.lang not in LANGUAGES:
+            raise BadSetting(f"unknown language '{self.lang}'. Known: {', '.join(LANGUAGES)}.")
+
+    @property
+    def fingerprint(self) -> str:
+        return self.templates.fingerprint + (f"-{self.lang}" if self.lang else "")
+
+    def language(self, question: Question) -> str:
+        return self.lang or question.lang or detect_language(question.text)
+
+    def closed(self, question: Question) -> Prompt:
+        key = "choice_closed" if question.choices else "closed"
+        return Prompt(self.templates.fill(key, self.language(question), query=_query(question)))
+
+    def open(self, question: Question, passages: Sequence[Passage]) -> Prompt:
+        key = "choice_open" if question.choices else "open"
+        lang = self.language(question)
+        return Prompt(self.templates.fill(key, lang, query=_query(question), evidence=evidence(passages)))
+
+
+def evidence(passages: Sequence[Passage]) -> str:
+    """The passages one after another, as in the paper. Numbering them makes small models count instead of answer."""
+    return "\n\n".join(_block(passage) for passage in passages)
+
+
+def _block(passage: Passage) -> str:
+    text = passage.text.strip().lstrip("#").strip()
+    return text if not passage.title or text.startswith(passage.title) else f"{passage.title}\n{text}"
+
+
+def _query(question: Question) -> str:
+    return render_choices(question) if question.choices else question.text

@@ -1,0 +1,32 @@
+"""Rerankers by name, and the one thing done with their scores. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from knowgate.registry import Entry, resolve, split_spec
+from knowgate.rerank.order import rerank
+from knowgate.types import Reranker
+
+__all__ = ["GROUP", "RERANKERS", "load_reranker", "rerank"]
+
+GROUP = "knowgate.rerankers"
+
+# Each target takes what stands after "name:" in a spec and gives a Reranker.
+RERANKERS: dict[str, Entry] = {
+    "cross-encoder": Entry(
+        "knowgate.rerank.cross_encoder:CrossEncoderReranker",
+        "reads question and passage together",
+        extra="local",
+        paper="Nogueira and Cho 2019",
+    ),
+}
+
+
+def load_reranker(spec: str) -> Reranker:
+    """`cross-encoder:NAME_OR_DIR`; a folder or a hub name such as `owner/model` does by itself."""
+    name, rest = split_spec(spec)
+    if Path(spec).is_dir() or (not rest and "/" in spec):
+        name, rest = "cross-encoder", spec
+    reranker: Reranker = resolve(RERANKERS, "reranker", name, GROUP)(rest)
+    return reranker

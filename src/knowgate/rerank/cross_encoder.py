@@ -1,0 +1,78 @@
+"""A cross-encoder reads question and passage together and gives one score.
+
+Runs on sentence-transformers (extra `local`).
+Reference: Nogueira and Cho 2019, Passage re-ranking with BERT. Training one is not done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knowgate.errors import BadInput, BadSetting, MissingExtra, ModelError, WeightsError
+from knowgate.types import Passage
+
+
+class CrossEncoderReranker:
+    """Scores are logits: any finite number, higher is better. Loaded on first use, on the GPU if there is one."""
+
+    def __init__(self, spec: str, *, device: str | None = None, batch_size: int = 32):
+        if not spec:
+            raise BadSetting("a cross-encoder needs a model: cross-encoder:NAME_OR_DIR.")
+        self.spec = spec
+        self._device = device
+        self._batch_size = batch_size
+
+    @property
+    def name(self) -> str:
+        return f"cross-encoder:{self.spec}"
+
+    def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
+        """One score per passage of each question; pairs of all questions share batches."""
+        if len(questions) != len(passages):
+            raise BadInput(f"{len(questions)} questions came with {len(passages)} lists of passages.")
+        pairs = [
+            (question, _shown(passage))
+            for question, found in zip(questions, passages, strict=True)
+            for passage in found
+        ]
+        scores = iter(self._scores(pairs))
+        return [[next(scores) for _ in found] for found in passages]
+
+    def _scores(self, pairs: list[tuple[str, str]]) -> list[float]:
+        if not pairs:
+            return []
+        import torch
+
+        # predict sorts by length itself, so that short pairs are not padded to long ones
+        scores = self._model.predict(
+            pairs, batch_size=self._batch_size, activation_fn=torch.nn.Identity(), show_progress_bar=False
+        )
+        if not np.isfinite(scores).all():
+            raise ModelError(f"the reranker '{self.spec}' gave a score that is not a number (NaN or infinite).")
+        return [float(score) for score in scores]
+
+    @cached_property
+    def _model(self) -> Any:
+        try:
+            from sentence_transformers import CrossEncoder
+        except ModuleNotFoundError as error:
+            raise MissingExtra("the cross-encoder", "local") from error
+        try:
+            local = Path(self.spec).is_dir()
+            model = CrossEncoder(self.spec, device=self._device, local_files_only=local)
+        except (OSError, ValueError, KeyError) as error:
+            raise WeightsError(
+                f"the reranker '{self.spec}' cannot be loaded: {error}. Give a folder or a hub name of a cross-encoder."
+            ) from error
+        if model.num_labels != 1:
+            raise ModelError(f"the reranker '{self.spec}' gives {model.num_labels} scores a pair; one is needed.")
+        return model
+
+
+def _shown(passage: Passage) -> str:
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text

@@ -1,0 +1,46 @@
+"""Retrievers by name. Importing this table loads none of them: no torch, no bm25s."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from knowgate.errors import BadSetting, BrokenIndex
+from knowgate.registry import Entry, resolve, split_spec
+from knowgate.types import Retriever
+
+GROUP = "knowgate.retrievers"
+
+# Each target takes what stands after "name:" in a spec, an index folder or a URL, and gives a Retriever.
+RETRIEVERS: dict[str, Entry] = {
+    "bm25": Entry("knowgate.retrieval.opening:open_bm25", "shared words", paper="Robertson and Zaragoza 2009"),
+    "dense": Entry("knowgate.retrieval.opening:open_dense", "nearest meaning", extra="local"),
+    "hybrid": Entry(
+        "knowgate.retrieval.opening:open_hybrid",
+        "bm25 and dense, fused by rank",
+        extra="local",
+        paper="Cormack, Clarke and Büttcher 2009",
+    ),
+    "http": Entry("knowgate.retrieval.http:HttpRetriever", "your own search endpoint"),
+}
+
+
+def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
+    """An index folder (opened as it was built, unless `kind` says otherwise), `http:URL`, or `KIND:REST`."""
+    if spec_or_dir.startswith(("http://", "https://")):
+        return _open("http", spec_or_dir, kind)
+    if Path(spec_or_dir).exists():
+        from knowgate.retrieval.manifest import read_manifest
+
+        name = kind or read_manifest(Path(spec_or_dir)).kind
+        return _open(name, spec_or_dir, None)
+    name, rest = split_spec(spec_or_dir)
+    if not rest:
+        raise BrokenIndex(f"there is no index at '{spec_or_dir}'. Build it: knowgate index SOURCE --out {spec_or_dir}")
+    return _open(name, rest, kind)
+
+
+def _open(name: str, rest: str, kind: str | None) -> Retriever:
+    if kind not in (None, name):
+        raise BadSetting(f"'{name}:{rest}' cannot be opened as '{kind}'.")
+    retriever: Retriever = resolve(RETRIEVERS, "retriever", name, GROUP)(rest)
+    return retriever

@@ -1,0 +1,82 @@
+"""Texts to unit vectors with sentence-transformers (extra `local`).
+
+The model is the embedded MiniLM, a hub name or a folder. Knows nothing of passages or search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knowgate import weights
+from knowgate.errors import MissingExtra, ModelError, WeightsError
+from knowgate.files import sha256_file, sha256_text
+from knowgate.types import Vector
+
+DEFAULT = "minilm"
+_NAMING_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
+
+
+class SentenceEmbedder:
+    """Loaded on first use, on the GPU where there is one."""
+
+    def __init__(self, spec: str = DEFAULT, *, device: str | None = None, batch_size: int = 64):
+        self.spec = str(Path(spec).resolve()) if Path(spec).is_dir() else spec
+        self._device = device
+        self._batch_size = batch_size
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of a folder the hash of its files, wherever it lies; of a hub name its commit."""
+        if self._folder is None:
+            config = getattr(self._model[0].auto_model, "config", None)
+            return sha256_text("hub", self.spec, str(getattr(config, "_commit_hash", None)))
+        files = sorted({path for pattern in _NAMING_FILES for path in self._folder.rglob(pattern)})
+        names = [path.relative_to(self._folder).as_posix() for path in files]
+        return sha256_text(*names, *map(sha256_file, files))
+
+    def embed(self, texts: Sequence[str]) -> Vector:
+        """One unit vector per text, in order."""
+        vectors = self._model.encode(
+            list(texts),
+            batch_size=self._batch_size,
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
+        )
+        return np.asarray(vectors, dtype=np.float32)
+
+    @cached_property
+    def _folder(self) -> Path | None:
+        if self.spec == DEFAULT:
+            return weights.fetch(DEFAULT)
+        return Path(self.spec) if Path(self.spec).is_dir() else None
+
+    @cached_property
+    def _model(self) -> Any:
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ModuleNotFoundError as error:
+            raise MissingExtra("embedding texts", "local") from error
+        try:
+            if self._folder is None:
+                return SentenceTransformer(self.spec, device=self._device)
+            return SentenceTransformer(str(self._folder), device=self._device, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise WeightsError(
+                f"the embedding model '{self.spec}' cannot be loaded: {error}. "
+                f"Give '{DEFAULT}', a folder of sentence-transformers, or a hub name."
+            ) from error
+
+
+def check_vectors(vectors: Vector, n: int) -> Vector:
+    """The vectors, if there are n of them and all are numbers; a search over NaN would answer nonsense."""
+    if vectors.ndim != 2 or len(vectors) != n:
+        raise ModelError(f"the embedding model gave an array of shape {vectors.shape} for {n} texts.")
+    if not np.isfinite(vectors).all():
+        raise ModelError("the embedding model gave values that are not numbers (NaN or infinite).")
+    return vectors

@@ -1,0 +1,82 @@
+"""Passages in one file, read at random through a memory map, so that a corpus need not fit in memory.
+
+`passages.jsonl` holds a JSON object per line, `offsets.npy` where each line begins and the last one ends.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+
+from knowgate.types import Passage
+
+PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
+
+
+class PassageWriter:
+    """Appends passages to a new store; `close` writes the offsets."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._file = (folder / PASSAGES).open("wb")
+        self._offsets = array("q", [0])
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def write(self, passages: Iterable[Passage]) -> None:
+        for passage in passages:
+            record = {"id": passage.id, "title": passage.title, "text": passage.text}
+            line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+            self._file.write(line)
+            self._offsets.append(self._offsets[-1] + len(line))
+
+    def close(self) -> None:
+        self._file.close()
+        np.save(self._folder / OFFSETS, np.frombuffer(self._offsets, dtype=np.int64))
+
+    def __enter__(self) -> PassageWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class PassageStore(Sequence[Passage]):
+    """A read-only sequence of passages. A ValueError or OSError on opening means the files are broken."""
+
+    def __init__(self, folder: Path):
+        self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
+        with (folder / PASSAGES).open("rb") as file:
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if self._offsets.ndim != 1 or len(self._offsets) < 2 or self._offsets[-1] != len(self._data):
+            raise ValueError(f"{OFFSETS} does not fit {PASSAGES}")
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, row: int) -> Passage: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Passage]: ...
+    def __getitem__(self, row: int | slice) -> Passage | list[Passage]:
+        if isinstance(row, slice):
+            return [self._read(one) for one in range(*row.indices(len(self)))]
+        if not -len(self) <= row < len(self):
+            raise IndexError(row)
+        return self._read(row % len(self))
+
+    def _read(self, row: int) -> Passage:
+        record = json.loads(self._data[int(self._offsets[row]) : int(self._offsets[row + 1])])
+        return Passage(record["id"], record["text"], record["title"])
+
+
+def indexed_text(passage: Passage) -> str:
+    """What is searched: the title counts as part of the passage."""
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text

@@ -1,0 +1,76 @@
+"""A small OpenAI-compatible server in memory, with the habits of real ones; for tests only."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+TOP = [("Paris", 0.6), (" Lyon", 0.25), (" Paris", 0.1), ("Pa", 0.04), ("x", 0.01)]
+
+
+class ChatServer:
+    """Answers 'answer to <text>'. `refuses`: fields answered with 400; `ignores`: fields without effect."""
+
+    def __init__(self, *, refuses: frozenset[str] = frozenset(), ignores: frozenset[str] = frozenset()):
+        self.refuses = refuses
+        self.ignores = ignores
+        self.bodies: list[tuple[str, dict[str, Any]]] = []
+        self.change: Callable[[dict[str, Any]], Any] = lambda reply: reply
+        self.cards: list[dict[str, Any]] | None = [{"id": "m", "owned_by": "vllm", "root": "/w", "created": 1}]
+        self.finish = "stop"
+        self._lock = threading.Lock()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return self._models()
+        body = json.loads(request.content)
+        with self._lock:
+            self.bodies.append((request.url.path.removeprefix("/v1"), body))
+        if body["model"] != "m":
+            return httpx.Response(404, json={"error": {"message": "The model does not exist"}})
+        refused = sorted(self.refuses & set(body))
+        if refused:
+            return httpx.Response(400, json={"error": {"message": f"Unrecognized argument: {refused[0]}"}})
+        return httpx.Response(200, content=json.dumps(self.change(self._reply(request.url.path, body))))
+
+    def after_probe(self) -> list[dict[str, Any]]:
+        """The bodies asked for something other than the probe."""
+        return [body for _, body in self.bodies if not _is_probe(body)]
+
+    def _models(self) -> httpx.Response:
+        if self.cards is None:
+            return httpx.Response(404, text="no such page")
+        return httpx.Response(200, json={"data": self.cards})
+
+    def _reply(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        body = {key: value for key, value in body.items() if key not in self.ignores}
+        n = body.get("n", 1)
+        make = chat_choice if path.endswith("/chat/completions") else raw_choice
+        choices = [make(body, i, self.finish) for i in range(n)]
+        return {"choices": choices, "usage": {"completion_tokens": 3 * n + 1}}
+
+
+def _is_probe(body: dict[str, Any]) -> bool:
+    return body.get("messages") == [{"role": "user", "content": "Hi"}]
+
+
+def chat_choice(body: dict[str, Any], i: int, finish: str) -> dict[str, Any]:
+    text = f"answer to {body['messages'][0]['content']}" + (f" #{i}" if body["temperature"] else "")
+    choice: dict[str, Any] = {"message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    if body.get("logprobs"):
+        top = [{"token": token, "logprob": math.log(p)} for token, p in TOP][: body.get("top_logprobs", 0)]
+        choice["logprobs"] = {"content": [{"token": "Paris", "logprob": math.log(0.6), "top_logprobs": top}]}
+    return choice
+
+
+def raw_choice(body: dict[str, Any], i: int, finish: str) -> dict[str, Any]:
+    choice: dict[str, Any] = {"text": f"{body['prompt']} goes on", "finish_reason": finish}
+    if "logprobs" in body:
+        top = {token: math.log(p) for token, p in TOP[: body["logprobs"]]}
+        choice["logprobs"] = {"tokens": ["Paris"], "token_logprobs": [math.log(0.6)], "top_logprobs": [top]}
+    return choice

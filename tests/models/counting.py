@@ -1,0 +1,40 @@
+"""A wrapper that counts what a model is asked; for tests only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, Vector, Want
+
+
+class CountingModel:
+    """Gives what `model` gives; `calls` holds (method, number of prompts) of every call so far."""
+
+    def __init__(self, model: Model):
+        self._model = model
+        self.calls: list[tuple[str, int]] = []
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self._model.fingerprint
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        return self._model.offers
+
+    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+        self.calls.append(("read", len(prompts)))
+        return self._model.read(prompts, want)
+
+    def generate(self, prompts: Sequence[Prompt], **settings: Any) -> list[list[Completion]]:
+        self.calls.append(("generate", len(prompts)))
+        return self._model.generate(prompts, **settings)
+
+    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        self.calls.append(("label_logits", len(prompts)))
+        return self._model.label_logits(prompts, labels)

@@ -1,0 +1,184 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from counting import CountingModel
+
+from knowgate.errors import BadInput, BadSetting, NotOffered
+from knowgate.models.fake import FakeModel, open_fake
+from knowgate.types import LabelPrompt, Prompt, Signal, Want
+
+CAPITAL = "What is the capital of France?"
+TABLE = {
+    CAPITAL: {"closed": "the city of Lyon", "open": "Paris", "logprob": math.log(0.55), "known": False},
+    "boils": {"closed": "100 degrees", "known": True, "samples": ["100", "90", "80"]},
+}
+
+
+def ask(model, text, **settings):
+    return model.generate([Prompt(text)], max_tokens=32, **settings)[0]
+
+
+def test_it_answers_from_the_table_by_a_part_of_the_prompt():
+    assert ask(FakeModel(TABLE), "At what heat water boils?")[0].text == "100 degrees"
+
+
+def test_the_longest_key_wins():
+    model = FakeModel({"capital": "short", "capital of": "long"})
+    assert ask(model, "the capital of X")[0].text == "long"
+
+
+def test_the_open_answer_is_given_when_it_occurs_in_the_prompt():
+    assert ask(FakeModel(TABLE), f"Paris is a capital. {CAPITAL}")[0].text == "Paris"
+    assert ask(FakeModel(TABLE), f"Rome is a capital. {CAPITAL}")[0].text == "the city of Lyon"
+
+
+def test_when_replaces_the_open_answer_as_the_sign_of_an_open_book():
+    model = FakeModel({"Q?": {"closed": "a", "open": "b", "when": "Passages:"}})
+    assert ask(model, "Passages: x. Q?")[0].text == "b"
+    assert ask(model, "b. Q?")[0].text == "a"
+
+
+def test_every_token_has_the_logprob_entropy_and_margin_of_a_ten_word_vocabulary():
+    draft = FakeModel(TABLE).read([Prompt(CAPITAL)], Want(draft_tokens=8))[0].draft
+    assert [token.text for token in draft.tokens] == ["the", " city", " of", " Lyon"]
+    token = draft.tokens[0]
+    assert token.logprob == pytest.approx(math.log(0.55))
+    assert token.margin == pytest.approx(0.5)  # 0.55 against 0.45 / 9 = 0.05
+    assert token.entropy == pytest.approx(-0.55 * math.log(0.55) - 0.45 * math.log(0.05))
+
+
+def test_a_sure_token_has_no_entropy():
+    model = FakeModel({"Q?": {"closed": "a", "logprob": 0.0}})
+    token = ask(model, "Q?")[0].tokens[0]
+    assert (token.entropy, token.margin) == (0.0, 1.0)
+
+
+def test_a_draft_stops_at_its_limit_and_goes_on_from_there():
+    model = FakeModel(TABLE)
+    reading = model.read([Prompt(CAPITAL)], Want(draft_tokens=2))[0]
+    assert (reading.draft.text, reading.draft.finished, reading.draft.n_tokens) == ("the city", False, 2)
+    whole = model.generate([Prompt(CAPITAL)], max_tokens=32, resume=[reading.resume])[0][0]
+    assert (whole.text, whole.finished) == ("the city of Lyon", True)
+
+
+def test_chinese_answers_have_a_token_per_character():
+    draft = FakeModel({"首都": "北京"}).read([Prompt("首都?")], Want(draft_tokens=1))[0].draft
+    assert (draft.text, draft.finished) == ("北", False)
+
+
+def test_a_draft_of_another_model_is_refused():
+    with pytest.raises(BadSetting, match="own readings"):
+        ask(FakeModel(), "Q?", resume=["mine"])
+
+
+def test_samples_repeat_the_table_from_the_seed_on():
+    model = FakeModel(TABLE)
+    assert [x.text for x in ask(model, "it boils", temperature=1.0, n=4)] == ["100", "90", "80", "100"]
+    assert [x.text for x in ask(model, "it boils", temperature=1.0, n=2, seed=2)] == ["80", "100"]
+
+
+def test_made_up_samples_agree_for_the_known_and_differ_for_the_unknown():
+    model = FakeModel({"K?": {"closed": "a", "known": True}, "U?": {"closed": "a", "known": False}})
+    want = Want(samples=40, seed=1)
+    known, unknown = model.read([Prompt("K?"), Prompt("U?")], want)
+    assert len({x.text for x in known.samples}) < len({x.text for x in unknown.samples})
+    assert model.read([Prompt("K?")], want)[0].samples == known.samples
+    assert model.read([Prompt("U?")], Want(samples=40, seed=2))[0].samples != unknown.samples
+
+
+def test_questions_outside_the_table_differ_but_not_between_runs():
+    first, second = FakeModel(), FakeModel()
+    texts = [ask(first, f"question {i}?")[0].text for i in range(20)]
+    assert len(set(texts)) == 20
+    assert texts == [ask(second, f"question {i}?")[0].text for i in range(20)]
+
+
+def test_hidden_states_have_the_asked_layers_and_width():
+    model = FakeModel(width=8, layers=3)
+    reading = model.read([Prompt("Q?")], Want(draft_tokens=1, layers=(-1, 0, 3), after_draft=True))[0]
+    assert set(reading.hidden) == set(reading.hidden_after) == {-1, 0, 3}
+    assert reading.hidden[0].shape == (8,)
+    assert reading.hidden[0].dtype == np.float32
+    assert np.array_equal(reading.hidden[-1], reading.hidden[3])
+    assert not np.array_equal(reading.hidden[3], reading.hidden_after[3])
+
+
+def test_hidden_states_of_known_and_unknown_questions_lie_apart():
+    model = FakeModel({"K": {"known": True}, "U": {"known": False}})
+    prompts = [Prompt(f"{side} {i}") for side in "KU" for i in range(50)]
+    states = np.stack([reading.hidden[2] for reading in model.read(prompts, Want(layers=(2,)))])
+    direction = states[:50].mean(axis=0) - states[50:].mean(axis=0)
+    assert (states[:50] @ direction).mean() > (states[50:] @ direction).mean() + 10
+
+
+def test_a_layer_that_is_not_there_is_refused():
+    with pytest.raises(BadSetting, match="0 to 4, not 5"):
+        FakeModel().read([Prompt("Q?")], Want(layers=(5,)))
+
+
+def test_the_first_label_is_favoured_where_the_question_is_known():
+    model = FakeModel(TABLE)
+    logits = model.label_logits([LabelPrompt(("it boils:", f" yes\n{CAPITAL}:"))], ["yes", "no"])[0]
+    assert logits.shape == (2, 2)
+    assert logits[0, 0] > logits[0, 1]
+    assert logits[1, 0] < logits[1, 1]
+
+
+def test_a_model_can_offer_less():
+    model = FakeModel(TABLE, offers=frozenset({Signal.DRAFT}))
+    assert ask(model, CAPITAL)[0].tokens is None
+    with pytest.raises(NotOffered, match="hidden"):
+        model.read([Prompt("Q?")], Want(layers=(0,)))
+    with pytest.raises(NotOffered, match="samples"):
+        model.read([Prompt("Q?")], Want(samples=1))
+    with pytest.raises(NotOffered, match="labels"):
+        model.label_logits([], ["a", "b"])
+
+
+def test_another_table_is_another_model():
+    assert FakeModel(TABLE).fingerprint == FakeModel(TABLE).fingerprint
+    assert FakeModel(TABLE).fingerprint != FakeModel().fingerprint
+
+
+def test_tables_come_from_json_and_jsonl(tmp_path):
+    (tmp_path / "t.json").write_text(json.dumps(TABLE))
+    rows = [{"question": question, **entry} for question, entry in TABLE.items()]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    models = [FakeModel(TABLE), *(open_fake(str(tmp_path / name)) for name in ("t.json", "t.jsonl"))]
+    assert len({model.fingerprint for model in models}) == 1
+    assert open_fake().fingerprint == FakeModel().fingerprint
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"close": "x"}, "closed, open, when"),
+        ({"closed": 3}, "closed must be a text"),
+        ({"logprob": 0.1}, "not above 0"),
+        ({"logprob": math.nan}, "not above 0"),
+        ({"samples": "abc"}, "list of texts"),
+        ({"samples": 3}, "list of texts"),
+        ({"known": "yes"}, "true or false"),
+        (3, "must be a text"),
+    ],
+)
+def test_a_wrong_entry_is_named(entry, message):
+    with pytest.raises(BadInput, match=f"'Q'.*{message}"):
+        FakeModel({"Q": entry})
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.json", "[]"), ("a.jsonl", '{"closed": "x"}'), ("b.json", None)])
+def test_a_wrong_table_file_is_named(tmp_path, name, text):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(BadInput, match=name):
+        open_fake(str(tmp_path / name))
+
+
+def test_counting_sees_every_call():
+    model = CountingModel(FakeModel(TABLE))
+    model.read([Prompt("a"), Prompt("b")], Want())
+    ask(model, "a")
+    assert model.calls == [("read", 2), ("generate", 1)]

@@ -1,0 +1,300 @@
+import math
+import re
+import time
+
+import httpx
+import pytest
+from chat_server import ChatServer
+
+from knowgate.errors import BadSetting, ModelError, NotOffered, ServerError
+from knowgate.models.openai import OpenAIModel, open_openai
+from knowgate.models.openai_reply import label_logprobs
+from knowgate.models.openai_wire import Patience
+from knowgate.types import LabelPrompt, Prompt, Signal, Want
+
+URL = "http://server.test/v1"
+PROMPTS = [Prompt(f"q{i}") for i in range(20)]
+QUICK = Patience(timeout=5, total=10, retries=1, backoff=0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch):
+    for name in ("KNOWGATE_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def connect(server, model="m", **settings):
+    return OpenAIModel(model, URL, patience=QUICK, transport=httpx.MockTransport(server), **settings)
+
+
+def yes_no(text="Is it?"):
+    return LabelPrompt((text,), raw=False)
+
+
+def test_everything_but_hidden_states_is_offered_when_it_comes_back():
+    server = ChatServer()
+    model = connect(server)
+    assert model.offers == frozenset(Signal) - {Signal.HIDDEN}
+    assert model.offers == model.offers
+    assert len(server.bodies) == 1  # probed once
+    body = server.bodies[0][1]
+    assert (body["logprobs"], body["top_logprobs"], body["n"], body["top_k"]) == (True, 20, 2, -1)
+
+
+@pytest.mark.parametrize("how", ["refuses", "ignores"])
+@pytest.mark.parametrize(
+    ("field", "lost"),
+    [("logprobs", {Signal.LOGPROBS, Signal.LABELS}), ("top_logprobs", {Signal.LABELS}), ("n", set())],
+)
+def test_a_field_that_is_refused_or_ignored_takes_its_signals_away(how, field, lost):
+    model = connect(ChatServer(**{how: frozenset({field})}))
+    assert model.offers == frozenset(Signal) - {Signal.HIDDEN} - lost
+    drafted = model.read([Prompt("q")], Want(draft_tokens=4))[0].draft
+    assert (drafted.tokens is None) == (Signal.LOGPROBS in lost)
+    drawn = model.generate(PROMPTS[:3], max_tokens=4, temperature=1.0, n=5)
+    assert [len(row) for row in drawn] == [5, 5, 5]
+
+
+def test_extras_are_sent_only_where_they_are_taken():
+    plain, extra = ChatServer(refuses=frozenset({"top_k", "min_p"})), ChatServer()
+    for server in (plain, extra):
+        connect(server).generate(PROMPTS[:1], max_tokens=4, temperature=1.0, n=2, seed=3)
+    common = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 4, "n": 2, "seed": 3}
+    assert common.items() <= plain.after_probe()[0].items()
+    assert not {"top_k", "min_p"} & set(plain.after_probe()[0])
+    assert {**common, "top_k": -1, "min_p": 0.0}.items() <= extra.after_probe()[0].items()
+
+
+def test_a_server_without_n_is_asked_n_times_with_a_seed_each():
+    server = ChatServer(ignores=frozenset({"n"}))
+    drawn = connect(server).generate(PROMPTS[:2], max_tokens=4, temperature=1.0, n=3, seed=5)
+    assert [[x.text for x in row] for row in drawn] == [[f"answer to q{i} #0"] * 3 for i in range(2)]
+    assert sorted(body["seed"] for body in server.after_probe()) == [5, 5, 6, 6, 7, 7]
+
+
+def test_a_server_that_gives_fewer_choices_is_asked_again():
+    server = ChatServer()
+    server.change = lambda reply: {**reply, "choices": reply["choices"][:2]}
+    drawn = connect(server).generate(PROMPTS[:1], max_tokens=4, temperature=1.0, n=5, seed=0)
+    assert len(drawn[0]) == 5
+    assert [(body.get("n"), body["seed"]) for body in server.after_probe()] == [(5, 0), (3, 2), (None, 4)]
+
+
+def test_greedy_answers_are_asked_once_and_repeated():
+    server = ChatServer()
+    row = connect(server).generate([Prompt("q")], max_tokens=4, n=3)[0]
+    assert [x.text for x in row] == ["answer to q"] * 3
+    assert len(server.after_probe()) == 1
+    assert server.after_probe()[0]["temperature"] == 0.0
+
+
+def test_a_batch_keeps_its_order_though_answers_come_late():
+    server = ChatServer()
+
+    def slow_first(request):
+        time.sleep(0.05 if b'"q0"' in request.content else 0)
+        return server(request)
+
+    rows = connect(slow_first).generate(PROMPTS, max_tokens=4)
+    assert [row[0].text for row in rows] == [f"answer to q{i}" for i in range(20)]
+
+
+def test_requests_of_a_batch_overlap_up_to_the_limit():
+    server, running, peak = ChatServer(), [], []
+
+    def watched(request):
+        running.append(1)
+        peak.append(len(running))
+        time.sleep(0.02)
+        running.pop()
+        return server(request)
+
+    connect(watched, concurrency=3).generate(PROMPTS[:9], max_tokens=4)
+    assert 1 < max(peak) <= 3
+
+
+def test_a_draft_has_logprobs_and_the_margin_of_the_top_two():
+    server = ChatServer()
+    reading = connect(server).read([Prompt("q")], Want(draft_tokens=7, samples=2, sample_tokens=3))[0]
+    token = reading.draft.tokens[0]
+    assert (token.text, token.entropy) == ("Paris", None)
+    assert token.logprob == pytest.approx(math.log(0.6))
+    assert token.margin == pytest.approx(0.35)
+    assert [x.text for x in reading.samples] == ["answer to q #0", "answer to q #1"]
+    assert [body["max_tokens"] for body in server.after_probe()] == [7, 3]
+
+
+def test_tokens_of_several_choices_are_shared_out_to_the_right_sum():
+    row = connect(ChatServer()).generate([Prompt("q")], max_tokens=4, temperature=1.0, n=3)[0]
+    assert sorted(x.n_tokens for x in row) == [3, 3, 4]
+
+
+def test_a_finished_draft_is_the_answer_without_a_call():
+    server = ChatServer()
+    model = connect(server)
+    handle = model.read([Prompt("q")], Want(draft_tokens=4))[0].resume
+    before = len(server.bodies)
+    assert model.generate([Prompt("q")], max_tokens=50, resume=[handle])[0][0].text == "answer to q"
+    assert len(server.bodies) == before
+
+
+def test_a_draft_that_hit_its_limit_is_generated_anew_in_its_place():
+    server = ChatServer()
+    model = connect(server)
+    server.finish = "length"
+    cut = model.read([Prompt("a")], Want(draft_tokens=1))[0]
+    server.finish = "stop"
+    done = model.read([Prompt("b")], Want(draft_tokens=1))[0]
+    prompts, handles = [Prompt("b"), Prompt("a"), Prompt("b")], [done.resume, cut.resume, done.resume]
+    rows = model.generate(prompts, max_tokens=50, resume=handles)
+    assert not cut.draft.finished
+    assert [row[0].text for row in rows] == ["answer to b", "answer to a", "answer to b"]
+    assert [body["max_tokens"] for body in server.after_probe()] == [1, 1, 50]
+
+
+def test_going_on_is_greedy_and_needs_an_own_handle():
+    model = connect(ChatServer())
+    with pytest.raises(BadSetting, match="greedy"):
+        model.generate([Prompt("q")], max_tokens=4, n=2, resume=[None])
+    with pytest.raises(BadSetting, match="own readings"):
+        model.generate([Prompt("q")], max_tokens=4, resume=[None])
+
+
+def test_raw_prompts_go_to_the_completions_endpoint():
+    server = ChatServer()
+    draft = connect(server).read([Prompt("Q: x A:", raw=True)], Want(draft_tokens=4))[0].draft
+    assert draft.text == "Q: x A: goes on"
+    assert draft.tokens[0].margin == pytest.approx(0.35)
+    path, body = server.bodies[-1]
+    assert (path, body["prompt"], body["logprobs"]) == ("/completions", "Q: x A:", 2)
+
+
+def test_labels_are_read_from_the_top_tokens():
+    logits = connect(ChatServer()).label_logits([yes_no(), yes_no()], ["Paris", "Lyon"])
+    assert len(logits) == 2
+    assert logits[0].shape == (1, 2)
+    assert logits[0][0] == pytest.approx([math.log(0.7), math.log(0.25)])  # 'Paris' and ' Paris' add up
+
+
+def test_an_unlisted_label_gets_the_smallest_listed_probability():
+    top = [("Yes", math.log(0.9)), ("yes", math.log(0.08)), ("x", math.log(0.02))]
+    assert label_logprobs(top, ["Yes", "No"]) == pytest.approx([math.log(0.9), math.log(0.02)])
+
+
+def test_an_unlisted_label_of_several_tokens_is_bounded_by_its_beginning():
+    top = [("un", math.log(0.9)), ("known", math.log(0.05)), ("x", math.log(0.01))]
+    assert label_logprobs(top, ["known", "unknown"]) == pytest.approx([math.log(0.05), math.log(0.9)])
+
+
+def test_labels_that_are_all_unlisted_are_an_error():
+    with pytest.raises(ModelError, match="none of the labels yes, no is among the server's 5"):
+        connect(ChatServer()).label_logits([yes_no()], ["yes", "no"])
+
+
+def test_what_a_server_cannot_give_is_refused():
+    model = connect(ChatServer(ignores=frozenset({"top_logprobs"})))
+    with pytest.raises(NotOffered, match="hidden states"):
+        model.read(PROMPTS, Want(layers=(1,)))
+    with pytest.raises(NotOffered, match="inside"):
+        model.label_logits([LabelPrompt(("a", "b"))], ["x", "y"])
+    with pytest.raises(NotOffered, match="most probable tokens"):
+        model.label_logits([yes_no()], ["x", "y"])
+
+
+def test_an_empty_batch_asks_nothing():
+    server = ChatServer()
+    model = connect(server)
+    assert model.read([], Want(draft_tokens=3, samples=2)) == model.generate([], max_tokens=3) == []
+    assert model.label_logits([], ["a", "b"]) == []
+    assert server.bodies == []
+
+
+def test_the_fingerprint_follows_the_weights_not_the_hour():
+    server = ChatServer()
+    first = connect(server).fingerprint
+    server.cards[0]["created"] = 2
+    assert connect(server).fingerprint == first
+    server.cards[0]["root"] = "/other"
+    assert connect(server).fingerprint != first
+    server.cards = None
+    assert connect(server).fingerprint != connect(server, "m2").fingerprint
+
+
+def test_an_unknown_model_is_answered_with_the_known_ones():
+    server = ChatServer()
+    server.cards = [{"id": "m"}, {"id": "large"}]
+    with pytest.raises(ServerError, match=re.escape(f"{URL} has no model 'n'. It has: m, large.")):
+        _ = connect(server, "n").offers
+
+
+def test_a_404_without_a_list_doubts_the_url():
+    with pytest.raises(ServerError, match=r"answered 404: nothing here\. Check the URL"):
+        _ = connect(lambda request: httpx.Response(404, text="nothing here.")).offers
+
+
+def test_a_400_carries_the_servers_words():
+    server = ChatServer(refuses=frozenset({"max_tokens"}))
+    with pytest.raises(ServerError, match="answered 400: Unrecognized argument: max_tokens"):
+        _ = connect(server).offers
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda reply: [], "no choices"),
+        (lambda reply: {"object": "error"}, "no choices"),
+        (lambda reply: {"choices": []}, "no choices"),
+        (lambda reply: {"choices": [{"message": {"content": 3}}]}, "without text"),
+        (lambda reply: {"choices": [{"finish_reason": "stop"}]}, "without text"),
+        (lambda reply: {"choices": [with_logprob(math.nan)]}, "NaN"),
+        (lambda reply: {"choices": [with_logprob(-math.inf)]}, "-inf"),
+        (lambda reply: {"choices": [with_logprob(0.5)]}, r"0\.5"),
+        (lambda reply: {"choices": [with_logprob(None)]}, "unknown form"),
+    ],
+)
+def test_a_nonsense_reply_is_a_model_error(change, message):
+    server = ChatServer()
+    model = connect(server)
+    assert model.offers
+    server.change = change
+    with pytest.raises(ModelError, match=message):
+        model.read([Prompt("q")], Want(draft_tokens=2))
+
+
+def with_logprob(value):
+    content = [{"token": "a", "logprob": value, "top_logprobs": []}]
+    return {"message": {"content": "a"}, "logprobs": {"content": content}}
+
+
+def test_missing_logprobs_after_the_probe_are_an_error():
+    server = ChatServer()
+    model = connect(server)
+    assert model.offers
+    server.change = lambda reply: {"choices": [{"message": {"content": "a"}}]}
+    with pytest.raises(ModelError, match="left out the log-probabilities"):
+        model.read([Prompt("q")], Want(draft_tokens=2))
+
+
+def test_no_content_is_an_empty_answer():
+    server = ChatServer()
+    server.change = lambda reply: {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
+    completion = connect(server).generate([Prompt("q")], max_tokens=2)[0][0]
+    assert (completion.text, completion.finished) == ("", False)
+
+
+def test_a_spec_names_model_and_url():
+    model = open_openai("@cf/meta/llama@https://host/v1/")
+    assert model.name == "openai:@cf/meta/llama"
+
+
+@pytest.mark.parametrize("value", ["m", "m@", "@http://host", "m@host/v1", "m@ftp://host", "m@http://", "a b@http://x"])
+def test_a_wrong_spec_shows_a_right_one(value):
+    with pytest.raises(BadSetting, match=r"http://127\.0\.0\.1:8000/v1"):
+        open_openai(value)
+
+
+@pytest.mark.parametrize("value", ["m@http://me:secret@host/v1", "m@ftp://me:secret@host", "me@http://secret@host"])
+def test_a_login_in_a_spec_is_refused_and_not_repeated(value):
+    with pytest.raises(BadSetting) as caught:
+        open_openai(value)
+    assert "secret" not in str(caught.value)

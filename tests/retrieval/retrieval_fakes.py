@@ -1,0 +1,51 @@
+"""Stand-ins shared by the retrieval tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from knowgate.types import Passage, Vector
+
+
+class CountingEmbedder:
+    """A unit vector drawn from the hash of the text; remembers every text it was given."""
+
+    spec = "counting"
+
+    def __init__(self, width: int = 8, fingerprint: str = "counting-8"):
+        self.width = width
+        self.fingerprint = fingerprint
+        self.seen: list[str] = []
+
+    def embed(self, texts: Sequence[str]) -> Vector:
+        self.seen += texts
+        return np.stack([self.vector(text) for text in texts])
+
+    def vector(self, text: str) -> Vector:
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        drawn = np.random.default_rng(seed).normal(size=self.width)
+        return (drawn / np.linalg.norm(drawn)).astype(np.float32)
+
+
+class FixedRetriever:
+    """Gives the same ranking for every query."""
+
+    name = "fixed"
+
+    def __init__(self, *ids: str):
+        self.fingerprint = "+".join(ids)
+        self.ids = ids
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        return [[Passage(name, f"text of {name}", score=1.0) for name in self.ids[:k]] for _ in queries]
+
+
+def write_records(path: Path, texts: dict[str, str]) -> Path:
+    lines = [json.dumps({"id": name, "title": "", "text": text}) for name, text in texts.items()]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path

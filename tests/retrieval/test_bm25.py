@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+
+import pytest
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.retrieval.bm25 import Bm25Retriever
+from knowgate.types import Passage
+
+TEXTS = ["red apple red", "green apple tree grows", "blue sky"]
+
+
+def retriever(texts: Sequence[str] = TEXTS) -> Bm25Retriever:
+    passages = [Passage(str(number), text) for number, text in enumerate(texts)]
+    return Bm25Retriever.from_passages(passages, stem=False)
+
+
+def by_hand(query: str, text: str) -> float:
+    """BM25 as in Lucene, written out."""
+    documents = [one.split() for one in TEXTS]
+    mean = sum(map(len, documents)) / len(documents)
+    total = 0.0
+    for term in query.split():
+        df = sum(term in document for document in documents)
+        tf = text.split().count(term)
+        idf = log(1 + (len(documents) - df + 0.5) / (df + 0.5))
+        total += idf * tf / (tf + 1.5 * (1 - 0.75 + 0.75 * len(text.split()) / mean))
+    return total
+
+
+def test_scores_are_those_of_the_formula():
+    (found,) = retriever().search(["red apple"], 3)
+    assert [passage.id for passage in found] == ["0", "1"]
+    assert [passage.score for passage in found] == pytest.approx(
+        [by_hand("red apple", TEXTS[0]), by_hand("red apple", TEXTS[1])], rel=1e-6
+    )
+
+
+def test_passages_that_share_no_word_are_not_returned():
+    (found,) = retriever().search(["sky"], 100)
+    assert [passage.id for passage in found] == ["2"]
+
+
+@pytest.mark.parametrize("query", ["", "the of and", "unheard", "?!"])
+def test_a_query_without_known_words_finds_nothing(query: str):
+    assert retriever().search([query], 5) == [[]]
+
+
+def test_no_queries_give_no_results():
+    assert retriever().search([], 5) == []
+
+
+def test_equal_scores_keep_the_order_of_the_corpus():
+    (found,) = retriever(["same words"] * 5).search(["same"], 3)
+    assert [passage.id for passage in found] == ["0", "1", "2"]
+
+
+def test_titles_are_searched():
+    passages = [Passage("a", "capital of France", title="Paris"), Passage("b", "capital of Italy")]
+    (found,) = Bm25Retriever.from_passages(passages).search(["paris"], 2)
+    assert [passage.id for passage in found] == ["a"]
+
+
+def test_chinese_is_found_by_its_pairs():
+    (found,) = retriever(["北京是中国的首都", "东京是日本的首都", "水"]).search(["中国首都"], 3)
+    assert [passage.id for passage in found] == ["0", "1"]
+
+
+def test_passages_without_words_do_no_harm():
+    (found,) = retriever(["...", "red apple", "!"]).search(["apple"], 3)
+    assert [passage.id for passage in found] == ["1"]
+
+
+def test_a_corpus_without_words_is_refused():
+    with pytest.raises(BadInput, match="no words to index"):
+        retriever(["...", "the"])
+
+
+def test_k_must_be_positive():
+    with pytest.raises(BadSetting, match="k is 0"):
+        retriever().search(["red"], 0)
+
+
+def test_the_fingerprint_follows_the_texts():
+    assert retriever().fingerprint == retriever().fingerprint != retriever(["other"]).fingerprint

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from retrieval_fakes import CountingEmbedder
+
+from knowgate.errors import ModelError
+from knowgate.retrieval.ann import AnnSearch, build_ann
+from knowgate.retrieval.dense import DenseRetriever, ExactSearch
+from knowgate.types import Passage, Vector
+
+
+def unit_vectors(n: int, width: int = 8) -> Vector:
+    drawn = np.random.default_rng(0).normal(size=(n, width)).astype(np.float32)
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+def retriever(vectors: Vector, embedder: object = None) -> DenseRetriever:
+    passages = [Passage(str(row), f"text {row}") for row in range(len(vectors))]
+    return DenseRetriever(
+        ExactSearch(vectors),
+        passages,
+        embedder=embedder or CountingEmbedder(),  # type: ignore[arg-type]
+        width=vectors.shape[1],
+        fingerprint="f",
+    )
+
+
+def test_block_by_block_search_agrees_with_sorting_all_scores():
+    vectors, queries = unit_vectors(1000), unit_vectors(1300)[1000:]
+    found = ExactSearch(vectors, block_rows=64).nearest(queries, 10)
+    expected = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :10]
+    assert [hits.rows.tolist() for hits in found] == expected.tolist()
+
+
+def test_equal_scores_are_ordered_by_row_across_blocks():
+    vectors = np.tile(unit_vectors(1), (10, 1))
+    (hits,) = ExactSearch(vectors, block_rows=3).nearest(vectors[:1], 4)
+    assert hits.rows.tolist() == [0, 1, 2, 3]
+
+
+def test_a_text_finds_itself_with_cosine_one():
+    embedder = CountingEmbedder()
+    vectors = embedder.embed([f"text {number}" for number in range(20)])
+    (found,) = retriever(vectors, embedder).search(["text 7"], 3)
+    assert found[0].id == "7"
+    assert found[0].score == pytest.approx(1.0)
+    assert len(found) == 3
+
+
+def test_k_beyond_the_corpus_gives_the_whole_corpus():
+    assert [len(found) for found in retriever(unit_vectors(4)).search(["a", "b"], 100)] == [4, 4]
+
+
+def test_no_queries_do_not_trouble_the_model():
+    embedder = CountingEmbedder()
+    assert retriever(unit_vectors(4), embedder).search([], 3) == []
+    assert embedder.seen == []
+
+
+def test_a_vector_that_is_not_a_number_is_an_error():
+    class Broken(CountingEmbedder):
+        def vector(self, text: str) -> Vector:
+            return np.full(8, np.nan, np.float32)
+
+    with pytest.raises(ModelError, match="not numbers"):
+        retriever(unit_vectors(4), Broken()).search(["a"], 1)
+
+
+def test_a_model_of_another_width_is_an_error():
+    with pytest.raises(ModelError, match="gives 5 numbers a text, the index holds 8"):
+        retriever(unit_vectors(4), CountingEmbedder(5)).search(["a"], 1)
+
+
+def test_the_inverted_file_agrees_with_exact_search_when_every_list_is_visited(tmp_path: Path):
+    pytest.importorskip("faiss")
+    vectors = unit_vectors(2000)
+    build_ann(vectors, tmp_path / "ivf")
+    search = AnnSearch(tmp_path / "ivf", visited=10_000)
+    exact = ExactSearch(vectors).nearest(vectors[:20], 5)
+    found = search.nearest(vectors[:20], 5)
+    assert [hits.rows.tolist() for hits in found] == [hits.rows.tolist() for hits in exact]
+    assert found[0].scores == pytest.approx(exact[0].scores, abs=1e-6)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+from retrieval_fakes import FixedRetriever
+
+from knowgate.errors import BadSetting
+from knowgate.retrieval.hybrid import HybridRetriever
+
+
+def test_scores_are_sums_of_reciprocal_ranks():
+    hybrid = HybridRetriever([FixedRetriever("a", "b", "c"), FixedRetriever("c", "d")])
+    (found,) = hybrid.search(["q"], 4)
+    assert [passage.id for passage in found] == ["c", "a", "b", "d"]
+    assert [passage.score for passage in found] == pytest.approx([1 / 63 + 1 / 61, 1 / 61, 1 / 62, 1 / 62])
+
+
+def test_passages_below_k_count_in_the_fusion():
+    hybrid = HybridRetriever([FixedRetriever("a", "b"), FixedRetriever("c", "b")])
+    (found,) = hybrid.search(["q"], 1)
+    assert [passage.id for passage in found] == ["b"]
+
+
+def test_an_empty_ranking_leaves_the_other_as_it_is():
+    (found,) = HybridRetriever([FixedRetriever(), FixedRetriever("a", "b")]).search(["q"], 5)
+    assert [passage.id for passage in found] == ["a", "b"]
+
+
+def test_one_retriever_cannot_be_fused():
+    with pytest.raises(BadSetting, match="two or more"):
+        HybridRetriever([FixedRetriever("a")])
+
+
+def test_the_fingerprint_follows_its_parts():
+    one = HybridRetriever([FixedRetriever("a"), FixedRetriever("b")])
+    other = HybridRetriever([FixedRetriever("a"), FixedRetriever("c")])
+    assert one.fingerprint != other.fingerprint

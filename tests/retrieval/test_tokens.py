@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from knowgate.errors import MissingExtra
+from knowgate.retrieval.tokens import Tokenizer, bigrams
+
+plain = Tokenizer(stem=False)
+
+
+def test_words_are_lower_case_without_stop_words_and_punctuation():
+    assert plain("The Cat sat, on the MAT!") == ["cat", "sat", "mat"]
+
+
+def test_words_are_stemmed():
+    pytest.importorskip("Stemmer")
+    assert Tokenizer(stem=True)("running cities were connected") == ["run", "citi", "were", "connect"]
+
+
+def test_the_possessive_is_dropped():
+    assert plain("Einstein’s theory") == ["einstein", "theory"]
+
+
+def test_chinese_becomes_pairs_of_characters():
+    assert plain("北京大学") == ["北京", "京大", "大学"]
+
+
+def test_a_single_chinese_character_stands_alone():
+    assert bigrams("水") == ["水"]
+
+
+def test_mixed_text_is_cut_into_runs():
+    assert plain("GPT模型v2 的参数") == ["gpt", "模型", "v2", "的参", "参数"]
+
+
+def test_full_width_letters_are_plain_letters():
+    assert plain("ＧＰＴ４") == ["gpt4"]
+
+
+def test_stemming_without_pystemmer_names_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "Stemmer", None)
+    with pytest.raises(MissingExtra, match=r"knowgate\[stem\]"):
+        Tokenizer(stem=True)("words")
