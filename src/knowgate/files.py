@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,7 +41,7 @@ def sha256_text(*texts: str) -> str:
     """Hash of several texts; their borders count."""
     digest = hashlib.sha256()
     for text in texts:
-        data = text.encode()
+        data = text.encode(errors="surrogatepass")  # JSON can hold half a pair
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()
 
@@ -112,7 +113,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield from _records(lines, path)
     except UnicodeDecodeError:
         raise BadInput(f"{path} is not a UTF-8 text file.") from None
-    except (gzip.BadGzipFile, EOFError):
+    except (gzip.BadGzipFile, EOFError, zlib.error):
         raise BadInput(f"{path} is not a whole gzip file.") from None
 
 

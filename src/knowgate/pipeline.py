@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import NamedTuple
 
 from knowgate import gates
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.reading import read_questions
-from knowgate.prompts.answer import AnswerPrompts
+from knowgate.prompts.answer import AnswerPrompts, fit_passages
 from knowgate.rerank import rerank
 from knowgate.types import (
     Answer,
@@ -43,6 +44,13 @@ class _Case:
     passages: tuple[Passage, ...] = ()
     text: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Decided(NamedTuple):
+    """A question and what was decided on it."""
+
+    question: Question
+    decision: Decision
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,16 @@ class AdaptiveRAG:
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
         """Decisions alone: nothing is retrieved, nothing generated beyond what the gate reads."""
         checked = [as_question(question) for question in questions]
-        batches = (checked[i : i + BATCH] for i in range(0, len(checked), BATCH))
-        return [_decided(case) for batch in batches for case in self._decide(batch)]
+        return [decided.decision for decided in self.decide_stream(checked)]
+
+    def decide_stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[Decided]:
+        """Decisions in order, a batch at a time, each with its question."""
+        for taken in _batches(questions, batch):
+            yield from (Decided(case.question, _decided(case)) for case in self._decide(taken))
 
     def stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[Answer]:
         """Answers in order, a batch at a time, so that long inputs give early output and flat memory."""
-        waiting = iter(questions)
-        while taken := [as_question(question) for question in islice(waiting, batch)]:
+        for taken in _batches(questions, batch):
             yield from self._answer(taken)
 
     # --- stages -----------------------------------------------------------------------------------
@@ -101,6 +112,7 @@ class AdaptiveRAG:
         retrieving = [case for case in cases if _decided(case).retrieve]
         if retrieving:
             self._retrieve(retrieving)
+            self._fit([case for case in retrieving if case.passages])
         self._answer_open([case for case in cases if case.passages])
         self._answer_closed([case for case in cases if not case.passages])
         return [
@@ -143,8 +155,14 @@ class AdaptiveRAG:
         for case, passages, keep in zip(cases, found, useful, strict=True):
             case.passages = tuple(passages) if keep else ()
             if not passages or not keep:
-                note = "nothing was found" if not passages else "the passages were judged useless"
-                case.decision = replace(_decided(case), reason=f"{_decided(case).reason}; {note}")
+                _note(case, "the passages were judged useless" if passages else "nothing was found")
+
+    def _fit(self, cases: list[_Case]) -> None:
+        with _timed(cases, "fit"):
+            for case in cases:
+                case.passages = fit_passages(self.model, self.prompts, case.question, case.passages, self.max_tokens)
+                if not case.passages:
+                    _note(case, "no passage fits the context window")
 
     def _useful(self, questions: list[Question], found: list[list[Passage]]) -> list[bool]:
         if self.second_look is None:
@@ -173,27 +191,16 @@ class AdaptiveRAG:
         if not cases:
             return
         with _timed(cases, "answer"):
-            for case in cases:
-                case.passages = fit_passages(self.model, self.prompts, case.question, case.passages, self.max_tokens)
             prompts = [self.prompts.open(case.question, case.passages) for case in cases]
             done = self.model.generate(prompts, max_tokens=self.max_tokens)
         for case, completions in zip(cases, done, strict=True):
             case.text = completions[0].text
 
 
-def fit_passages(
-    model: Model, prompts: AnswerPrompts, question: Question, passages: Sequence[Passage], max_tokens: int
-) -> tuple[Passage, ...]:
-    """As many passages as the context window holds, cut from the end; the first is shortened if it must be."""
-    kept = list(passages)
-    while kept and not model.fits([prompts.open(question, kept)], max_tokens)[0]:
-        if len(kept) > 1:
-            kept.pop()
-        elif len(kept[0].text) > 1:
-            kept[0] = replace(kept[0], text=kept[0].text[: len(kept[0].text) // 2])
-        else:
-            kept.pop()
-    return tuple(kept)
+def _batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Question]]:
+    waiting = iter(questions)
+    while taken := [as_question(question) for question in islice(waiting, size)]:
+        yield taken
 
 
 def as_question(question: str | Question) -> Question:
@@ -208,6 +215,10 @@ def _decided(case: _Case) -> Decision:
     if case.decision is None:
         raise RuntimeError("a case is asked for its decision before it has one")
     return case.decision
+
+
+def _note(case: _Case, note: str) -> None:
+    case.decision = replace(_decided(case), reason=f"{_decided(case).reason}; {note}")
 
 
 def _reason(need: float, threshold: float, why: str) -> str:

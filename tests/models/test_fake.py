@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from counting import CountingModel
+from tests.models.counting import CountingModel
 
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.models.fake import FakeModel, open_fake

@@ -4,7 +4,7 @@ import time
 
 import httpx
 import pytest
-from chat_server import ChatServer
+from tests.models.chat_server import ChatServer
 
 from knowgate.errors import BadSetting, ModelError, NotOffered, ServerError
 from knowgate.models.openai import OpenAIModel, open_openai

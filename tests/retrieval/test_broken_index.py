@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from retrieval_fakes import CountingEmbedder, write_records
+from tests.retrieval.retrieval_fakes import CountingEmbedder, write_records
 
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.retrieval import load_retriever, opening

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from retrieval_fakes import CountingEmbedder
+from tests.retrieval.retrieval_fakes import CountingEmbedder
 
 from knowgate.errors import ModelError
 from knowgate.retrieval.ann import AnnSearch, build_ann

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from retrieval_fakes import write_records
+from tests.retrieval.retrieval_fakes import write_records
 
 from knowgate.errors import MissingExtra
 from knowgate.retrieval import load_retriever

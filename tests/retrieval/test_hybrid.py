@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from retrieval_fakes import FixedRetriever
+from tests.retrieval.retrieval_fakes import FixedRetriever
 
 from knowgate.errors import BadSetting
 from knowgate.retrieval.hybrid import HybridRetriever

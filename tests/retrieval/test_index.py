@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from retrieval_fakes import CountingEmbedder, write_records
+from tests.retrieval.retrieval_fakes import CountingEmbedder, write_records
 
 from knowgate.errors import BadInput, BadSetting, ModelError, UnknownName
 from knowgate.retrieval import ann, load_retriever

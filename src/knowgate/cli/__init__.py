@@ -5,22 +5,26 @@ Exit codes: 0 good, 1 something the user can mend, 2 wrong usage, 130 interrupte
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from knowgate.cli import ask, demo, doctor, index, lists
+from knowgate.cli import ask, demo, doctor, index, label, lists
+from knowgate.cli.usage import CommandLineError, explain
 from knowgate.errors import KnowgateError
+from knowgate.files import cache_dir
 
+INTERRUPTED = 130
 app = typer.Typer(
     name="knowgate",
-    help="Decide, question by question, whether an LLM already knows the answer or must retrieve.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -28,10 +32,24 @@ app = typer.Typer(
 app.command("ask")(ask.ask)
 app.command("decide")(ask.decide)
 app.command("index")(index.index)
+app.command("label")(label.label)
 app.command("gates")(lists.gates)
 app.add_typer(lists.models_app, name="models")
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Decide, question by question, whether an LLM already knows the answer or must retrieve."""
+    if version:
+        typer.echo(f"knowgate {metadata.version('knowgate')}")
+        raise typer.Exit
+    if not context.invoked_subcommand:
+        typer.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,37 +60,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command; gives back the exit code. Errors become one sentence on stderr."""
     _log_to_stderr()
+    _print_any_character()
     try:
-        result = typer.main.get_command(app).main(arguments, prog_name="knowgate", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        code = typer.main.get_command(app).main(arguments, prog_name="knowgate", standalone_mode=False)
+        return _say("interrupted.", code) if code == INTERRUPTED else code if isinstance(code, int) else 0
     except KnowgateError as error:
         return _say(str(error), 1)
-    except click.NoSuchOption as error:
-        return _say(_unknown_option(error), 1)
-    except click.ClickException as error:
-        return _say(error.format_message(), 2)
-    except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted.", 130)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
+    except CommandLineError as error:
+        return _say(*explain(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted.", INTERRUPTED)
+    except (BrokenPipeError, SystemExit):  # the reader of our output went away, as `head` does; typer and rich exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _say(_explain_file(error), 1)
 
 
 def _log_to_stderr() -> None:
     """Our own messages only; libraries keep theirs."""
     logger = logging.getLogger("knowgate")
     logger.setLevel(logging.INFO)
-    if not logger.handlers:
-        logger.addHandler(logging.StreamHandler())
+    for handler in list(logger.handlers):  # of an earlier run in this process, whose stderr may be closed
+        logger.removeHandler(handler)
+    logger.addHandler(logging.StreamHandler())
+
+
+def _print_any_character() -> None:
+    """Half a character (a lone surrogate), or one the terminal does not know, is printed as an escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _say(message: str, code: int) -> int:
-    Console(stderr=True, soft_wrap=True).print(f"[red]Error:[/red] {message}", highlight=False, markup=True)
+    """One line; nothing in the message is taken for markup."""
+    line = Text.assemble(("Error:", "red"), " ", " ".join(message.split()))
+    Console(stderr=True, soft_wrap=True, highlight=False).print(line)
     return code
 
 
-def _unknown_option(error: click.NoSuchOption) -> str:
-    command = error.ctx.command if error.ctx else None
-    known = sorted(option for param in (command.params if command else []) for option in param.opts)
-    listed = ", ".join(option for option in known if option.startswith("--"))
-    return f"unknown option '{error.option_name}'. Known: {listed}."
+def _explain_file(error: OSError) -> str:
+    """A file or folder that cannot be read or written."""
+    place = str(error.filename or "a file")
+    inside = place.startswith(str(cache_dir()))
+    advice = "Set KNOWGATE_CACHE to a folder you can write" if inside else "Check the path and its permissions"
+    return f"cannot use '{place}': {error.strerror or error}. {advice}."

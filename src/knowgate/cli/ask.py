@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,24 +12,30 @@ from rich.console import Console
 from rich.markup import escape
 
 from knowgate.cli.build import build_pipeline, read_arguments
-from knowgate.cli.config import load_settings
+from knowgate.cli.config import load_settings, path
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.types import Answer, Decision, Passage
 
+CONTROL = frozenset([*range(0x20), *range(0x7F, 0xA0)])
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
 ModelSpec = Annotated[str | None, typer.Option("--model", help="smollm (default), hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, replay:DIR, fake.")]  # fmt: skip  # noqa: E501
 GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; see `knowgate gates`.")]  # fmt: skip  # noqa: E501
 Threshold = Annotated[float | None, typer.Option(help="Retrieve when need is above this (0-1). Default: the gate's own.")]  # fmt: skip  # noqa: E501
-Docs = Annotated[Path | None, typer.Option(help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
+Docs = Annotated[Path | None, typer.Option(parser=path, metavar="PATH", help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
 Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, or http:URL of a search endpoint.")]  # fmt: skip  # noqa: E501
 Kind = Annotated[str | None, typer.Option("--retriever", help="bm25 (default), dense or hybrid.")]
 Rerank = Annotated[str | None, typer.Option(help="Cross-encoder that reorders 20 candidates: hub name or folder.")]
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
 Lang = Annotated[str | None, typer.Option(help="Force the prompt language: en or zh. Default: detected per question.")]
-Prompts = Annotated[Path | None, typer.Option(help="TOML file with your own answer prompts.")]
-Config = Annotated[Path | None, typer.Option(help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
-Record = Annotated[Path | None, typer.Option(help="Keep the model's outputs in this folder, for --model replay:DIR.")]
+Prompts = Annotated[
+    Path | None, typer.Option(parser=path, metavar="FILE", help="TOML file with your own answer prompts.")
+]
+Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
+Record = Annotated[
+    Path | None,
+    typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
@@ -54,8 +61,9 @@ def ask(
         config, model=model, gate=gate, threshold=threshold, docs=docs, index=index, retriever=retriever,
         rerank=rerank, k=k, max_tokens=max_tokens, lang=lang, prompts=prompts,
     )  # fmt: skip
+    asked = read_arguments(questions)
     rag = build_pipeline(settings, record)
-    for answer in rag.stream(read_arguments(questions)):
+    for answer in rag.stream(asked):
         _print_json(answer_record(answer, rag)) if as_json else _show(answer)
 
 
@@ -72,13 +80,13 @@ def decide(
 ) -> None:
     """Say for each question whether to retrieve; answer nothing, retrieve nothing."""
     settings = load_settings(config, model=model, gate=gate, threshold=threshold, lang=lang, prompts=prompts)
+    asked = read_arguments(questions)
     rag = build_pipeline(settings, record, retrieves=False)
-    for question in read_arguments(questions):
-        decision = rag.decide(question)
+    for question, decision in rag.decide_stream(asked):
         if as_json:
-            _print_json({"question": question, **decision_record(decision), "model": rag.model.name})
+            _print_json({"question": question.text, **decision_record(decision), "model": rag.model.name})
         else:
-            _console().print(f"{_verdict(decision)}  {escape(question)}  [dim]{escape(decision.reason)}[/dim]")
+            _console().print(f"{_verdict(decision)}  {_plain(question.text)}  [dim]{_plain(decision.reason)}[/dim]")
 
 
 def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
@@ -108,20 +116,27 @@ def _passage_record(passage: Passage) -> dict[str, Any]:
 
 
 def _print_json(record: dict[str, Any]) -> None:
-    typer.echo(json.dumps(record, ensure_ascii=False))
+    """One line; escapes where the terminal has no UTF-8, which JSON is otherwise written in."""
+    has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+    typer.echo(json.dumps(record, ensure_ascii=not has_utf8))
 
 
 def _show(answer: Answer) -> None:
     console = _console()
-    console.print(f"[bold]{escape(answer.text)}[/bold]")
-    console.print(f"  {_verdict(answer.decision)} [dim]{escape(answer.decision.reason)}[/dim]")
+    console.print(f"[bold]{_plain(answer.text)}[/bold]")
+    console.print(f"  {_verdict(answer.decision)} [dim]{_plain(answer.decision.reason)}[/dim]")
     for passage in answer.passages:
-        console.print(f"  [dim]· {escape(passage.id)}: {escape(_short(passage.text))}[/dim]")
+        console.print(f"  [dim]· {_plain(passage.id)}: {_plain(_short(passage.text))}[/dim]")
     console.print(f"  [dim]{answer.seconds['total']:.2f} s[/dim]")
 
 
 def _verdict(decision: Decision) -> str:
     return "[yellow]retrieve[/yellow]" if decision.retrieve else "[green]skip[/green]"
+
+
+def _plain(text: str) -> str:
+    """The text as it stands: no markup, and no control characters, with which a document could steer the terminal."""
+    return escape("".join(char if char in "\n\t" or ord(char) not in CONTROL else "\ufffd" for char in text))
 
 
 def _short(text: str, width: int = 90) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -70,21 +71,39 @@ def cached_index(docs: Path, kind: str) -> Path:
     return out
 
 
-def read_arguments(questions: list[str] | None) -> Iterator[str]:
-    """Questions from the arguments, else one per line from standard input."""
+def read_arguments(questions: list[str] | None) -> Iterable[str]:
+    """Questions from the arguments, else one per line from standard input. What is wrong at once is said at once."""
     if questions:
-        yield from questions
-        return
-    if sys.stdin.isatty():
+        return [_checked(question) for question in questions]
+    if sys.stdin is None or sys.stdin.isatty():
         raise BadInput("no question given: write it as an argument, or pipe questions in, one per line.")
-    yield from _lines(sys.stdin)
+    return _lines(sys.stdin.buffer)
 
 
-def _lines(lines: Iterable[str]) -> Iterator[str]:
+def _lines(lines: Iterable[bytes]) -> Iterator[str]:
     found = False
-    for line in lines:
-        if line.strip():
+    for number, line in enumerate(lines, start=1):
+        text = _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, number).strip()
+        if text:
             found = True
-            yield line.strip()
+            yield text
     if not found:
         raise BadInput("no question came in on standard input: write one per line.")
+
+
+def _decoded(line: bytes, number: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadInput(f"line {number} of standard input is not UTF-8 text: convert it, as with iconv.") from None
+
+
+def _checked(text: str) -> str:
+    """Not empty, and whole characters: bytes that are not UTF-8 arrive as halves."""
+    if not text.strip():
+        raise BadInput("the question is empty: ask something.")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadInput(f"the question is not UTF-8 text: {text[:60]!a}. Type it in a UTF-8 terminal.") from None
+    return text

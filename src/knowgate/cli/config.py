@@ -32,9 +32,19 @@ class Settings(BaseModel):
     prompts: Path | None = None
 
 
+def path(text: str) -> Path:
+    """A path from the command line. An empty one, as of an unset shell variable, would mean this folder."""
+    if not text.strip():
+        raise BadSetting("a path on the command line is empty: name a folder or file ('.' is this folder).")
+    return Path(text)
+
+
 def load_settings(config: Path | None, **flags: Any) -> Settings:
     """Flags that were given override the file, which overrides the defaults."""
     values = {**_read(config), **{key: value for key, value in flags.items() if value is not None}}
+    empty = [key for key, value in values.items() if value == ""]
+    if empty:
+        raise BadSetting(f"setting '{empty[0]}' is empty: give it a value or leave it out.")
     try:
         return Settings(**values)
     except ValidationError as error:
@@ -42,13 +52,15 @@ def load_settings(config: Path | None, **flags: Any) -> Settings:
 
 
 def _read(config: Path | None) -> dict[str, Any]:
-    path = config or FILE
-    if config is None and not path.is_file():
+    if config is None and not FILE.is_file():
         return {}
+    path = config or FILE
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadSetting(f"cannot read the config file {path}: {error}.") from None
+    except OSError as error:
+        raise BadSetting(f"cannot read the config file '{path}': {error.strerror}.") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise BadSetting(f"the config file '{path}' is not valid TOML: {error}.") from None
     unknown = sorted(set(values) - set(Settings.model_fields))
     if unknown:
         raise BadSetting(f"{path}: unknown key '{unknown[0]}'. Known: {', '.join(Settings.model_fields)}.")

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from knowgate.cli.build import cached_index
 from knowgate.datasets import load_questions
+from knowgate.errors import BadSetting
 from knowgate.gates import DEFAULT, load_gate
 from knowgate.models import load_model
 from knowgate.pipeline import AdaptiveRAG
@@ -56,9 +57,9 @@ def demo(
 ) -> None:
     """Answer general questions and questions on an invented company's handbook: never, always, and gated."""
     CONSOLE.print("Handbook of an invented company; half the questions are general knowledge, half only it can answer.")
-    questions = demo_questions()[:limit]
+    questions = demo_questions(limit)
     retriever = load_retriever(str(cached_index(demo_folder() / "handbook", "bm25")))
-    CONSOLE.print(f"Loading {model} (the first time its weights are fetched and converted: up to a minute) ...")
+    CONSOLE.print(f"Loading {escape(model)} ...")
     gated = AdaptiveRAG(load_model(model), load_gate(gate), retriever, threshold=threshold, k=2)
     never, always = (_run(replace(gated, gate=load_gate(name), threshold=None), questions) for name in PLAIN)
     runs = [never, always, _gated(gated, never, always)]
@@ -72,14 +73,17 @@ def demo_folder() -> Path:
     return Path(str(resources.files("knowgate"))) / "demo_data"
 
 
-def demo_questions() -> list[Question]:
-    return load_questions(f"jsonl:{demo_folder() / 'questions.jsonl'}")
+def demo_questions(limit: int | None = None) -> list[Question]:
+    if limit is not None and limit < 1:
+        raise BadSetting(f"the limit is {limit}; at least 1 question is needed.")
+    return load_questions(f"jsonl:{demo_folder() / 'questions.jsonl'}", limit)
 
 
 def _run(rag: AdaptiveRAG, questions: Sequence[Question]) -> Run:
     answers = []
+    stream, hidden = rag.stream(questions, batch=8), not CONSOLE.is_terminal
     for answer in track(
-        rag.stream(questions, batch=8), f"{rag.gate.name:>8}", total=len(questions), console=CONSOLE, transient=True
+        stream, f"{rag.gate.name:>8}", total=len(questions), console=CONSOLE, transient=True, disable=hidden
     ):
         answers.append(answer)
     return Run(rag.gate.name, answers)

@@ -6,16 +6,26 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from knowgate.cli.config import path
 from knowgate.retrieval.index import IndexReport, build_index
 
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
 def index(
-    source: Annotated[Path, typer.Argument(help="Folder (txt, md, html, pdf) or JSONL {id, title, text}.")],
-    out: Annotated[Path, typer.Option(help="Where the index goes. An index that is there is brought up to date.")],
+    source: Annotated[
+        Path,
+        typer.Argument(parser=path, metavar="SOURCE", help="Folder (txt, md, html, pdf) or JSONL {id, title, text}."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=path, metavar="DIR", help="Where the index goes. An index that is there is brought up to date."
+        ),
+    ],
     kind: Annotated[str, typer.Option(help="bm25, dense or hybrid.")] = "bm25",
     embedder: Annotated[
         str | None,
@@ -24,7 +34,8 @@ def index(
     max_words: Annotated[int, typer.Option(help="Longest passage in words.")] = 120,
 ) -> None:
     """Build a retrieval index, or update one: only new and changed documents are embedded again."""
-    with Progress(*COLUMNS, transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*COLUMNS, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
 
         def show(stage: str, done: int, total: int) -> None:

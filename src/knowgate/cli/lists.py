@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from knowgate import weights
@@ -20,7 +21,7 @@ def gates() -> None:
     """List the gates: what each measures, needs and costs."""
     table = Table("gate", "retrieves when", "needs", "extra cost", "reference", box=None)
     for name, entry in GATES.items():
-        table.add_row(name, entry.summary, entry.needs or "-", entry.cost, entry.paper or "-")
+        table.add_row(name, escape(entry.summary), entry.needs or "-", entry.cost, entry.paper or "-")
     Console().print(table)
     typer.echo(f"default: {DEFAULT}; options as in logprob:mean or random:rate=0.3,seed=1", err=True)
 
@@ -33,7 +34,7 @@ def models(context: typer.Context) -> None:
     console = Console()
     specs = Table("model", "what it is", "extra", box=None)
     for name, entry in MODELS.items():
-        specs.add_row(name, entry.summary, entry.extra or "-")
+        specs.add_row(name, escape(entry.summary), entry.extra or "-")
     console.print(specs)
     console.print()
     cached = Table("weights", "what", "size", "cached", box=None)
@@ -43,7 +44,7 @@ def models(context: typer.Context) -> None:
     for folder in sorted((cache_dir() / "converted").glob("*-v*")):
         if folder.is_dir():
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-            cached.add_row(folder.name, "converted GGUF", f"{size:.0f} MB", "yes")
+            cached.add_row(escape(folder.name), "converted GGUF", f"{size:.0f} MB", "yes")
     console.print(cached)
     typer.echo(f"cache folder: {cache_dir()}", err=True)
 

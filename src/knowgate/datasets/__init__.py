@@ -1,4 +1,4 @@
-"""Sources of questions, chosen by a spec: 'jsonl:FILE' or 'bench:NAME/SPLIT'. One file = one source."""
+"""Sources of questions, chosen by a spec: 'jsonl:FILE', 'hub:NAME' or 'bench:NAME/SPLIT'. One file = one source."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from knowgate.types import Question
 
 DATASETS = {
     "jsonl": Entry("knowgate.datasets.jsonl:read_questions", "jsonl:FILE, one question per line"),
+    "hub": Entry("knowgate.datasets.hub:read_questions", "hub:NAME?split=..., a Hugging Face data set", extra="hub"),
     "bench": Entry("knowgate.datasets.bench:read_questions", "bench:NAME/SPLIT from the folder in KNOWGATE_BENCH"),
 }
 
@@ -19,7 +20,7 @@ def load_questions(spec: str, limit: int | None = None) -> list[Question]:
     """The questions a spec names, ids unique, at most `limit` of them."""
     name, value = split_spec(spec)
     source = resolve(DATASETS, "data source", name, "knowgate.datasets")
-    if not value:
+    if not value and name in DATASETS:
         raise BadSetting(f"data source '{name}' needs a value: {DATASETS[name].summary}.")
     questions = list(islice(_unique(source(value), spec), limit))
     if not questions:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from knowgate.datasets import jsonl
+from knowgate.datasets.parse import read_file
 from knowgate.errors import BadInput, BadSetting, UnknownName
 from knowgate.types import Question
 
@@ -32,4 +32,4 @@ def read_questions(value: str) -> Iterator[Question]:
     splits = {path.name.removesuffix(".jsonl.gz"): path for path in files[name].glob("*.jsonl.gz")}
     if split not in splits:
         raise UnknownName(f"split of '{name}'", split, splits)
-    return jsonl.read_questions(str(splits[split]))
+    return read_file(splits[split])

@@ -67,6 +67,16 @@ def _signals(entry: Entry) -> set[Signal]:
     return {Signal(word.strip()) for word in entry.needs.split(",") if word.strip()}
 
 
+def markdown_table() -> str:
+    """The gates as the Markdown table of the README."""
+    heads = ("gate", "retrieves when", "needs", "extra cost", "reference")
+    rows = [
+        (f"`{name}`", entry.summary, entry.needs or "-", entry.cost, entry.paper or "-")
+        for name, entry in GATES.items()
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
+
+
 def score(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
     """The gate's needs, checked: one per question, each a number in [0, 1]."""
     needs = [float(need) for need in gate.score(questions, readings)]

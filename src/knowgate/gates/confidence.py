@@ -5,19 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from knowgate.errors import NotOffered
+from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.types import Completion, Token
 
 EMPTY_DRAFT_NEED = 1.0  # the model had nothing to say
 
 
-def need_of(draft: Completion | None, confidence: Callable[[Sequence[Token]], float]) -> float:
-    """1 - confidence, kept in [0, 1] against rounding."""
+def check_draft_tokens(gate: str, draft_tokens: int) -> None:
+    if draft_tokens < 1:
+        raise BadSetting(f"{gate}: draft_tokens is {draft_tokens}; it must be at least 1.")
+
+
+def need_of(draft: Completion | None, confidence: Callable[[Sequence[Token]], float], draft_tokens: int) -> float:
+    """1 - confidence of the first `draft_tokens`: the draft may be longer for another gate. Kept in [0, 1]."""
     if draft is None or draft.tokens is None:
         raise NotOffered("the reading has no token log-probabilities; the backend must offer 'logprobs'.")
     if not draft.tokens:
         return EMPTY_DRAFT_NEED
-    return min(1.0, max(0.0, 1 - confidence(draft.tokens)))
+    value = confidence(draft.tokens[:draft_tokens])
+    if math.isnan(value):  # min and max would turn it into 0: "knows"
+        raise ModelError(f"the draft '{draft.text}' has token probabilities that are not numbers (NaN).")
+    return min(1.0, max(0.0, 1 - value))
 
 
 def first(tokens: Sequence[Token]) -> float:

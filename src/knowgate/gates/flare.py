@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.errors import BadSetting
-from knowgate.gates.confidence import least, need_of
+from knowgate.gates.confidence import check_draft_tokens, least, need_of
 from knowgate.types import Question, Reading, Signal, Want
 
 
@@ -24,11 +24,12 @@ class FlareGate:
     theta: float = 0.4
     draft_tokens: int = 32
     name = "flare"
-    needs = frozenset({Signal.DRAFT, Signal.LOGPROBS})
+    needs = frozenset({Signal.LOGPROBS})
 
     def __post_init__(self) -> None:
         if not 0 <= self.theta <= 1:
             raise BadSetting(f"flare: theta is {self.theta}; it must be between 0 and 1.")
+        check_draft_tokens(self.name, self.draft_tokens)
 
     @property
     def want(self) -> Want:
@@ -39,4 +40,4 @@ class FlareGate:
         return 1 - self.theta
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return [need_of(reading.draft, least) for reading in readings]
+        return [need_of(reading.draft, least, self.draft_tokens) for reading in readings]

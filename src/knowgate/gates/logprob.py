@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from knowgate.gates.confidence import first, geometric_mean, inverse_perplexity, least, mean_margin, need_of
+from knowgate.gates.confidence import (
+    check_draft_tokens,
+    first,
+    geometric_mean,
+    inverse_perplexity,
+    least,
+    mean_margin,
+    need_of,
+)
 from knowgate.types import Question, Reading, Signal, Token, Want
 
 Statistic = Literal["first", "mean", "min", "entropy", "margin"]
@@ -34,7 +42,10 @@ class LogprobGate:
     statistic: Statistic = "first"
     draft_tokens: int = 16
     name = "logprob"
-    needs = frozenset({Signal.DRAFT, Signal.LOGPROBS})
+    needs = frozenset({Signal.LOGPROBS})
+
+    def __post_init__(self) -> None:
+        check_draft_tokens(self.name, self.draft_tokens)
 
     @property
     def want(self) -> Want:
@@ -46,7 +57,7 @@ class LogprobGate:
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         confidence = CONFIDENCE[self.statistic]
-        return [need_of(reading.draft, confidence) for reading in readings]
+        return [need_of(reading.draft, confidence, self.want.draft_tokens) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         scores = self.score(questions, readings)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.errors import BadSetting
-from knowgate.prompts import detect_language, packaged
+from knowgate.prompts.assess import self_assessment
 from knowgate.types import LabelPrompt, Question, Reading, Signal, Want
 
 
@@ -40,26 +40,13 @@ class PromptGate:
 
     def ask(self, questions: Sequence[Question]) -> list[LabelPrompt]:
         known, unknown = self.labels
-        template = packaged("self")
-        return [
-            LabelPrompt(
-                (
-                    template.fill(
-                        "assess",
-                        question.lang or detect_language(question.text),
-                        query=question.text,
-                        known=known,
-                        unknown=unknown,
-                    ),
-                ),
-                raw=False,
-            )
-            for question in questions
-        ]
+        return [self_assessment(question, known, unknown) for question in questions]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [_sigmoid(*map(float, reading.labels[self.name][-1])) for reading in readings]
 
 
 def _sigmoid(known: float, unknown: float) -> float:
-    return 1 / (1 + math.exp(min(700.0, known - unknown)))
+    """NaN stays NaN, which `gates.score` refuses."""
+    difference = known - unknown
+    return 0.0 if difference > 700 else 1 / (1 + math.exp(difference))

@@ -98,6 +98,10 @@ class FakeModel:
             raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
         return [[self._go_on(handle, max_tokens)] for _, handle in zip(prompts, resume, strict=True)]
 
+    @property
+    def depth(self) -> int:
+        return self._layers + 1
+
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         return [True for _ in prompts]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from knowgate.files import cache_dir, locked, new_folder, sha256_file, write_jso
 from knowgate.models.hf import HFModel
 from knowgate.models.hf_load import SOURCE_FILE, explained, quiet
 
+LOGGER = logging.getLogger("knowgate")
 FORMAT = 1  # raise when the layout of converted folders changes
 
 
@@ -30,7 +32,7 @@ def converted(file: Path) -> Path:
     """The folder with this file's weights as safetensors; made on first use."""
     if not file.is_file():
         raise WeightsError(f"there is no GGUF file '{file}'.")
-    sha256 = _digest(file)
+    sha256 = digest(file)
     target = cache_dir() / "converted" / f"{file.stem}-{sha256[:12]}-v{FORMAT}"
     if not (target / SOURCE_FILE).is_file():
         with locked(target.with_suffix(".lock")):
@@ -39,20 +41,21 @@ def converted(file: Path) -> Path:
     return target
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
     """sha256 of the file, remembered by path, size and time: hashing a gigabyte at every start would be slow."""
     stat = file.stat()
     identity = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
     note = cache_dir() / "digests" / hashlib.sha256(identity.encode()).hexdigest()
     if note.is_file():
         return note.read_text(encoding="ascii")
-    digest = sha256_file(file)
+    found = sha256_file(file)
     note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(digest, encoding="ascii")
-    return digest
+    note.write_text(found, encoding="ascii")
+    return found
 
 
 def _convert(file: Path, sha256: str, target: Path) -> None:
+    LOGGER.info("converting %s once to safetensors ...", file.name)
     model, tokenizer = _dequantise(file)
     with new_folder(target) as partial:
         tokenizer.save_pretrained(partial)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, BadSetting, ModelError
 from knowgate.models import hf_load, hf_stream
-from knowgate.models.hf_labels import read_labels
+from knowgate.models.hf_labels import cut_prompt, label_ids, read_labels
+from knowgate.models.hf_prefix import Prefixes
 from knowgate.models.hf_stream import Row, Stream
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Token, Vector, Want
 
@@ -35,7 +36,7 @@ class Limits:
     rows: int  # answers generated side by side
 
 
-CPU = Limits(prompts=16, prompt_tokens=4_096, rows=256)
+CPU = Limits(prompts=64, prompt_tokens=4_096, rows=256)
 CUDA = Limits(prompts=256, prompt_tokens=131_072, rows=8_192)
 
 
@@ -80,6 +81,10 @@ class HFModel:
         return hf_load.load(self.source)
 
     @functools.cached_property
+    def prefixes(self) -> Prefixes:
+        return Prefixes()
+
+    @functools.cached_property
     def stop(self) -> frozenset[int]:
         """Every token that ends an answer."""
         generation = getattr(self.loaded.model, "generation_config", None)
@@ -88,14 +93,17 @@ class HFModel:
         return frozenset(item for item in flat if item is not None)
 
     @property
+    def pad(self) -> int:
+        return int(self.loaded.tokenizer.pad_token_id or 0)
+
+    @property
     def window(self) -> int:
         """Tokens the model can see at once."""
         config = self.loaded.model.config
         return int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
 
     @property
-    def layers(self) -> int:
-        """Entries of the hidden-state tuple: the embeddings and each layer's output."""
+    def depth(self) -> int:
         return int(self.loaded.model.config.get_text_config().num_hidden_layers) + 1
 
     # --- the protocol -----------------------------------------------------------------------------
@@ -106,7 +114,7 @@ class HFModel:
         room = want.draft_tokens if not want.samples else max(want.draft_tokens, want.sample_tokens)
         ids = self._encode(prompts, room)
         limit = 1 if not want.samples else want.samples
-        return self._batched(ids, lambda places: self._read(prompts, ids, places, want, names), limit)
+        return self.batched(ids, lambda places: self._read(prompts, ids, places, want, names), limit)
 
     def generate(
         self,
@@ -125,15 +133,18 @@ class HFModel:
         ids = self._encode(prompts, max_tokens)
         if temperature == 0:
             want = Want(draft_tokens=max_tokens)
-            drafts = self._batched(ids, lambda places: self._read(prompts, ids, places, want, {}))
+            drafts = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}))
             return [[reading.draft or Completion("")] * n for reading in drafts]
         want = Want(samples=n, sample_tokens=max_tokens, temperature=temperature, seed=seed)
-        sampled = self._batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
+        sampled = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
         return [list(reading.samples) for reading in sampled]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        with torch.inference_mode():
-            return read_labels(self, prompts, labels)
+        columns = label_ids(self, labels)
+        cut = [cut_prompt(self, prompt) for prompt in prompts]
+        return self.batched(
+            [ids for ids, _ in cut], lambda places: read_labels(self, [cut[place] for place in places], columns)
+        )
 
     # --- prompts to tokens ------------------------------------------------------------------------
 
@@ -177,7 +188,7 @@ class HFModel:
     def limits(self) -> Limits:
         return CUDA if self.loaded.device.type == "cuda" else CPU
 
-    def _batched(self, ids: list[list[int]], work: Callable[[list[int]], list[Result]], rows: int = 1) -> list[Result]:
+    def batched(self, ids: list[list[int]], work: Callable[[list[int]], list[Result]], rows: int = 1) -> list[Result]:
         """Run `work` on batches of like length and put the results back in order."""
         results: dict[int, Result] = {}
         with torch.inference_mode():
@@ -218,10 +229,9 @@ class HFModel:
         want: Want,
         names: dict[int, int],
     ) -> list[Reading]:
-        pad = self.loaded.tokenizer.pad_token_id or 0
         batch = [ids[place] for place in places]
         layers = sorted(names)
-        stream = hf_stream.prefill(self.loaded.model, batch, pad, self.loaded.device, layers)
+        stream = hf_stream.prefill(self.loaded.model, batch, self.pad, self.loaded.device, layers, self.prefixes)
         before = [{names[x]: _vector(stream.hidden[x][i]) for x in layers} for i in range(len(places))]
         samples = self._sample(stream, [prompts[place] for place in places], want)
         rows = [Row() for _ in places]
@@ -283,9 +293,9 @@ class HFModel:
     def _layers(self, asked: Sequence[int]) -> list[int]:
         """Layer numbers counted from the front."""
         for layer in asked:
-            if not -self.layers <= layer < self.layers:
-                raise BadSetting(f"{self.name} has hidden states 0 to {self.layers - 1}; layer {layer} was asked.")
-        return [layer % self.layers for layer in asked]
+            if not -self.depth <= layer < self.depth:
+                raise BadSetting(f"{self.name} has hidden states 0 to {self.depth - 1}; layer {layer} was asked.")
+        return [layer % self.depth for layer in asked]
 
 
 def _vector(state: torch.Tensor) -> Vector:

@@ -13,17 +13,39 @@ import numpy as np
 import torch
 
 from knowgate.errors import BadSetting, ModelError
+from knowgate.models.hf_stream import pad_left
 from knowgate.types import LabelPrompt, Vector
 
 if TYPE_CHECKING:
     from knowgate.models.hf import HFModel
 
 
-def read_labels(model: HFModel, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-    """For each prompt an array (marked positions x labels)."""
-    columns = torch.tensor(label_ids(model, labels), device=model.loaded.device)
-    cut = [_cut(model, prompt) for prompt in prompts]
-    return [_logits(model, ids, marks, columns) for ids, marks in cut]
+Cut = tuple[list[int], list[int]]
+
+
+def read_labels(model: HFModel, prompts: Sequence[Cut], columns: Sequence[int]) -> list[Vector]:
+    """For each prompt (token ids, marks) an array (marked positions x labels), from one forward pass over all."""
+    device = model.loaded.device
+    first_mark = min(marks[0] for _, marks in prompts)
+    done, cache = model.prefixes.start(model.loaded.model, [ids[: first_mark + 1] for ids, _ in prompts], device)
+    tokens, mask = pad_left([ids[done:] for ids, _ in prompts], model.pad, device)
+    width = tokens.shape[1]
+    places = [[width - len(ids) + mark for mark in marks] for ids, marks in prompts]
+    keep = sorted({place for row in places for place in row})
+    mask = torch.cat([mask.new_ones(len(prompts), done), mask], dim=1)
+    out: Any = model.loaded.model(
+        input_ids=tokens,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0)[:, done:],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=torch.tensor(keep, device=device),
+    )
+    chosen = out.logits[:, :, torch.tensor(list(columns), device=device)].float().cpu().numpy()
+    if not np.isfinite(chosen).all():
+        raise ModelError("the model gave NaN instead of label logits: its weights or number format are bad.")
+    where = {place: number for number, place in enumerate(keep)}
+    return [chosen[i, [where[place] for place in row]] for i, row in enumerate(places)]
 
 
 def label_ids(model: HFModel, labels: Sequence[str]) -> list[int]:
@@ -34,7 +56,7 @@ def label_ids(model: HFModel, labels: Sequence[str]) -> list[int]:
     return ids
 
 
-def _cut(model: HFModel, prompt: LabelPrompt) -> tuple[list[int], list[int]]:
+def cut_prompt(model: HFModel, prompt: LabelPrompt) -> Cut:
     """Token ids, and the positions from which each label is predicted."""
     chat = not prompt.raw and bool(model.loaded.tokenizer.chat_template)
     if chat and len(prompt.parts) > 1:
@@ -47,14 +69,3 @@ def _cut(model: HFModel, prompt: LabelPrompt) -> tuple[list[int], list[int]]:
         marks.append(len(ids) - 1)
     model.check_length(len(ids), 1)
     return ids, marks
-
-
-def _logits(model: HFModel, ids: list[int], marks: list[int], columns: torch.Tensor) -> Vector:
-    keep = torch.tensor(marks, device=columns.device)
-    out: Any = model.loaded.model(
-        input_ids=torch.tensor([ids], device=columns.device), use_cache=False, logits_to_keep=keep
-    )
-    values: Vector = out.logits[0][:, columns].float().cpu().numpy()
-    if not np.isfinite(values).all():
-        raise ModelError("the model gave NaN instead of label logits: its weights or number format are bad.")
-    return values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,24 @@ import transformers
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from knowgate import weights
 from knowgate.errors import WeightsError
 from knowgate.files import read_json
 
 SOURCE_FILE = "knowgate-source.json"  # written beside converted weights: what they were made from
+# what transformers and its readers raise for a damaged file
+LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+    SafetensorError,
+)
 SAMPLED = 1 << 20  # bytes hashed at each end of a weight file: identity without reading 16 GB
 
 
@@ -33,9 +48,10 @@ def load(name_or_dir: str) -> Loaded:
     """bf16 on CUDA; fp32 on CPU, where half precision is a hundred times slower (our measurement)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    local = _is_local(name_or_dir)
     with quiet(), explained(name_or_dir):
-        tokenizer = AutoTokenizer.from_pretrained(name_or_dir)
-        model = AutoModelForCausalLM.from_pretrained(name_or_dir, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_dir, local_files_only=local)
+        model = AutoModelForCausalLM.from_pretrained(name_or_dir, dtype=dtype, local_files_only=local)
     return Loaded(model.to(device).eval(), tokenizer, device)
 
 
@@ -43,13 +59,27 @@ def load(name_or_dir: str) -> Loaded:
 def explained(name: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        kind = "folder" if Path(name).exists() else "hub name"
-        raise WeightsError(
-            f"cannot load the model from the {kind} '{name}': {first} "
-            "Expected: a folder with config.json, tokenizer files and safetensors weights, or a hub name."
-        ) from error
+    except LOADING_ERRORS as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        kind = "path" if Path(name).exists() else "hub name"
+        raise WeightsError(f"cannot load the model from the {kind} '{name}': {first}. {_advice(name)}") from error
+
+
+def _advice(name: str) -> str:
+    if (Path(name) / SOURCE_FILE).is_file():
+        return "Delete this folder: it is converted again at the next start."
+    if Path(name).is_file():
+        return "The file is damaged or of a kind that transformers cannot read: fetch it again."
+    return "Expected: a folder with config.json, tokenizer files and safetensors weights, or a hub name."
+
+
+def _is_local(name: str) -> bool:
+    """Whether to look into the local cache only; a path that is not there is said to be so, not sought on the hub."""
+    if Path(name).is_dir():
+        return True
+    if name.startswith(("/", ".", "~")):
+        raise WeightsError(f"there is no folder '{name}'. Expected: a folder with a model, or a hub name.")
+    return not weights.hub_answers()
 
 
 @contextlib.contextmanager

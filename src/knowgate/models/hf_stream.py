@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from knowgate.errors import ModelError
+from knowgate.models.hf_prefix import Prefixes
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,21 @@ class Stream:
 
 
 def prefill(
-    model: Any, ids: Sequence[Sequence[int]], pad: int, device: torch.device, layers: Sequence[int] = ()
+    model: Any,
+    ids: Sequence[Sequence[int]],
+    pad: int,
+    device: torch.device,
+    layers: Sequence[int] = (),
+    prefixes: Prefixes | None = None,
 ) -> Stream:
-    """Run the prompts, left-padded, and stop before the first answer token."""
-    width = max(map(len, ids))
-    tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in ids], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
-    cache = DynamicCache()
+    """Run the prompts, padded on the left of what they do not share, and stop before the first answer token."""
+    done, cache = (prefixes or Prefixes()).start(model, ids, device)
+    tokens, mask = pad_left([row[done:] for row in ids], pad, device)
+    mask = torch.cat([mask.new_ones(len(ids), done), mask], dim=1)
     out = model(
         input_ids=tokens,
         attention_mask=mask,
-        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
+        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0)[:, done:],
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
@@ -120,6 +125,14 @@ def prefill(
     )
     hidden = {layer: out.hidden_states[layer][:, -1].clone() for layer in layers}
     return Stream(model, cache, mask, out.logits[:, -1], hidden)
+
+
+def pad_left(ids: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of equal width and the mask of what is real in them."""
+    width = max(map(len, ids))
+    tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in ids], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
+    return tokens, mask
 
 
 def draft(

@@ -130,6 +130,10 @@ class OpenAIModel:
             return [[completion] for completion in self._go_on(handles, max_tokens)]
         return self._sample(prompts, max_tokens, temperature, n, seed)
 
+    @property
+    def depth(self) -> int:
+        return 0
+
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         """A server does not tell its window; it refuses what is too long."""
         return [True for _ in prompts]

@@ -52,6 +52,10 @@ class RecordingModel:
     def offers(self) -> frozenset[Signal]:
         return self._model.offers
 
+    @property
+    def depth(self) -> int:
+        return self._model.depth
+
     def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
         self._open()
         readings = self._model.read(prompts, want)
@@ -99,7 +103,7 @@ class RecordingModel:
 
     def _open(self) -> None:
         """Make the folder, or see that it holds outputs of this model."""
-        mine = disk.Manifest(self.name, self.fingerprint, self.offers)
+        mine = disk.Manifest(self.name, self.fingerprint, self.offers, self.depth)
         if not (self._folder / disk.MANIFEST).exists():
             disk.write_manifest(self._folder, mine)
             return
@@ -142,6 +146,10 @@ class ReplayModel:
     @property
     def offers(self) -> frozenset[Signal]:
         return self._manifest.offers
+
+    @property
+    def depth(self) -> int:
+        return self._manifest.depth
 
     def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
         settings = [_want_settings(want)] * len(prompts)

@@ -34,6 +34,7 @@ class Manifest:
     name: str
     fingerprint: str
     offers: frozenset[Signal]
+    depth: int = 0
 
 
 def call_key(fingerprint: str, method: str, prompt: object, settings: Mapping[str, Any]) -> str:
@@ -54,7 +55,7 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{VERSION}. Record it again."
             )
         offers = frozenset(Signal(offer) for offer in value["offers"])
-        return Manifest(str(value["name"]), str(value["fingerprint"]), offers)
+        return Manifest(str(value["name"]), str(value["fingerprint"]), offers, int(value["depth"]))
     except (BadInput, KeyError, TypeError, ValueError) as error:
         raise ArtefactError(f"{path} is broken ({error}). Record it again.") from None
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from knowgate.errors import BadSetting
 from knowgate.files import sha256_text
+from knowgate.types import Question
 
 LANGUAGES = ("en", "zh")
 HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
@@ -25,6 +26,11 @@ WORD = re.compile(r"[A-Za-z]+")
 def detect_language(text: str) -> str:
     """'zh' if Chinese characters outnumber Latin words, else 'en'."""
     return "zh" if len(HAN.findall(text)) > len(WORD.findall(text)) else "en"
+
+
+def question_language(question: Question) -> str:
+    """The language of the templates for a question: its own where there are templates for it, else by its script."""
+    return question.lang if question.lang in LANGUAGES else detect_language(question.text)
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ def load_templates(path: Path, like: str) -> TemplateSet:
         own = _strip(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadSetting(f"cannot read the prompt file {path}: {error}.") from None
+    except AttributeError:
+        raise BadSetting(f'{path}: write templates as name = "text" below [en] or [zh].') from None
     for lang, texts in own.items():
         _check(path, lang, texts, base)
     merged = {lang: {**texts, **own.get(lang, {})} for lang, texts in base.templates.items()}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from knowgate.errors import BadSetting
-from knowgate.prompts import LANGUAGES, TemplateSet, detect_language, packaged
+from knowgate.prompts import LANGUAGES, TemplateSet, packaged, question_language
 from knowgate.text import render_choices
-from knowgate.types import Passage, Prompt, Question
+from knowgate.types import Model, Passage, Prompt, Question
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class AnswerPrompts:
         return self.templates.fingerprint + (f"-{self.lang}" if self.lang else "")
 
     def language(self, question: Question) -> str:
-        return self.lang or question.lang or detect_language(question.text)
+        return self.lang or question_language(question)
 
     def closed(self, question: Question) -> Prompt:
         key = "choice_closed" if question.choices else "closed"
@@ -51,3 +51,18 @@ def _block(passage: Passage) -> str:
 
 def _query(question: Question) -> str:
     return render_choices(question) if question.choices else question.text
+
+
+def fit_passages(
+    model: Model, prompts: AnswerPrompts, question: Question, passages: Sequence[Passage], max_tokens: int
+) -> tuple[Passage, ...]:
+    """As many passages as the context window holds, cut from the end; the first is shortened if it must be."""
+    kept = list(passages)
+    while kept and not model.fits([prompts.open(question, kept)], max_tokens)[0]:
+        if len(kept) > 1:
+            kept.pop()
+        elif len(kept[0].text) > 1:
+            kept[0] = replace(kept[0], text=kept[0].text[: len(kept[0].text) // 2])
+        else:
+            kept.pop()
+    return tuple(kept)

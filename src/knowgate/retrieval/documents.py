@@ -56,7 +56,7 @@ def find_documents(source: Path) -> Corpus:
     if source.is_dir():
         return _find_files(source)
     if not source.exists():
-        raise BadInput(f"there is no folder or file '{source}'.")
+        raise BadInput(f"there is no folder or file '{source}'. Name a folder of documents or a JSONL file.")
     if not source.name.endswith(RECORD_SUFFIXES):
         raise BadInput(f"'{source}' is neither a folder nor a file ending in {' or '.join(RECORD_SUFFIXES)}.")
     return Corpus(source)
@@ -108,7 +108,12 @@ def _read_file(path: Path, name: str) -> Document:
 
 
 def _read_text(path: Path) -> str:
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be read: {error.strerror}. Let it be read or take it out of the folder."
+        ) from None
     if b"\0" in data:
         raise BadInput(f"{path} holds binary data, not text. Rename it or take it out of the folder.")
     charset = _declared_charset(data) if path.suffix.lower() in {".html", ".htm"} else "utf-8"
@@ -159,7 +164,9 @@ def _document(line: str, where: str) -> Document:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise BadInput(f"{where} is not valid JSON: {error.msg}.") from None
+        raise BadInput(f"{where} is not valid JSON: {error.msg}. {_FORM}") from None
+    except RecursionError:
+        raise BadInput(f"{where} is nested too deeply. {_FORM}") from None
     if not isinstance(record, dict):
         raise BadInput(f"{where} is not a JSON object. {_FORM}")
     text, title = record.get("text"), record.get("title") or ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 from knowgate import weights
 from knowgate.errors import MissingExtra, ModelError, WeightsError
@@ -63,14 +64,17 @@ class SentenceEmbedder:
         except ModuleNotFoundError as error:
             raise MissingExtra("embedding texts", "local") from error
         try:
-            if self._folder is None:
-                return SentenceTransformer(self.spec, device=self._device)
-            return SentenceTransformer(str(self._folder), device=self._device, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
+            local = self._folder is not None or not weights.hub_answers()
+            return SentenceTransformer(str(self._folder or self.spec), device=self._device, local_files_only=local)
+        except (OSError, ValueError, LookupError, RuntimeError, TypeError, AttributeError, SafetensorError) as error:
             raise WeightsError(
-                f"the embedding model '{self.spec}' cannot be loaded: {error}. "
+                f"the embedding model '{self.spec}' cannot be loaded: {_first_line(error)}. "
                 f"Give '{DEFAULT}', a folder of sentence-transformers, or a hub name."
             ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def check_vectors(vectors: Vector, n: int) -> Vector:

@@ -1,0 +1,161 @@
+"""`knowgate label`: what does this LLM know?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from knowgate.cli.build import build_prompts
+from knowgate.cli.config import Settings
+from knowgate.datasets import load_questions
+from knowgate.errors import BadSetting
+from knowgate.files import write_text
+from knowgate.labels.agreement import compare_graders
+from knowgate.labels.grading import load_grader
+from knowgate.labels.kbsat import make_sets
+from knowgate.labels.label import Labeller, Plan
+from knowgate.labels.run import RunFolder
+from knowgate.labels.session import Tally, label_run
+from knowgate.models import load_model
+from knowgate.retrieval import load_retriever
+from knowgate.types import Model, Signal
+
+WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
+NAMED_LAYERS = ("mid", "late", "last")
+
+
+def label(
+    data: Annotated[str, typer.Option(help="jsonl:FILE, bench:NAME/SPLIT or hub:NAME?split=...")],
+    out: Annotated[Path, typer.Option(help="Run folder. The same command goes on with a run that was interrupted.")],
+    model: Annotated[str, typer.Option(help="Model spec; see `knowgate models`.")] = "smollm",
+    index: Annotated[
+        str | None, typer.Option(help="Index folder or http:URL. Default: the data's own contexts.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=0, help="Sampled answers per question and way of answering.")] = 30,
+    temperature: Annotated[float, typer.Option(help="Of the samples; nothing is truncated (top_p 1, top_k 0).")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 32,
+    grade: Annotated[
+        str, typer.Option(help="exact, contains, choice or judge. Choices are graded by letter.")
+    ] = "contains",
+    judge: Annotated[str | None, typer.Option(help="Model spec of the judge, with --grade judge.")] = None,
+    judge_prompt: Annotated[str, typer.Option(help="implies (with the question) or contains (without).")] = "implies",
+    mask: Annotated[bool, typer.Option(help="Also answer with gold answers in the passages replaced by MASK.")] = False,
+    k: Annotated[
+        int | None, typer.Option(min=1, help="Passages. Default: 3 from an index, all of the data's own.")
+    ] = None,
+    layers: Annotated[
+        str, typer.Option(help="Hidden states to keep: mid, late, last, numbers, or none.")
+    ] = "mid,late,last",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
+    lang: Annotated[str | None, typer.Option(help="Force the prompt language: en or zh.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="TOML file with your own answer prompts.")] = None,
+    retry_failed: Annotated[bool, typer.Option(help="Try questions again that failed before.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare-graders", help="Print how far graders agree on this run.")
+    ] = False,
+    kb_sat: Annotated[
+        Path | None, typer.Option(help="Write the balanced self-assessment set (JSONL) and its stress sets.")
+    ] = None,
+) -> None:
+    """Sample and grade closed- and open-book answers: mastery, certainty, effect of retrieval. Resumable."""
+    questions = load_questions(data, limit)
+    llm = load_model(model)
+    judging = load_model(judge) if judge else None
+    plan = Plan(samples, temperature, max_tokens, seed, _layers(layers, llm), mask, k)
+    grader = load_grader(grade, judging, _style(judge_prompt))
+    retriever = load_retriever(index) if index else None
+    labeller = Labeller(llm, grader, plan, build_prompts(Settings(lang=lang, prompts=prompts)), retriever)
+    folder = RunFolder(out)
+    if retry_failed and (out / "run.json").is_file():
+        WORDS.print(f"trying {folder.drop_failed()} failed questions again")
+    with _bar() as show:
+        tally = label_run(folder, questions, labeller, data=data, on_progress=show)
+    _summary(tally, out)
+    if compare:
+        WORDS.print(_agreement(folder, judging))
+    if kb_sat:
+        _write_sets(folder, kb_sat, seed)
+
+
+def _layers(spec: str, model: Model) -> tuple[int, ...]:
+    """Layer numbers of 'mid,late,last' or of figures; none where the backend has no hidden states."""
+    if spec.strip() == "none" or Signal.HIDDEN not in model.offers:
+        return ()
+    depth = model.depth
+    named = {"mid": depth // 2, "late": 3 * depth // 4, "last": depth - 1}
+    found = set()
+    for word in (part.strip() for part in spec.split(",") if part.strip()):
+        if word not in named and not word.lstrip("-").isdigit():
+            raise BadSetting(f"--layers: '{word}' is neither a number nor one of {', '.join(NAMED_LAYERS)}, none.")
+        found.add(named[word] if word in named else int(word) % depth)
+    return tuple(sorted(found))
+
+
+def _style(word: str) -> Any:
+    if word not in ("implies", "contains"):
+        raise BadSetting(f"--judge-prompt is '{word}'; allowed: implies, contains.")
+    return word
+
+
+@contextmanager
+def _bar() -> Iterator[Any]:
+    columns = (
+        TextColumn("labelling"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=WORDS, transient=True) as progress:
+        task = progress.add_task("", total=None, pace="")
+
+        def show(tally: Tally) -> None:
+            pace = ""
+            if tally.seconds:
+                pace = f"{tally.fresh / tally.seconds:.2f} questions/s {tally.tokens / tally.seconds:.0f} tokens/s"
+            progress.update(task, completed=tally.done, total=tally.total, pace=pace)
+
+        yield show
+
+
+def _summary(tally: Tally, out: Path) -> None:
+    pace = ""
+    if tally.seconds and tally.fresh:
+        pace = (
+            f"; {tally.fresh} of them now, {tally.fresh / tally.seconds:.2f} questions/s, "
+            f"{tally.tokens / tally.seconds:.0f} tokens/s"
+        )
+    failed = f", {tally.failed} failed (see 'error' in the rows; --retry-failed tries again)" if tally.failed else ""
+    WORDS.print(f"{tally.done} of {tally.total} questions in {out}{failed}{pace}. Look: knowgate report {out}")
+
+
+def _agreement(folder: RunFolder, judge: Model | None) -> Table:
+    table = Table("graders", "answers", "agree", "kappa", box=None)
+    for pair in compare_graders(folder.rows(), judge):
+        kappa = "-" if pair.kappa is None else f"{pair.kappa:.2f}"
+        table.add_row(f"{pair.first} / {pair.second}", str(pair.n), f"{pair.agreement:.1%}", kappa)
+    return table
+
+
+def _write_sets(folder: RunFolder, out: Path, seed: int) -> None:
+    sets = make_sets(folder.rows(), seed)
+    for path, records in (
+        (out, sets.balanced),
+        (out.with_suffix(".swapped.jsonl"), sets.swapped),
+        (out.with_suffix(".rare.jsonl"), sets.rare),
+    ):
+        write_text(path, _lines(records))
+        WORDS.print(f"{len(records)} questions in {path}")
+
+
+def _lines(records: Sequence[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

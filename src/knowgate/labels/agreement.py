@@ -1,0 +1,56 @@
+"""How far graders agree on the same answers: share of equal verdicts and Cohen's kappa."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from knowgate.labels.grading import Grader, JudgeGrader, StringGrader
+from knowgate.labels.rows import LabelRow
+from knowgate.types import Model, Question
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """kappa is None where chance agreement is total: both graders always say the same one thing."""
+
+    first: str
+    second: str
+    n: int
+    agreement: float
+    kappa: float | None
+
+
+def compare_graders(rows: Iterable[LabelRow], judge: Model | None = None) -> list[Agreement]:
+    """Every pair of exact, contains and, if given, the judge, on the greedy closed- and open-book answers."""
+    answers, questions = _answers(rows)
+    graders: list[Grader] = [StringGrader("exact"), StringGrader("contains")]
+    if judge is not None:
+        graders += [JudgeGrader(judge, "implies"), JudgeGrader(judge, "contains")]
+    verdicts = {grader.name: [grade.correct for grade in grader.grade(answers, questions)] for grader in graders}
+    return [agree(one, other, verdicts[one], verdicts[other]) for one, other in combinations(verdicts, 2)]
+
+
+def agree(first: str, second: str, a: Sequence[bool | None], b: Sequence[bool | None]) -> Agreement:
+    """Over the answers both could grade."""
+    both = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    if not both:
+        return Agreement(first, second, 0, 0.0, None)
+    n = len(both)
+    observed = sum(x == y for x, y in both) / n
+    yes_a, yes_b = sum(x for x, _ in both) / n, sum(y for _, y in both) / n
+    chance = yes_a * yes_b + (1 - yes_a) * (1 - yes_b)
+    return Agreement(first, second, n, observed, None if chance == 1 else (observed - chance) / (1 - chance))
+
+
+def _answers(rows: Iterable[LabelRow]) -> tuple[list[str], list[Question]]:
+    """Greedy answers to free-text questions with gold answers; choices are graded by letter and nothing else."""
+    answers, questions = [], []
+    for row in rows:
+        question = Question(row.question, id=row.id, answers=row.answers, lang=row.lang)
+        for side in (row.closed, row.open):
+            if side is not None and row.answers and not row.choices:
+                answers.append(side.text)
+                questions.append(question)
+    return answers, questions

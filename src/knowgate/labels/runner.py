@@ -1,0 +1,34 @@
+"""The local runner: batches in this process, grown until each takes a few seconds.
+
+A distributed runner fulfils the same protocol (`types.Runner`): it may do any batch anywhere and more than once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from knowgate.types import Question, Result
+
+
+@dataclass(frozen=True)
+class LocalRunner:
+    """Starts with `first` questions and doubles while a batch takes less than `seconds`, up to `largest`.
+
+    So rows appear soon on a slow machine, and a fast one is kept busy.
+    """
+
+    first: int = 4
+    largest: int = 256
+    seconds: float = 10.0
+
+    def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Result]) -> Iterator[Result]:
+        size, place = self.first, 0
+        while place < len(questions):
+            batch = questions[place : place + size]
+            start = time.perf_counter()
+            yield work(batch)
+            place += len(batch)
+            if time.perf_counter() - start < self.seconds:
+                size = min(self.largest, size * 2)

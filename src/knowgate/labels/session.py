@@ -1,0 +1,149 @@
+"""A labelling run from start to end, or from where it was: questions in, rows in a run folder out."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from typing import Any
+
+from knowgate.files import sha256_text
+from knowgate.labels.label import Labelled, Labeller
+from knowgate.labels.rows import LabelRow
+from knowgate.labels.run import RunFolder, disk_error
+from knowgate.labels.runner import LocalRunner
+from knowgate.types import Question, Runner
+
+PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s")
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How far a run is. `tokens` and `seconds` are those of this start."""
+
+    total: int
+    done: int = 0
+    failed: int = 0
+    fresh: int = 0  # rows made by this start
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def plus(self, rows: Sequence[LabelRow], seconds: float) -> Tally:
+        return replace(
+            self,
+            done=self.done + len(rows),
+            fresh=self.fresh + len(rows),
+            failed=self.failed + sum(row.error is not None for row in rows),
+            tokens=self.tokens + sum(row.tokens for row in rows),
+            seconds=seconds,
+        )
+
+
+def label_run(
+    folder: RunFolder,
+    questions: Sequence[Question],
+    labeller: Labeller,
+    *,
+    data: str,
+    runner: Runner | None = None,
+    on_progress: Callable[[Tally], None] = lambda tally: None,
+) -> Tally:
+    """Label all questions that have no row yet; every finished batch is on disk before the next begins."""
+    settings = describe(labeller, questions, data)
+    with folder.exclusive(), _disk_errors(folder):
+        folder.start(settings, about())
+        done = folder.done()
+        tally = Tally(len(questions), len(done), sum(error is not None for error in done.values()))
+        on_progress(tally)
+        waiting = [question for question in questions if question.id not in done]
+        start = time.perf_counter()
+        try:
+            for part in (runner or LocalRunner()).run(waiting, labeller.label):
+                rows = _placed(part, tally.done)
+                folder.append(rows, part.vectors, tally.done)
+                tally = tally.plus(rows, time.perf_counter() - start)
+                on_progress(tally)
+        finally:
+            _record(folder, tally)
+    return tally
+
+
+def _placed(part: Labelled, first: int) -> list[LabelRow]:
+    """Rows that know where their hidden states are."""
+    shard, place, rows = f"vectors-{first:07d}.safetensors", 0, []
+    for row in part.rows:
+        has_states = bool(part.vectors) and row.error is None
+        rows.append(replace(row, vector=(shard, place)) if has_states else row)
+        place += has_states
+    return rows
+
+
+def _record(folder: RunFolder, tally: Tally) -> None:
+    """Add this start's work to what earlier starts recorded."""
+    earlier = folder.manifest().get("totals", {})
+    seconds = earlier.get("seconds", 0.0) + tally.seconds
+    tokens = earlier.get("tokens", 0) + tally.tokens
+    fresh = earlier.get("rows", 0) + tally.fresh
+    totals: dict[str, Any] = {
+        "questions": tally.total,
+        "rows": fresh,
+        "failed": tally.failed,
+        "seconds": round(seconds, 3),
+        "tokens": tokens,
+    }
+    if seconds > 0:
+        totals |= {"questions_per_second": round(fresh / seconds, 4), "tokens_per_second": round(tokens / seconds, 2)}
+    folder.update(totals=totals, updated=_now())
+
+
+def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> dict[str, Any]:
+    """The settings that make a run what it is; two runs with the same ones give the same rows."""
+    retriever = labeller.retriever
+    settings: dict[str, Any] = {
+        "data": data,
+        "data_fingerprint": fingerprint_questions(questions),
+        "questions": len(questions),
+        "model": labeller.model.name,
+        "model_fingerprint": labeller.model.fingerprint,
+        "prompts_fingerprint": labeller.prompts.fingerprint,
+        "retriever": retriever.name if retriever else "contexts",
+        "retriever_fingerprint": retriever.fingerprint if retriever else None,
+        "grader": labeller.grader.name,
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(labeller.plan).items()},
+    }
+    return {**settings, "hash": settings_hash(settings)}
+
+
+def settings_hash(settings: Mapping[str, Any]) -> str:
+    """With a question's id, the key of its work: equal keys mean equal results."""
+    return sha256_text(*(f"{key}={settings[key]!r}" for key in sorted(settings)))[:16]
+
+
+def fingerprint_questions(questions: Sequence[Question]) -> str:
+    parts = [f"{question.id}\n{question.text}\n{question.answers}\n{question.choices}" for question in questions]
+    return sha256_text(*parts)[:16]
+
+
+def about() -> dict[str, Any]:
+    """Versions and machine, for whoever repeats the run."""
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    machine = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
+    return {"started": _now(), "versions": versions, "machine": machine}
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+@contextlib.contextmanager
+def _disk_errors(folder: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, folder.path) from error

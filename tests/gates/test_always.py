@@ -1,0 +1,11 @@
+from knowgate.gates.always import AlwaysGate
+from knowgate.types import Question, Reading
+
+
+def test_need_is_one_which_is_above_the_threshold():
+    assert AlwaysGate().score([Question("Hi"), Question("谁?")], [Reading(), Reading()]) == [1.0, 1.0]
+    assert AlwaysGate().threshold < 1
+
+
+def test_nothing_is_read():
+    assert AlwaysGate().want.is_nothing

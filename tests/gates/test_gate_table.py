@@ -1,0 +1,90 @@
+"""Loading by spec, the check against a backend, the check of scores, the printed table."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+
+from knowgate.errors import BadSetting, ModelError, NotOffered, UnknownName
+from knowgate.gates import GATES, check_offers, load_gate, markdown_table, score
+from knowgate.gates.logprob import LogprobGate
+from knowgate.gates.random import RandomGate
+from knowgate.models.fake import FakeModel
+from knowgate.types import Question, Reading, Signal, Want
+
+
+@dataclass(frozen=True)
+class Saying:
+    """Gives the needs it was told."""
+
+    told: tuple[float, ...]
+    name = "saying"
+    needs = frozenset[Signal]()
+    want = Want()
+    threshold = 0.5
+
+    def score(self, questions, readings):
+        return list(self.told)
+
+
+def test_a_spec_gives_the_gate_with_its_options():
+    assert load_gate("logprob") == LogprobGate()
+    assert load_gate("logprob:mean,draft_tokens=4") == LogprobGate("mean", draft_tokens=4)
+    assert load_gate("random:rate=0.3,seed=1") == RandomGate(rate=0.3, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("logprobs", UnknownName, "unknown gate 'logprobs'. Did you mean 'logprob'?"),
+        ("", UnknownName, "unknown gate ''"),
+        ("logprob:median", BadSetting, "gate 'logprob': option 'statistic' is 'median'; allowed: first, mean, min"),
+        ("random:rate=2", BadSetting, "rate is 2.0"),
+        ("random:speed=2", BadSetting, "unknown option 'speed'. Known options: rate, seed"),
+        ("always:x", BadSetting, "Known options: none"),
+        ("flare:theta=low", BadSetting, "option 'theta' must be a number, not 'low'"),
+    ],
+)
+def test_a_wrong_spec_is_refused_with_what_is_allowed(spec, error, message):
+    with pytest.raises(error, match=message.replace("?", r"\?")):
+        load_gate(spec)
+
+
+def test_a_gate_that_needs_more_than_the_backend_gives_is_refused_with_those_that_work():
+    model = FakeModel(name="plain", offers=frozenset({Signal.DRAFT}))
+    with pytest.raises(NotOffered) as caught:
+        check_offers(load_gate("logprob"), model)
+    assert str(caught.value) == (
+        "gate 'logprob' needs logprobs, which plain does not give. Gates that work with it: always, never, random."
+    )
+
+
+def test_the_gates_that_work_are_found_by_what_they_need():
+    model = FakeModel(offers=frozenset({Signal.DRAFT, Signal.LOGPROBS}))
+    with pytest.raises(NotOffered, match=r"Gates that work with it: always, never, random, logprob, flare\.$"):
+        check_offers(load_gate("prompt"), model)
+
+
+def test_a_backend_that_gives_everything_takes_every_gate():
+    for name in GATES:
+        check_offers(load_gate(name), FakeModel())
+
+
+def test_scores_in_range_are_given_back():
+    assert score(Saying((0, 0.5, 1)), [Question("a")] * 3, [Reading()] * 3) == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("need", [math.nan, math.inf, -0.001, 1.001])
+def test_a_score_that_is_no_number_in_range_is_an_error_that_names_the_question(need):
+    with pytest.raises(ModelError, match=r"gate 'saying' gave .* for 'Why so'"):
+        score(Saying((0.5, need)), [Question("fine"), Question("Why so")], [Reading()] * 2)
+
+
+def test_the_markdown_table_has_a_row_for_each_gate_in_order():
+    lines = markdown_table().splitlines()
+    assert lines[:2] == [
+        "| gate | retrieves when | needs | extra cost | reference |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    assert [line.split("`")[1] for line in lines[2:]] == list(GATES)
+    assert "| `never` | never retrieve | - | nothing | - |" in lines

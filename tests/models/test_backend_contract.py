@@ -1,0 +1,170 @@
+"""What every backend must do: fake, replay, an OpenAI-compatible server and, marked `model`, the embedded one."""
+
+import httpx
+import numpy as np
+import pytest
+
+from knowgate.errors import KnowgateError
+from knowgate.models.fake import FakeModel
+from knowgate.models.openai import OpenAIModel
+from knowgate.models.openai_wire import Patience
+from knowgate.models.replay import RecordingModel, ReplayModel
+from knowgate.types import LabelPrompt, Prompt, Signal, Want
+from tests.models.chat_server import ChatServer
+
+PROMPTS = [Prompt("What is the capital of France?"), Prompt("Hi"), Prompt("1 + 1 = ?")]
+DRAFT = 2
+TOKENS = 4
+
+
+class RecordThenReplay:
+    """Records each call on the way; what is given back has gone through the files."""
+
+    def __init__(self, model, folder):
+        self._recorder = RecordingModel(model, folder)
+        self._folder = folder
+        self._handles = {}
+        self._recorder.fits([], 1)  # makes the folder
+
+    def __getattr__(self, name):
+        return getattr(ReplayModel(self._folder), name)
+
+    def read(self, prompts, want):
+        handles = [reading.resume for reading in self._recorder.read(prompts, want)]
+        self._handles |= {handle.key: handle for handle in handles}
+        return ReplayModel(self._folder).read(prompts, want)
+
+    def generate(self, prompts, *, resume=None, **settings):
+        inner = None if resume is None else [self._handles[handle.key] for handle in resume]
+        self._recorder.generate(prompts, resume=inner, **settings)
+        return ReplayModel(self._folder).generate(prompts, resume=resume, **settings)
+
+    def label_logits(self, prompts, labels):
+        self._recorder.label_logits(prompts, labels)
+        return ReplayModel(self._folder).label_logits(prompts, labels)
+
+    def fits(self, prompts, max_tokens):
+        self._recorder.fits(prompts, max_tokens)
+        return ReplayModel(self._folder).fits(prompts, max_tokens)
+
+
+def long_answers():
+    return FakeModel({prompt.text: f"answer {i} has five words" for i, prompt in enumerate(PROMPTS)})
+
+
+@pytest.fixture(params=["fake", "replay", "openai", pytest.param("smollm", marks=pytest.mark.model)])
+def model(request, tmp_path):
+    if request.param == "smollm":
+        return request.getfixturevalue("smollm")
+    if request.param == "openai":
+        quick = Patience(timeout=5, total=10, retries=1, backoff=0.0)
+        return OpenAIModel("m", "http://server.test/v1", patience=quick, transport=httpx.MockTransport(ChatServer()))
+    return long_answers() if request.param == "fake" else RecordThenReplay(long_answers(), tmp_path / "run")
+
+
+def greedy(model, prompts):
+    return [row[0].text for row in model.generate(prompts, max_tokens=TOKENS)]
+
+
+def test_answers_come_in_the_order_of_the_prompts(model):
+    assert greedy(model, PROMPTS[::-1]) == greedy(model, PROMPTS)[::-1]
+
+
+def test_a_batch_gives_what_its_prompts_give_one_by_one(model):
+    assert greedy(model, PROMPTS) == [greedy(model, [prompt])[0] for prompt in PROMPTS]
+
+
+def test_the_drafts_of_a_batch_are_those_of_its_prompts_one_by_one(model):
+    want = Want(draft_tokens=DRAFT)
+    singles = [model.read([prompt], want)[0].draft for prompt in PROMPTS]
+    for draft, single in zip([reading.draft for reading in model.read(PROMPTS, want)], singles, strict=True):
+        assert draft.text == single.text
+        assert [t.logprob for t in draft.tokens] == pytest.approx([t.logprob for t in single.tokens], abs=1e-3)
+
+
+def test_going_on_from_a_draft_gives_the_draft_and_more(model):
+    readings = model.read(PROMPTS, Want(draft_tokens=DRAFT))
+    rows = model.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
+    for reading, row in zip(readings, rows, strict=True):
+        assert len(row) == 1
+        assert row[0].text.startswith(reading.draft.text)
+
+
+def test_going_on_from_a_draft_ends_where_a_whole_answer_ends(model):
+    readings = model.read(PROMPTS, Want(draft_tokens=DRAFT))
+    rows = model.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
+    assert [row[0].text for row in rows] == greedy(model, PROMPTS)
+
+
+def test_as_many_samples_are_given_as_were_asked_for(model):
+    drawn = model.generate(PROMPTS, max_tokens=TOKENS, temperature=1.0, n=3, seed=0)
+    assert [len(row) for row in drawn] == [3, 3, 3]
+    readings = model.read(PROMPTS[:1], Want(samples=2, sample_tokens=TOKENS, seed=0))
+    assert len(readings[0].samples) == 2
+
+
+def test_a_seed_gives_the_same_samples_again(model):
+    settings = {"max_tokens": TOKENS, "temperature": 1.0, "n": 3, "seed": 5}
+    assert model.generate(PROMPTS, **settings) == model.generate(PROMPTS, **settings)
+
+
+def test_an_answer_has_no_more_tokens_than_it_may(model):
+    readings = model.read(PROMPTS, Want(draft_tokens=1))
+    assert all(len(reading.draft.tokens) <= 1 for reading in readings)
+
+
+def test_no_prompts_give_no_results(model):
+    assert model.read([], Want(draft_tokens=DRAFT)) == []
+    assert model.generate([], max_tokens=TOKENS) == []
+    assert model.fits([], TOKENS) == []
+
+
+def test_what_was_not_wanted_is_not_given(model):
+    reading = model.read(PROMPTS[:1], Want(draft_tokens=1))[0]
+    assert (reading.samples, dict(reading.hidden), dict(reading.labels)) == ((), {}, {})
+
+
+def test_log_probabilities_come_where_they_are_offered(model):
+    drafts = [reading.draft for reading in model.read(PROMPTS, Want(draft_tokens=DRAFT))]
+    offered = Signal.LOGPROBS in model.offers
+    assert all((draft.tokens is not None) is offered for draft in drafts)
+    assert all(token.logprob <= 0 for draft in drafts for token in draft.tokens or ())
+
+
+def test_hidden_states_come_where_they_are_offered_and_are_refused_elsewhere(model):
+    want = Want(draft_tokens=1, layers=(0, -1), after_draft=True)
+    if Signal.HIDDEN not in model.offers:
+        with pytest.raises(KnowgateError, match="hidden states"):
+            model.read(PROMPTS, want)
+        return
+    for reading in model.read(PROMPTS, want):
+        for states in (reading.hidden, reading.hidden_after):
+            assert set(states) == {0, -1}
+            assert all(state.ndim == 1 and state.dtype == np.float32 for state in states.values())
+
+
+def test_labels_come_where_they_are_offered_one_row_a_position_one_column_a_label(model):
+    assert Signal.LABELS in model.offers
+    asked = [LabelPrompt((f"{prompt.text} Say Paris or Lyon.",), raw=False) for prompt in PROMPTS]
+    logits = model.label_logits(asked, ["Paris", "Lyon"])
+    assert [rows.shape for rows in logits] == [(1, 2)] * 3
+    assert all(np.isfinite(rows).all() for rows in logits)
+
+
+def test_each_prompt_is_told_whether_it_fits(model):
+    fitting = model.fits(PROMPTS, TOKENS)
+    assert fitting == [True, True, True]
+    assert all(type(each) is bool for each in fitting)
+
+
+def test_a_handle_of_something_else_is_refused(model):
+    if isinstance(model, RecordThenReplay):
+        pytest.skip("the wrapper of this test looks handles up itself; see test_replay")
+    with pytest.raises(KnowgateError):
+        model.generate(PROMPTS[:1], max_tokens=TOKENS, resume=["not a handle"])
+
+
+def test_name_and_fingerprint_do_not_change(model):
+    assert (model.name, model.fingerprint) == (model.name, model.fingerprint)
+    assert model.name
+    assert model.fingerprint

@@ -1,0 +1,192 @@
+"""The transformers backend, checked against transformers itself on a tiny random Llama."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError
+from knowgate.models import hf_stream
+from knowgate.models.hf import HFModel
+from knowgate.models.hf_prefix import Prefixes, common
+from knowgate.types import LabelPrompt, Prompt, Want
+from tests.models.tiny_llama import save_tiny_llama
+
+PROMPTS = [Prompt("Who wrote it?"), Prompt("What is the name of the tallest tower in town?"), Prompt("Why?")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return HFModel(str(save_tiny_llama(tmp_path_factory.mktemp("tiny"))))
+
+
+def ids_of(model, prompt):
+    return torch.tensor([model.tokenise(model.render(prompt.text))])
+
+
+def reference(model, prompt, max_tokens):
+    out = model.loaded.model.generate(
+        ids_of(model, prompt), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0, eos_token_id=1
+    )
+    new = out[0, ids_of(model, prompt).shape[1] :].tolist()
+    return new[: new.index(1)] if 1 in new else new
+
+
+def tokens_of(model, completion):
+    return [model.loaded.tokenizer.convert_tokens_to_ids(token.text) for token in completion.tokens]
+
+
+def test_greedy_answers_equal_transformers_generate_for_prompts_of_different_length(model):
+    drafts = model.generate(PROMPTS, max_tokens=10)
+    assert [tokens_of(model, row[0]) for row in drafts] == [reference(model, prompt, 10) for prompt in PROMPTS]
+
+
+def test_a_draft_that_goes_on_equals_one_long_answer(model):
+    readings = model.read(PROMPTS, Want(draft_tokens=3))
+    resumed = model.generate(PROMPTS, max_tokens=12, resume=[reading.resume for reading in readings])
+    whole = model.generate(PROMPTS, max_tokens=12)
+    assert [row[0].text for row in resumed] == [row[0].text for row in whole]
+
+
+def test_some_of_a_batch_can_go_on_and_a_handle_can_be_used_twice(model):
+    readings = model.read(PROMPTS, Want(draft_tokens=2, layers=(1,), after_draft=True))
+    once = model.generate(PROMPTS[1:2], max_tokens=9, resume=[readings[1].resume])
+    twice = model.generate(PROMPTS[1:2], max_tokens=9, resume=[readings[1].resume])
+    assert once[0][0].text == twice[0][0].text == model.generate(PROMPTS[1:2], max_tokens=9)[0][0].text
+
+
+def test_token_statistics_equal_a_direct_computation(model):
+    token = model.read(PROMPTS[:1], Want(draft_tokens=1))[0].draft.tokens[0]
+    with torch.inference_mode():
+        logits = model.loaded.model(ids_of(model, PROMPTS[0])).logits[0, -1].double().numpy()
+    p = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    top = np.sort(p)[::-1]
+    assert token.logprob == pytest.approx(np.log(top[0]), abs=1e-5)
+    assert token.entropy == pytest.approx(-(p * np.log(p)).sum(), abs=1e-4)
+    assert token.margin == pytest.approx(top[0] - top[1], abs=1e-5)
+
+
+def test_hidden_states_are_those_at_the_last_prompt_token(model):
+    readings = model.read(PROMPTS, Want(layers=(0, 1, -1)))
+    for prompt, reading in zip(PROMPTS, readings, strict=True):
+        with torch.inference_mode():
+            states = model.loaded.model(ids_of(model, prompt), output_hidden_states=True).hidden_states
+        for layer in (0, 1, -1):
+            np.testing.assert_allclose(reading.hidden[layer], states[layer][0, -1].numpy(), atol=1e-4)
+
+
+def test_states_after_the_draft_are_those_at_its_last_token(model):
+    readings = model.read(PROMPTS, Want(draft_tokens=4, layers=(1,), after_draft=True))
+    for prompt, reading in zip(PROMPTS, readings, strict=True):
+        ids = torch.cat([ids_of(model, prompt), torch.tensor([tokens_of(model, reading.draft)])], dim=1).long()
+        with torch.inference_mode():
+            state = model.loaded.model(ids, output_hidden_states=True).hidden_states[1][0, -1]
+        np.testing.assert_allclose(reading.hidden_after[1], state.numpy(), atol=1e-4)
+
+
+def test_samples_of_a_seed_do_not_depend_on_the_rest_of_the_batch(model):
+    together = model.generate(PROMPTS, max_tokens=6, temperature=1.0, n=4, seed=7)
+    alone = model.generate(PROMPTS[1:2], max_tokens=6, temperature=1.0, n=4, seed=7)
+    assert [c.text for c in together[1]] == [c.text for c in alone[0]]
+
+
+def test_another_seed_gives_other_samples(model):
+    one, two = (model.generate(PROMPTS[:1], max_tokens=8, temperature=1.0, n=5, seed=s)[0] for s in (1, 2))
+    assert [c.text for c in one] != [c.text for c in two]
+
+
+def test_drawn_tokens_follow_the_softmax():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).repeat(10_000, 1)
+    drawn = hf_stream.draw(logits, np.random.default_rng(0).random(10_000), 1.0)
+    np.testing.assert_allclose(np.bincount(drawn) / 10_000, [0.5, 0.3, 0.2], atol=0.02)
+
+
+def test_temperature_sharpens_the_distribution():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).repeat(10_000, 1)
+    drawn = hf_stream.draw(logits, np.random.default_rng(0).random(10_000), 0.5)
+    squared = np.array([0.25, 0.09, 0.04]) / 0.38
+    np.testing.assert_allclose(np.bincount(drawn) / 10_000, squared, atol=0.02)
+
+
+def test_a_shared_beginning_changes_nothing(model):
+    prompts = [Prompt("The same long instruction for all. " + end) for end in ("One?", "Another one?", "x")]
+    shared = model.read(prompts, Want(draft_tokens=5, layers=(1,)))
+    assert model.prefixes.kept
+    for prompt, reading in zip(prompts, shared, strict=True):
+        fresh = HFModel(model.source).read([prompt], Want(draft_tokens=5, layers=(1,)))[0]
+        assert fresh.draft.text == reading.draft.text
+        np.testing.assert_allclose(fresh.hidden[1], reading.hidden[1], atol=1e-4)
+
+
+def test_the_common_beginning_leaves_each_row_its_last_token():
+    assert common([[1, 2, 3, 4], [1, 2, 3]]) == (1, 2)
+    assert common([[5, 6], [7, 6]]) == ()
+
+
+def test_a_single_prompt_reuses_a_kept_beginning_but_keeps_none_itself(model):
+    prefixes = Prefixes()
+    rows = [list(range(5, 25)) + [end] for end in (30, 31)]
+    with torch.inference_mode():
+        assert prefixes.start(model.loaded.model, rows[:1], model.loaded.device)[0] == 0
+        assert prefixes.start(model.loaded.model, rows, model.loaded.device)[0] == 20
+        assert prefixes.start(model.loaded.model, rows[:1], model.loaded.device)[0] == 20
+
+
+def test_label_logits_of_one_pass_equal_separate_passes(model):
+    parts = ("Say it.\nQ: one?\nA:", "true\nQ: two?\nA:", "false\nQ: three?\nA:")
+    together = model.label_logits([LabelPrompt(parts)], ["true", "false"])[0]
+    columns = [model.tokenise("true")[0], model.tokenise("false")[0]]
+    for position in range(3):
+        ids = torch.tensor([model.tokenise("".join(parts[: position + 1]))])
+        with torch.inference_mode():
+            alone = model.loaded.model(ids).logits[0, -1, columns].numpy()
+        np.testing.assert_allclose(together[position], alone, atol=1e-4)
+
+
+def test_label_prompts_of_different_length_keep_their_order(model):
+    prompts = [LabelPrompt(("Is it so, or is it not? A:",)), LabelPrompt(("Q? A:", "true\nWhy? A:"))]
+    together = model.label_logits(prompts, ["true", "false"])
+    alone = [model.label_logits([prompt], ["true", "false"])[0] for prompt in prompts]
+    assert [rows.shape for rows in together] == [(1, 2), (2, 2)]
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_labels_with_the_same_first_token_are_refused(model):
+    with pytest.raises(BadSetting, match="'abc', 'axe' do not begin with different tokens"):
+        model.label_logits([LabelPrompt(("Q:",))], ["abc", "axe"])
+
+
+def test_a_prompt_longer_than_the_window_is_refused_with_its_length(model):
+    assert model.fits([Prompt("x" * 600), Prompt("x")], 8) == [False, True]
+    with pytest.raises(BadInput, match=r"611 tokens .* sees only 512"):
+        model.generate([Prompt("x" * 600)], max_tokens=8)
+
+
+def test_a_layer_that_does_not_exist_is_refused(model):
+    with pytest.raises(BadSetting, match="hidden states 0 to 2; layer 3 was asked"):
+        model.read(PROMPTS, Want(layers=(3,)))
+
+
+def test_nan_from_the_model_is_an_error_never_a_score(tmp_path):
+    broken = HFModel(str(save_tiny_llama(tmp_path)))
+    with torch.no_grad():
+        broken.loaded.model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(ModelError, match="NaN"):
+        broken.read(PROMPTS, Want(draft_tokens=2))
+    with pytest.raises(ModelError, match="NaN"):
+        broken.generate(PROMPTS, max_tokens=2, temperature=1.0, n=2)
+    with pytest.raises(ModelError, match="NaN"):
+        broken.label_logits([LabelPrompt(("Q:",))], ["true", "false"])
+
+
+def test_the_fingerprint_is_of_the_weights_not_of_the_place(tmp_path):
+    first, twin, other = (tmp_path / name for name in ("first", "twin", "other"))
+    save_tiny_llama(first), save_tiny_llama(twin), save_tiny_llama(other, seed=1)
+    assert HFModel(str(first)).fingerprint == HFModel(str(twin)).fingerprint != HFModel(str(other)).fingerprint
+
+
+def test_a_folder_without_weights_is_explained(tmp_path):
+    with pytest.raises(WeightsError, match="Expected: a folder with config.json"):
+        HFModel(str(tmp_path)).generate(PROMPTS, max_tokens=1)

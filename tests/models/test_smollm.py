@@ -1,0 +1,59 @@
+"""The embedded model, for real: every way to it gives the same answers, token for token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from knowgate import weights
+from knowgate.models import load_model
+from knowgate.models.gguf import converted
+from knowgate.pipeline import AdaptiveRAG
+from knowgate.prompts.answer import AnswerPrompts
+from knowgate.types import Question, Want
+
+pytestmark = pytest.mark.model
+QUESTIONS = [Question(text) for text in ("What is the capital of France?", "Who wrote Hamlet?", "日本的首都是哪里?")]
+PROMPTS = [AnswerPrompts().closed(question) for question in QUESTIONS]
+TOKENS = 12
+
+
+def texts(model):
+    return [[token.text for token in row[0].tokens] for row in model.generate(PROMPTS, max_tokens=TOKENS)]
+
+
+@pytest.fixture(scope="module")
+def file():
+    return weights.fetch("smollm") / weights.lookup("smollm").checked
+
+
+def test_hf_and_gguf_and_the_embedded_model_answer_alike(smollm, file):
+    from_folder = load_model(f"hf:{converted(file)}")
+    from_gguf = load_model(f"gguf:{file}")
+    assert texts(from_folder) == texts(from_gguf) == texts(smollm)
+    assert from_folder.fingerprint == from_gguf.fingerprint == smollm.fingerprint
+
+
+def test_our_decoding_equals_transformers_own(smollm):
+    for prompt, ours in zip(PROMPTS, texts(smollm), strict=True):
+        ids = torch.tensor([smollm.tokenise(smollm.render(prompt.text))])
+        out = smollm.loaded.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, pad_token_id=smollm.pad
+        )
+        new = [token for token in out[0, ids.shape[1] :].tolist() if token not in smollm.stop]
+        assert [smollm.loaded.tokenizer.decode([token]) for token in new] == ours
+
+
+def test_the_one_pass_path_answers_as_plain_generation_does(smollm):
+    readings = smollm.read(PROMPTS, Want(draft_tokens=1, layers=(15,)))
+    resumed = smollm.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
+    assert [[token.text for token in row[0].tokens] for row in resumed] == texts(smollm)
+
+
+def test_the_pipeline_skips_with_the_closed_book_answer(smollm):
+    from knowgate.gates import load_gate
+
+    rag = AdaptiveRAG(smollm, load_gate("logprob:first"), threshold=1.0, max_tokens=TOKENS)
+    plain = smollm.generate(PROMPTS, max_tokens=TOKENS)
+    assert [answer.text for answer in rag.answer_many(QUESTIONS)] == [row[0].text for row in plain]
+    assert "Paris" in rag.answer(QUESTIONS[0]).text

@@ -1,0 +1,219 @@
+import gzip
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from knowgate.errors import BadInput
+from knowgate.files import (
+    cache_dir,
+    locked,
+    new_folder,
+    read_json,
+    read_jsonl,
+    sha256_file,
+    sha256_text,
+    write_json,
+    write_text,
+)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- one file -------------------------------------------------------------------------------------
+
+
+def test_a_file_is_written_with_the_folders_above_it(tmp_path):
+    write_text(tmp_path / "a" / "b.txt", "häßlich 北京")
+    assert (tmp_path / "a" / "b.txt").read_text(encoding="utf-8") == "häßlich 北京"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "new \ud800")  # half a pair has no UTF-8 form
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_what_is_written_can_be_read_by_others(tmp_path):
+    write_text(tmp_path / "a.txt", "x")
+    with new_folder(tmp_path / "b"):
+        pass
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o755
+
+
+def test_json_comes_back_as_it_was_and_stays_readable(tmp_path):
+    write_json(tmp_path / "a.json", {"城": [1, 2.5, None]})
+    assert read_json(tmp_path / "a.json") == {"城": [1, 2.5, None]}
+    assert "城" in (tmp_path / "a.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe"])
+def test_a_file_that_is_not_json_is_named(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(BadInput, match=r"a\.json is not valid JSON"):
+        read_json(tmp_path / "a.json")
+
+
+# --- a folder -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def target(tmp_path):
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / "old.txt").write_text("old")
+    return folder
+
+
+def test_a_new_folder_appears_when_its_block_ends_well(tmp_path):
+    with new_folder(tmp_path / "deep" / "target") as partial:
+        (partial / "new.txt").write_text("new")
+        assert not (tmp_path / "deep" / "target").exists()
+    assert names(tmp_path / "deep") == ["target"]
+    assert names(tmp_path / "deep" / "target") == ["new.txt"]
+
+
+def test_a_new_folder_replaces_the_old_one_whole(target):
+    with new_folder(target) as partial:
+        (partial / "new.txt").write_text("new")
+        assert names(target) == ["old.txt"]
+    assert names(target) == ["new.txt"]
+    assert names(target.parent) == ["target"]
+
+
+def fill_and_fail(target, error):
+    with new_folder(target) as partial:
+        (partial / "new.txt").write_text("new")
+        raise error
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_block_that_fails_leaves_the_old_folder_and_nothing_else(target, error):
+    with pytest.raises(error):
+        fill_and_fail(target, error)
+    assert names(target) == ["old.txt"]
+    assert names(target.parent) == ["target"]
+
+
+# --- JSON lines -----------------------------------------------------------------------------------
+
+
+def test_lines_are_numbered_as_an_editor_does_and_empty_ones_are_skipped(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n\n  \n{"x": "城"}\n', encoding="utf-8")
+    assert list(read_jsonl(tmp_path / "a.jsonl")) == [(1, {"x": 1}), (4, {"x": "城"})]
+
+
+def test_gzip_is_unpacked(tmp_path):
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write('{"x": "城"}\n')
+    assert list(read_jsonl(tmp_path / "a.jsonl.gz")) == [(1, {"x": "城"})]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [("{x}", "line 3 is not valid JSON"), ("[1]", "line 3 is not a JSON object")]
+)
+def test_a_broken_line_is_named_by_its_number(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_text(f'{{"x": 1}}\n\n{line}\n')
+    with pytest.raises(BadInput, match=message):
+        list(read_jsonl(tmp_path / "a.jsonl"))
+
+
+def test_the_lines_before_a_broken_one_are_given(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n{\n')
+    assert next(read_jsonl(tmp_path / "a.jsonl")) == (1, {"x": 1})
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('{"x": "ä"}'.encode("latin-1"))
+    with pytest.raises(BadInput, match=r"a\.jsonl is not a UTF-8 text file"):
+        list(read_jsonl(tmp_path / "a.jsonl"))
+
+
+def whole_gzip() -> bytes:
+    return gzip.compress(b'{"x": 1}\n' * 100)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"plain text", whole_gzip()[:-12], whole_gzip()[:14] + b"\xff\xff\xff\xff" + whole_gzip()[18:]],
+    ids=["not gzip", "cut off", "damaged inside"],
+)
+def test_a_broken_gzip_file_is_named(tmp_path, content):
+    (tmp_path / "a.jsonl.gz").write_bytes(content)
+    with pytest.raises(BadInput, match=r"a\.jsonl\.gz is not a whole gzip file"):
+        list(read_jsonl(tmp_path / "a.jsonl.gz"))
+
+
+# --- locks, hashes, the cache ---------------------------------------------------------------------
+
+TAKER = """
+    import sys, pathlib
+    from knowgate.files import locked
+    print("ready", flush=True)
+    with locked(pathlib.Path(sys.argv[1])):
+        print("held", flush=True)
+        pathlib.Path(sys.argv[2]).touch()
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX's")
+def test_a_lock_keeps_another_process_out_until_it_is_let_go(tmp_path):
+    lock, entered = tmp_path / "x.lock", tmp_path / "entered"
+    command = [sys.executable, "-c", textwrap.dedent(TAKER), str(lock), str(entered)]
+    with locked(lock):
+        taker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert taker.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        assert not entered.exists()
+    with taker:
+        assert taker.stdout.readline() == "held\n"
+        taker.communicate("go\n", timeout=10)
+
+
+def test_a_lock_is_let_go_when_its_block_fails(tmp_path):
+    with pytest.raises(ValueError), locked(tmp_path / "x.lock"):
+        raise ValueError
+    with locked(tmp_path / "x.lock"):
+        pass
+
+
+def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "a") == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_the_borders_between_texts_count():
+    assert len({sha256_text("ab", "c"), sha256_text("a", "bc"), sha256_text("abc"), sha256_text("abc", "")}) == 4
+
+
+def test_half_a_surrogate_pair_can_be_hashed():
+    assert sha256_text("\ud800") != sha256_text("\ud801")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"KNOWGATE_CACHE": "/k", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/k"),
+        ({"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/x/knowgate"),
+        ({"HOME": "/h"}, "/h/.cache/knowgate"),
+        ({"KNOWGATE_CACHE": "~/mine", "HOME": "/h"}, "/h/mine"),
+    ],
+)
+def test_the_cache_folder_comes_from_the_environment(monkeypatch, variables, expected):
+    for name in ("KNOWGATE_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(cache_dir()) == expected

