@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test check format bench clean
+.PHONY: install demo test check format readme bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ check: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+readme: install
+	$(BIN)/python -m tests.readme_tables
 
 bench: install
 	$(BIN)/python benchmarks/foundation.py

@@ -66,6 +66,7 @@ def one_pass(model: Any, rounds: int) -> None:
 
 def samples(model: Any, rounds: int) -> None:
     import torch
+
     from knowgate.prompts.answer import AnswerPrompts
     from knowgate.types import Question
 
@@ -85,9 +86,7 @@ def samples(model: Any, rounds: int) -> None:
     # an end token would shorten answers at random: nobody stops early in this comparison
     model = FullLength(model)
     shared = seconds(lambda: model.generate([prompt], max_tokens=12, temperature=1.0, n=30, seed=0))
-    single = seconds(
-        lambda: [model.generate([prompt], max_tokens=12, temperature=1.0, n=1, seed=i) for i in range(30)]
-    )
+    single = seconds(lambda: [model.generate([prompt], max_tokens=12, temperature=1.0, n=1, seed=i) for i in range(30)])
     with torch.inference_mode():
         library = statistics.median(
             seconds(lambda: loaded.model.generate(ids, num_return_sequences=30, **settings)) for _ in range(rounds)

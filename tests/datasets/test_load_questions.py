@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from knowgate.datasets import load_questions
+from knowgate.datasets import DATASETS, load_questions
 from knowgate.errors import BadInput, BadSetting, UnknownName
 from knowgate.types import Passage, Question
 
@@ -120,7 +120,7 @@ def test_a_source_without_a_value_says_what_it_needs():
 
 
 def test_an_unknown_source_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownName, match=r"unknown data source 'csv'\. Known: bench, jsonl"):
+    with pytest.raises(UnknownName, match=rf"unknown data source 'csv'\. Known: {', '.join(sorted(DATASETS))}"):
         load_questions("csv:x")
 
 

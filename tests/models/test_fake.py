@@ -3,11 +3,11 @@ import math
 
 import numpy as np
 import pytest
-from tests.models.counting import CountingModel
 
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.models.fake import FakeModel, open_fake
 from knowgate.types import LabelPrompt, Prompt, Signal, Want
+from tests.models.counting import CountingModel
 
 CAPITAL = "What is the capital of France?"
 TABLE = {

@@ -126,7 +126,7 @@ def test_the_common_beginning_leaves_each_row_its_last_token():
 
 def test_a_single_prompt_reuses_a_kept_beginning_but_keeps_none_itself(model):
     prefixes = Prefixes()
-    rows = [list(range(5, 25)) + [end] for end in (30, 31)]
+    rows = [[*range(5, 25), end] for end in (30, 31)]
     with torch.inference_mode():
         assert prefixes.start(model.loaded.model, rows[:1], model.loaded.device)[0] == 0
         assert prefixes.start(model.loaded.model, rows, model.loaded.device)[0] == 20
@@ -188,5 +188,5 @@ def test_the_fingerprint_is_of_the_weights_not_of_the_place(tmp_path):
 
 
 def test_a_folder_without_weights_is_explained(tmp_path):
-    with pytest.raises(WeightsError, match="Expected: a folder with config.json"):
+    with pytest.raises(WeightsError, match=r"Expected: a folder with config\.json"):
         HFModel(str(tmp_path)).generate(PROMPTS, max_tokens=1)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.retrieval.retrieval_fakes import CountingEmbedder
 
 from knowgate.errors import ModelError
 from knowgate.retrieval.ann import AnnSearch, build_ann
 from knowgate.retrieval.dense import DenseRetriever, ExactSearch
 from knowgate.types import Passage, Vector
+from tests.retrieval.retrieval_fakes import CountingEmbedder
 
 
 def unit_vectors(n: int, width: int = 8) -> Vector:

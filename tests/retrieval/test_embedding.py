@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.retrieval.retrieval_fakes import write_records
 
 from knowgate.errors import MissingExtra
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.embedding import SentenceEmbedder
 from knowgate.retrieval.index import build_index
+from tests.retrieval.retrieval_fakes import write_records
 
 
 def test_embedding_without_sentence_transformers_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

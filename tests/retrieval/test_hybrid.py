@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.retrieval.retrieval_fakes import FixedRetriever
 
 from knowgate.errors import BadSetting
 from knowgate.retrieval.hybrid import HybridRetriever
+from tests.retrieval.retrieval_fakes import FixedRetriever
 
 
 def test_scores_are_sums_of_reciprocal_ranks():

@@ -15,7 +15,6 @@ from pathlib import Path
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from knowgate import weights
 from knowgate.errors import WeightsError
@@ -46,11 +45,13 @@ class Finding:
 def doctor() -> None:
     """Check packages, weights, cache and GPU; say what to type when something is missing."""
     findings = list(examine())
-    table = Table("check", "state", "what to type", box=None)
+    console = Console(soft_wrap=True, highlight=False)
+    width = max(len(finding.what) for finding in findings)
     for finding in findings:
         colour = "red" if finding.broken else "yellow" if finding.advice else "green"
-        table.add_row(finding.what, f"[{colour}]{escape(finding.state)}[/{colour}]", escape(finding.advice))
-    Console(soft_wrap=True).print(table)
+        console.print(f"{finding.what:<{width}}  [{colour}]{escape(finding.state)}[/{colour}]")
+        if finding.advice:  # on a line of its own, to be copied whole
+            console.print(f"{'':<{width}}  type: {escape(finding.advice)}")
     if any(finding.broken for finding in findings):
         raise typer.Exit(1)
 

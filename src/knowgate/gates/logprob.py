@@ -27,7 +27,7 @@ class LogprobGate:
     first: of the first token; mean: geometric mean; min: of the least probable token;
     entropy: exp(-mean token entropy); margin: mean of p(first choice) - p(second choice).
     Until a fitted gate exists `first` is the default: on the embedded model it separates known from unknown
-    (AUROC .67 on TriviaQA), while the mean does not (.39): small models are sure of the tail of any sentence.
+    (AUROC .65 on 300 TriviaQA questions) better than the mean (.61): small models are sure of any sentence's tail.
 
     Needs: logprobs. Cost per question: nothing when skipping (the draft is the answer's beginning); the drafted
     tokens when retrieving, one for `first`.

@@ -55,6 +55,10 @@ def digest(file: Path) -> str:
 
 
 def _convert(file: Path, sha256: str, target: Path) -> None:
+    try:
+        import gguf  # noqa: F401 - transformers needs it and says so only in passing
+    except ModuleNotFoundError:
+        raise MissingExtra("a GGUF file", "local") from None
     LOGGER.info("converting %s once to safetensors ...", file.name)
     model, tokenizer = _dequantise(file)
     with new_folder(target) as partial:
@@ -71,10 +75,6 @@ def _dequantise(file: Path) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
-        import gguf  # noqa: F401 - transformers needs it and says so only in passing
-    except ModuleNotFoundError:
-        raise MissingExtra("a GGUF file", "local") from None
     # transformers' own bar for the conversion cannot be switched off, so it is caught
     with quiet(), explained(str(file)), contextlib.redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)

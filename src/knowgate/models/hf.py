@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,25 +18,11 @@ from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, BadSetting, ModelError
 from knowgate.models import hf_load, hf_stream
+from knowgate.models.hf_batches import Work, limits_of, run_batched
 from knowgate.models.hf_labels import cut_prompt, label_ids, read_labels
 from knowgate.models.hf_prefix import Prefixes
 from knowgate.models.hf_stream import Row, Stream
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Token, Vector, Want
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much one batch may hold. CPU figures keep the peak memory of a 135M model under 1.5 GB."""
-
-    prompts: int
-    prompt_tokens: int
-    rows: int  # answers generated side by side
-
-
-CPU = Limits(prompts=64, prompt_tokens=4_096, rows=256)
-CUDA = Limits(prompts=256, prompt_tokens=131_072, rows=8_192)
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Result, Signal, Token, Vector, Want
 
 
 @dataclass(frozen=True)
@@ -182,42 +167,8 @@ class HFModel:
         text = self.render(prompt.text) if chat else prompt.text
         return self.tokenise(text, special=not chat)
 
-    # --- batches ----------------------------------------------------------------------------------
-
-    @property
-    def limits(self) -> Limits:
-        return CUDA if self.loaded.device.type == "cuda" else CPU
-
-    def batched(self, ids: list[list[int]], work: Callable[[list[int]], list[Result]], rows: int = 1) -> list[Result]:
-        """Run `work` on batches of like length and put the results back in order."""
-        results: dict[int, Result] = {}
-        with torch.inference_mode():
-            for places in self._batches(ids, rows):
-                results.update(zip(places, self._halving(places, work), strict=True))
-        return [results[place] for place in range(len(ids))]
-
-    def _batches(self, ids: list[list[int]], rows: int) -> Iterator[list[int]]:
-        limits, batch = self.limits, list[int]()
-        for place in sorted(range(len(ids)), key=lambda place: len(ids[place])):
-            size = len(batch) + 1
-            too_big = size > limits.prompts or size * len(ids[place]) > limits.prompt_tokens
-            if batch and (too_big or size * rows > limits.rows):
-                yield batch
-                batch = []
-            batch.append(place)
-        if batch:
-            yield batch
-
-    def _halving(self, places: list[int], work: Callable[[list[int]], list[Result]]) -> list[Result]:
-        """A batch too big for the GPU is cut in two until it fits."""
-        try:
-            return work(places)
-        except torch.cuda.OutOfMemoryError:
-            if len(places) == 1:
-                raise ModelError("not enough GPU memory for a single question: use a smaller model.") from None
-        torch.cuda.empty_cache()
-        middle = len(places) // 2
-        return self._halving(places[:middle], work) + self._halving(places[middle:], work)
+    def batched(self, ids: list[list[int]], work: Work[Result], rows: int = 1) -> list[Result]:
+        return run_batched(ids, limits_of(self.loaded.device), work, rows)
 
     # --- the pass ---------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import sha256_text
 from knowgate.retrieval.ranking import best_rows, check_k
 from knowgate.retrieval.store import indexed_text
@@ -51,7 +51,10 @@ class Bm25Retriever:
         terms = self._matrix.get_tokens_ids(self._tokenizer(query))
         if not terms:
             return []
-        scores = self._matrix.get_scores(terms)
+        try:
+            scores = self._matrix.get_scores(terms)
+        except (IndexError, ValueError) as error:
+            raise BrokenIndex(f"the BM25 part of the index is damaged ({error}). Build the index anew.") from None
         rows = [int(row) for row in best_rows(scores, k) if scores[row] > 0]
         return [replace(self._passages[row], score=float(scores[row])) for row in rows]
 

@@ -5,6 +5,7 @@ The model is the embedded MiniLM, a hub name or a folder. Knows nothing of passa
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -53,16 +54,18 @@ class SentenceEmbedder:
 
     @cached_property
     def _folder(self) -> Path | None:
+        _check_extra()  # before anything is fetched
         if self.spec == DEFAULT:
             return weights.fetch(DEFAULT)
         return Path(self.spec) if Path(self.spec).is_dir() else None
 
     @cached_property
     def _model(self) -> Any:
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ModuleNotFoundError as error:
-            raise MissingExtra("embedding texts", "local") from error
+        _check_extra()
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
         try:
             local = self._folder is not None or not weights.hub_answers()
             return SentenceTransformer(str(self._folder or self.spec), device=self._device, local_files_only=local)
@@ -71,6 +74,11 @@ class SentenceEmbedder:
                 f"the embedding model '{self.spec}' cannot be loaded: {_first_line(error)}. "
                 f"Give '{DEFAULT}', a folder of sentence-transformers, or a hub name."
             ) from error
+
+
+def _check_extra() -> None:
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "sentence_transformers")):
+        raise MissingExtra("embedding texts", "local")
 
 
 def _first_line(error: Exception) -> str:

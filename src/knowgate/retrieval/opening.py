@@ -66,7 +66,7 @@ def open_store(folder: Path, manifest: Manifest) -> PassageStore:
     try:
         store = PassageStore(folder)
     except (OSError, ValueError) as error:
-        raise broken(folder, str(error)) from None
+        raise broken(folder, _cause(error)) from None
     if len(store) != manifest.passages:
         raise broken(folder, f"it should hold {manifest.passages} passages and holds {len(store)}")
     return store
@@ -76,7 +76,7 @@ def open_matrix(folder: Path, store: PassageStore) -> Any:
     try:
         matrix = load_matrix(folder / BM25)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise broken(folder, f"{BM25}: {error}") from None
+        raise broken(folder, f"{BM25}: {_cause(error)}") from None
     if matrix.scores["num_docs"] != len(store):
         raise broken(folder, f"{BM25} does not fit the passages")
     return matrix
@@ -86,10 +86,16 @@ def open_vectors(folder: Path, manifest: Manifest) -> Vector:
     try:
         vectors: Vector = np.load(folder / DENSE, mmap_mode="r")
     except (OSError, ValueError) as error:
-        raise broken(folder, f"{DENSE}: {error}") from None
+        raise broken(folder, f"{DENSE}: {_cause(error)}") from None
     if vectors.ndim != 2 or len(vectors) != manifest.passages or vectors.dtype != np.float32:
         raise broken(folder, f"{DENSE} does not fit the passages")
     return vectors
+
+
+def _cause(error: Exception) -> str:
+    """What is wrong; of a damaged array numpy says only how it could be loaded without safety."""
+    words = " ".join(str(error).split()).rstrip(".")
+    return "an array file is damaged" if "pickle" in words or "header" in words else words[:200]
 
 
 def _manifest_with(folder: Path, part: str) -> Manifest:

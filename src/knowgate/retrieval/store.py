@@ -14,6 +14,7 @@ from typing import overload
 
 import numpy as np
 
+from knowgate.errors import BrokenIndex
 from knowgate.types import Passage
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
@@ -52,6 +53,7 @@ class PassageStore(Sequence[Passage]):
     """A read-only sequence of passages. A ValueError or OSError on opening means the files are broken."""
 
     def __init__(self, folder: Path):
+        self._folder = folder
         self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
         with (folder / PASSAGES).open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -73,8 +75,14 @@ class PassageStore(Sequence[Passage]):
         return self._read(row % len(self))
 
     def _read(self, row: int) -> Passage:
-        record = json.loads(self._data[int(self._offsets[row]) : int(self._offsets[row + 1])])
-        return Passage(record["id"], record["text"], record["title"])
+        try:
+            record = json.loads(self._data[int(self._offsets[row]) : int(self._offsets[row + 1])])
+            return Passage(record["id"], record["text"], record["title"])
+        except (ValueError, KeyError, TypeError):
+            raise BrokenIndex(
+                f"passage {row} of the index '{self._folder}' is damaged. "
+                f"Rebuild it: delete the folder, then knowgate index SOURCE --out {self._folder}"
+            ) from None
 
 
 def indexed_text(passage: Passage) -> str:

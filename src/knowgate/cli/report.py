@@ -1,0 +1,38 @@
+"""`knowgate report`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from knowgate.cli.config import path
+from knowgate.evaluate.boundary_tables import tables
+from knowgate.evaluate.html import write_page
+from knowgate.evaluate.runs import read_runs, to_json
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(parser=path, metavar="RUN...", help="Folders of `knowgate label`.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=path, metavar="FILE", show_default="report.html", help="The page: one HTML file."),
+    ] = None,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page (needs the 'report' extra).")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
+) -> None:
+    """Show the knowledge boundary of one or more label runs, side by side."""
+    found = read_runs(runs)
+    if as_json:
+        has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+        typer.echo(json.dumps({"runs": [to_json(run) for run in found]}, ensure_ascii=not has_utf8, allow_nan=False))
+    else:
+        Console(highlight=False).print(tables(found))
+    if html:
+        file = out or Path("report.html")
+        write_page(found, file)
+        typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, readable without network", err=True)

@@ -1,0 +1,1 @@
+"""What labelled questions show: numbers, tables and the self-contained HTML report."""

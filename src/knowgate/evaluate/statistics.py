@@ -1,0 +1,84 @@
+"""Shares with intervals, correlation, agreement. Pure functions of numbers; None where a value is not defined."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Z = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
+
+
+@dataclass(frozen=True)
+class Share:
+    """hits of n with its 95 % interval (Wilson 1927); no value when n is 0."""
+
+    hits: int
+    n: int
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def share(verdicts: Iterable[bool | None]) -> Share:
+    """The share of True among the verdicts that are known."""
+    known = [verdict for verdict in verdicts if verdict is not None]
+    hits, n = sum(known), len(known)
+    if not n:
+        return Share(0, 0, None, None, None)
+    return Share(hits, n, hits / n, *wilson(hits, n))
+
+
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """Score interval of a proportion: stays inside [0, 1] and is honest for small n."""
+    p, z2 = hits / n, Z * Z
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of the values that are known."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Pearson's r; None when there are fewer than two pairs or one side is constant."""
+
+    n: int
+    r: float | None
+
+
+def pearson(first: Sequence[float], second: Sequence[float]) -> Correlation:
+    n = len(first)
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return Correlation(n, None)
+    return Correlation(n, statistics.correlation(first, second))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two graders agree on n answers. kappa: Cohen 1960; None when chance alone gives full agreement."""
+
+    side: str
+    first: str
+    second: str
+    n: int
+    agree: float
+    kappa: float | None
+    only_first: int
+    only_second: int
+
+
+def agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[bool, bool]]) -> Agreement:
+    """Agreement over a non-empty list of (verdict of the first, verdict of the second)."""
+    n = len(pairs)
+    agree = sum(a == b for a, b in pairs) / n
+    first, second = (sum(column) / n for column in zip(*pairs, strict=True))
+    chance = first * second + (1 - first) * (1 - second)
+    kappa = None if math.isclose(chance, 1) else (agree - chance) / (1 - chance)
+    only = [sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)]
+    return Agreement(side, *names, n, agree, kappa, *only)

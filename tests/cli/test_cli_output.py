@@ -1,0 +1,88 @@
+"""What the commands print: data on stdout, nothing taken for markup, JSON by the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+
+KEYS = {"question", "answer", "retrieve", "need", "threshold", "gate", "model", "passages", "seconds"}
+
+
+def test_json_is_one_object_per_question(call: Call, docs: Path):
+    outcome = call("ask", "法国的首都是哪里？", "a\nb", "--model", "fake", "--docs", docs, "--json")
+    records = [json.loads(line) for line in outcome.out.splitlines()]
+    assert [record["question"] for record in records] == ["法国的首都是哪里？", "a\nb"]
+    assert all(set(record) >= KEYS for record in records)
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+def test_decide_reads_all_of_stdin_in_order(call: Call):
+    asked = [f"question {number}" for number in range(150)]  # more than two batches
+    outcome = call("decide", "--model", "fake", "--json", stdin="\n".join(asked).encode())
+    assert [json.loads(line)["question"] for line in outcome.out.splitlines()] == asked
+
+
+def test_markup_in_questions_and_passages_is_printed_literally(call: Call, docs: Path):
+    outcome = call("ask", "[red]lamp[/red] [/x]", "--model", "fake", "--docs", docs, "--gate", "always")
+    assert "The [red]lamp[/red] is [/bold] on." in outcome.out
+
+
+def test_markup_in_an_answer_is_printed_literally(call: Call, tmp_path: Path):
+    (tmp_path / "table.json").write_text(json.dumps({"who": "[red]x[/bold]"}))
+    assert "[red]x[/bold]" in call("ask", "who?", "--model", "fake:table.json", "--gate", "never").out
+
+
+@pytest.mark.parametrize("name", ["[red]x", "x[/red]", "[bold]"])
+def test_markup_in_an_error_is_printed_literally(call: Call, name: str):
+    assert f"unknown model '{name}'." in call("decide", "who?", "--model", name).err
+
+
+def test_control_characters_of_an_answer_do_not_reach_the_terminal(call: Call, tmp_path: Path):
+    (tmp_path / "table.json").write_text(json.dumps({"who": "a\x1b[2Jb"}))
+    outcome = call("ask", "who?", "--model", "fake:table.json", "--gate", "never")
+    assert "\x1b" not in outcome.out
+    assert "a\ufffd[2Jb" in outcome.out
+
+
+def test_a_long_line_is_not_broken(call: Call, tmp_path: Path):
+    answer = "word" * 500
+    (tmp_path / "table.json").write_text(json.dumps({"who": answer}))
+    assert answer in call("ask", "who?", "--model", "fake:table.json", "--gate", "never").out.splitlines()
+
+
+def test_no_color_gives_no_escape_codes(call: Call, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in call("decide", "who?", "--model", "fake").out
+
+
+def test_without_arguments_the_help_is_printed(call: Call):
+    outcome = call()
+    assert outcome.code == 0
+    assert "decide" in outcome.out
+
+
+def test_the_version_is_printed(call: Call):
+    assert call("--version").out.startswith("knowgate 0.")
+
+
+def test_gates_models_and_doctor_print_their_tables(call: Call):
+    assert "logprob" in call("gates").out
+    assert "smollm" in call("models").out
+    assert "not fetched yet" in call("doctor").out
+
+
+def test_index_says_what_it_did_on_stderr(call: Call, docs: Path):
+    outcome = call("index", docs, "--out", "made")
+    assert outcome.out == ""
+    assert "2 documents, 2 passages in made." in outcome.err
+
+
+def test_demo_runs_on_a_fake_model(call: Call):
+    outcome = call("demo", "--model", "fake", "--limit", "2")
+    assert outcome.code == 0
+    assert "question by question" in outcome.out
+    assert "compared" in outcome.out

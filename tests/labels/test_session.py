@@ -1,0 +1,266 @@
+"""A labelling run: rows, resumption, failures, refusals. The model is the public fake one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError, ServerError
+from knowgate.labels.grading import StringGrader
+from knowgate.labels.label import Labeller, Plan
+from knowgate.labels.rows import from_json, to_json
+from knowgate.labels.run import RunFolder
+from knowgate.labels.runner import LocalRunner
+from knowgate.labels.session import label_run
+from knowgate.models.fake import FakeModel
+from knowgate.types import Passage, Question
+
+TABLE = {
+    "capital of France": {"closed": "Paris", "open": "Paris", "samples": ["Paris", "Paris", "Lyon", "Paris"]},
+    "capital of Peru": {"closed": "Cusco", "open": "Lima", "samples": ["Cusco", "Lima", "Quito", "Bogota"]},
+}
+QUESTIONS = [
+    Question("What is the capital of France?", id="fr", answers=("Paris",), contexts=(Passage("p1", "Paris it is."),)),
+    Question("What is the capital of Peru?", id="pe", answers=("Lima",), contexts=(Passage("p2", "Lima it is."),)),
+]
+
+
+def labeller(model=None, **plan):
+    settings = {"samples": 4, "layers": (1, 2), **plan}
+    return Labeller(model or FakeModel(TABLE), StringGrader(), Plan(**settings))
+
+
+def many(n):
+    return [Question(f"Question number {i}?", id=str(i), answers=("x",)) for i in range(n)]
+
+
+def run(tmp_path, questions=QUESTIONS, made=None, **options):
+    folder = RunFolder(tmp_path / "run")
+    label_run(folder, questions, made or labeller(), data="jsonl:test", **options)
+    return folder
+
+
+def test_mastery_certainty_effect_and_benefit_of_known_answers(tmp_path):
+    rows = {row.id: row for row in run(tmp_path).rows()}
+    assert rows["fr"].closed.mastery == 0.75
+    assert rows["pe"].closed.mastery == 0.25
+    assert rows["pe"].closed.certainty == pytest.approx(0.0)
+    assert rows["pe"].closed.correct is False
+    assert rows["pe"].open.correct is True
+    assert (rows["fr"].benefit, rows["pe"].benefit) == (0, 1)
+
+
+def test_rows_survive_the_way_through_json(tmp_path):
+    for row in run(tmp_path).rows():
+        assert from_json(json.loads(json.dumps(to_json(row))), "here") == row
+
+
+def test_hidden_states_are_those_of_their_rows(tmp_path):
+    folder = run(tmp_path, many(9), runner=LocalRunner(first=2, largest=4))
+    rows = list(folder.rows())
+    model = FakeModel(TABLE)
+    prompts = labeller().prompts
+    from knowgate.types import Want
+
+    states = model.read([prompts.closed(q) for q in many(9)], Want(draft_tokens=32, layers=(2,), after_draft=True))
+    np.testing.assert_allclose(folder.vectors(rows, "before.2"), [s.hidden[2] for s in states], atol=1e-2)
+    np.testing.assert_allclose(folder.vectors(rows[::-1], "after.2")[0], states[-1].hidden_after[2], atol=1e-2)
+    assert folder.vector_names() == ["after.1", "after.2", "before.1", "before.2"]
+
+
+def test_without_gold_answers_mastery_is_absent_and_certainty_there(tmp_path):
+    questions = [Question("What is the capital of France?", id="fr")]
+    row = next(run(tmp_path, questions).rows())
+    assert row.closed.mastery is None
+    assert row.closed.correct is None
+    assert row.closed.certainty is not None
+
+
+def test_a_second_start_with_nothing_to_do_adds_nothing(tmp_path):
+    folder = run(tmp_path)
+    before = (folder.path / "labels.jsonl").read_text()
+    run(tmp_path)
+    assert (folder.path / "labels.jsonl").read_text() == before
+
+
+class Failing(FakeModel):
+    """Cannot answer questions that hold 'bad'."""
+
+    error = BadInput("too long")
+
+    def read(self, prompts, want):
+        if any("bad" in prompt.text for prompt in prompts):
+            raise self.error
+        return super().read(prompts, want)
+
+
+def test_a_question_that_fails_is_a_row_with_its_error_and_the_rest_goes_on(tmp_path):
+    questions = [*many(3), Question("A bad one?", id="bad", answers=("x",)), Question("Good?", id="g", answers=("x",))]
+    folder = run(tmp_path, questions, labeller(Failing(TABLE)))
+    rows = {row.id: row for row in folder.rows()}
+    assert rows["bad"].error == "too long"
+    assert [row.error for row in rows.values()].count(None) == 4
+    assert folder.manifest()["totals"]["failed"] == 1
+    states = folder.vectors([rows["g"]], "before.1")
+    assert states.shape[0] == 1
+
+
+def test_failed_rows_are_tried_again_when_asked(tmp_path):
+    questions = [Question("A bad one?", id="bad", answers=("x",))]
+    folder = run(tmp_path, questions, labeller(Failing(TABLE)))
+    assert folder.drop_failed() == 1
+    run(tmp_path, questions, labeller())
+    assert [row.error for row in folder.rows()] == [None]
+
+
+def test_a_server_that_is_down_stops_the_run_instead_of_failing_every_question(tmp_path):
+    class Down(Failing):
+        error = ServerError("the server is down")
+
+    with pytest.raises(ServerError, match="down"):
+        run(tmp_path, [Question("bad 1", id="1"), Question("bad 2", id="2")], labeller(Down(TABLE)))
+    assert list(RunFolder(tmp_path / "run").rows()) == []
+
+
+def test_other_settings_are_refused_with_the_difference_named(tmp_path):
+    run(tmp_path)
+    with pytest.raises(BadSetting, match="samples was 4, now 5"):
+        run(tmp_path, made=labeller(samples=5))
+
+
+def test_other_data_is_refused(tmp_path):
+    run(tmp_path)
+    with pytest.raises(BadSetting, match="questions was 2, now 1"):
+        run(tmp_path, QUESTIONS[:1])
+
+
+def test_a_torn_last_line_is_cut_off_and_done_again(tmp_path):
+    folder = run(tmp_path, many(6))
+    file = folder.path / "labels.jsonl"
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) - 20])
+    assert len(list(folder.rows())) == 5
+    run(tmp_path, many(6))
+    assert sorted(row.id for row in folder.rows()) == [str(i) for i in range(6)]
+
+
+def test_a_run_of_another_version_is_refused(tmp_path):
+    folder = run(tmp_path)
+    manifest = json.loads((folder.path / "run.json").read_text())
+    (folder.path / "run.json").write_text(json.dumps({**manifest, "version": 99}))
+    with pytest.raises(ArtefactError, match="another version of knowgate \\(format 99"):
+        list(folder.rows())
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("precious")
+    with pytest.raises(BadSetting, match="not empty and not a label run"):
+        run(tmp_path)
+
+
+def test_a_full_disk_is_a_sentence_and_keeps_the_finished_rows(tmp_path, monkeypatch):
+    folder = run(tmp_path, many(2))
+    monkeypatch.setattr(RunFolder, "append", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    (folder.path / "run.json").write_text((folder.path / "run.json").read_text())
+    file = folder.path / "labels.jsonl"
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(KnowgateError, match=r"No space left on device\. Finished rows are safe"):
+        run(tmp_path, many(2))
+    assert len(list(folder.rows())) == 1
+
+
+def test_two_processes_cannot_write_the_same_run(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.exclusive(), pytest.raises(BadSetting, match="another process is writing"):
+        run(tmp_path)
+
+
+def test_passages_too_long_for_the_window_are_cut_from_the_end_and_the_row_says_so(tmp_path):
+    class Small(FakeModel):
+        def fits(self, prompts, max_tokens):
+            return [len(prompt.text) < 400 for prompt in prompts]
+
+    long = tuple(Passage(str(i), f"passage {i} " + "word " * 40) for i in range(3))
+    row = next(run(tmp_path, [Question("Why?", id="w", contexts=long)], labeller(Small(TABLE))).rows())
+    assert [passage.id for passage in row.passages] == ["0"]
+    assert row.cut == 2
+
+
+def test_the_masked_answer_is_kept_when_asked(tmp_path):
+    rows = list(run(tmp_path, made=labeller(mask=True)).rows())
+    assert all(row.mask is not None for row in rows)
+
+
+def test_throughput_is_kept_in_the_manifest(tmp_path):
+    totals = run(tmp_path).manifest()["totals"]
+    assert totals["rows"] == 2
+    assert totals["tokens"] > 0
+    assert totals["questions_per_second"] > 0
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from knowgate.labels.grading import StringGrader
+from knowgate.labels.label import Labeller, Plan
+from knowgate.labels.run import RunFolder
+from knowgate.labels.runner import LocalRunner
+from knowgate.labels.session import label_run
+from knowgate.models.fake import FakeModel
+from knowgate.types import Question
+
+class Slow(FakeModel):
+    def read(self, prompts, want):
+        time.sleep(0.05)
+        return super().read(prompts, want)
+
+questions = [Question(f"Question number {i}?", id=str(i), answers=("x",)) for i in range(40)]
+label_run(RunFolder(Path(sys.argv[1])), questions, Labeller(Slow({}), StringGrader(), Plan(samples=2, layers=(1,))),
+          data="jsonl:test", runner=LocalRunner(first=2, largest=2))
+"""
+
+
+def test_killed_in_the_middle_the_same_command_goes_on_without_a_lost_or_double_row(tmp_path):
+    target = tmp_path / "run"
+    command = [sys.executable, "-c", SLOW, str(target)]
+    for _ in range(2):
+        started = subprocess.Popen(command)
+        _wait_for_rows(target, started)
+        os.kill(started.pid, signal.SIGKILL)
+        started.wait()
+    subprocess.run(command, check=True, timeout=60)
+    rows = list(RunFolder(target).rows())
+    assert sorted(int(row.id) for row in rows) == list(range(40))
+    assert RunFolder(target).vectors(rows, "before.1").shape[0] == 40
+
+
+def _wait_for_rows(target, process):
+    file = target / "labels.jsonl"
+    size = file.stat().st_size if file.is_file() else 0
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        if file.is_file() and file.stat().st_size > size + 500:
+            return
+        time.sleep(0.01)
+
+
+def test_memory_does_not_grow_with_the_number_of_questions(tmp_path):
+    import tracemalloc
+
+    def peak(n):
+        tracemalloc.start()
+        run(tmp_path / str(n), many(n), runner=LocalRunner(first=8, largest=8))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    small, large = peak(40), peak(400)
+    assert large < 2.5 * small
