@@ -24,6 +24,7 @@ LEVELS = [
     ["errors", "types"],
     ["files", "text", "registry"],
     ["prompts", "weights"],
+    ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],
     ["labels"],
     ["gates"],

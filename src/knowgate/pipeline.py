@@ -5,6 +5,7 @@ Knows the roles (model, gate, retriever, reranker) by their protocols; builds no
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from knowgate import gates
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates.reading import read_questions
+from knowgate.gates.reading import bind, read_questions
 from knowgate.prompts.answer import AnswerPrompts, fit_passages
 from knowgate.rerank import rerank
 from knowgate.types import (
@@ -105,6 +106,12 @@ class AdaptiveRAG:
         for taken in _batches(questions, batch):
             yield from self._answer(taken)
 
+    @functools.cached_property
+    def bound(self) -> Gate:
+        """The gate, found to work with this model."""
+        gates.check_offers(self.gate, self.model)
+        return bind(self.gate, self.model, self.prompts)
+
     # --- stages -----------------------------------------------------------------------------------
 
     def _answer(self, questions: Sequence[Question]) -> list[Answer]:
@@ -120,17 +127,24 @@ class AdaptiveRAG:
         ]
 
     def _decide(self, questions: Sequence[Question]) -> list[_Case]:
-        gates.check_offers(self.gate, self.model)
+        gate = self.bound
         cases = [_Case(question) for question in questions]
         with _timed(cases, "read"):
-            readings = read_questions(self.model, [self.gate], questions, self.prompts)
+            readings = read_questions(self.model, [gate], questions, self.prompts)
         with _timed(cases, "gate"):
-            needs = gates.score(self.gate, questions, readings)
+            needs = gates.score(gate, questions, readings)
             reasons = self._reasons(questions, readings)
         threshold = self.gate.threshold if self.threshold is None else self.threshold
         for case, reading, need, why in zip(cases, readings, needs, reasons, strict=True):
             case.reading = reading
-            case.decision = Decision(need > threshold, need, threshold, self.gate.name, _reason(need, threshold, why))
+            case.decision = Decision(
+                need > threshold,
+                need,
+                threshold,
+                gate.name,
+                _reason(need, threshold, why),
+                reading.neighbours.get(gate.name, ()),
+            )
         return cases
 
     def _reasons(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:

@@ -13,6 +13,11 @@ def test_runs_are_named_by_model_where_that_tells_them_apart(tmp_path):
     assert [run.name for run in read_runs([first, second])] == ["small", "large"]
 
 
+def test_the_address_of_a_server_is_no_part_of_the_name(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "a", [], model="openai:qwen@http://localhost:8000/v1")])
+    assert (run.name, run.model) == ("openai:qwen", "openai:qwen@http://localhost:8000/v1")
+
+
 def test_runs_of_one_model_are_named_by_folder(tmp_path):
     paths = [write_run(tmp_path / name, []) for name in ("a", "b")]
     assert [run.name for run in read_runs(paths)] == ["a", "b"]

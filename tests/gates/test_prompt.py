@@ -45,7 +45,7 @@ def test_the_label_is_read_at_the_last_position():
 
 
 def test_the_question_and_both_words_stand_in_the_prompt():
-    (prompt,) = PromptGate("yes/no").ask([Question("Who is {x}?")])
+    (prompt,) = PromptGate("yes/no").ask([Question("Who is {x}?")], [Reading()])
     assert not prompt.raw
     assert "Question: Who is {x}?" in prompt.parts[0]
     assert "output 'yes'" in prompt.parts[0]
@@ -54,11 +54,11 @@ def test_the_question_and_both_words_stand_in_the_prompt():
 
 @pytest.mark.parametrize("question", [Question("谁写了哈姆雷特?"), Question("NBA?", lang="zh")])
 def test_a_chinese_question_is_asked_in_chinese(question):
-    assert PromptGate().ask([question])[0].parts[0].startswith("你是一名正在接受测试的学生")
+    assert PromptGate().ask([question], [Reading()])[0].parts[0].startswith("你是一名正在接受测试的学生")
 
 
 def test_a_language_without_templates_is_asked_in_english():
-    assert PromptGate().ask([Question("Qui?", lang="fr")])[0].parts[0].startswith("You are a student")
+    assert PromptGate().ask([Question("Qui?", lang="fr")], [Reading()])[0].parts[0].startswith("You are a student")
 
 
 @pytest.mark.parametrize("words", ["yes", "/no", "yes/", ""])

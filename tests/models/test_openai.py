@@ -192,7 +192,9 @@ def test_labels_that_are_all_unlisted_are_an_error():
 
 
 def test_what_a_server_cannot_give_is_refused():
-    model = connect(ChatServer(ignores=frozenset({"top_logprobs"})))
+    server = ChatServer(ignores=frozenset({"top_logprobs"}))
+    server.cards = [{"id": "m", "owned_by": "llamacpp"}]
+    model = connect(server)
     with pytest.raises(NotOffered, match="hidden states"):
         model.read(PROMPTS, Want(layers=(1,)))
     with pytest.raises(NotOffered, match="inside"):

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from knowgate.cli import ask, demo, doctor, index, label, lists
+from knowgate.cli import ask, demo, doctor, eval_self, history, index, label, lists, report
 from knowgate.cli.usage import CommandLineError, explain
 from knowgate.errors import KnowgateError
 from knowgate.files import cache_dir
@@ -33,6 +33,9 @@ app.command("ask")(ask.ask)
 app.command("decide")(ask.decide)
 app.command("index")(index.index)
 app.command("label")(label.label)
+app.command("report")(report.report)
+app.command("eval-self")(eval_self.eval_self)
+app.add_typer(history.app, name="history")
 app.command("gates")(lists.gates)
 app.add_typer(lists.models_app, name="models")
 app.command("doctor")(doctor.doctor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,7 @@ Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
 ]
+Explain = Annotated[bool, typer.Option(help="Show the logged questions a decision rests on (dhicl, skr).")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
@@ -54,6 +56,7 @@ def ask(
     prompts: Prompts = None,
     config: Config = None,
     record: Record = None,
+    explain: Explain = False,
     as_json: Json = False,
 ) -> None:
     """Answer questions, retrieving only where the gate says so."""
@@ -65,6 +68,8 @@ def ask(
     rag = build_pipeline(settings, record)
     for answer in rag.stream(asked):
         _print_json(answer_record(answer, rag)) if as_json else _show(answer)
+        if explain and not as_json:
+            _show_neighbours(answer.decision)
 
 
 def decide(
@@ -76,6 +81,7 @@ def decide(
     prompts: Prompts = None,
     config: Config = None,
     record: Record = None,
+    explain: Explain = False,
     as_json: Json = False,
 ) -> None:
     """Say for each question whether to retrieve; answer nothing, retrieve nothing."""
@@ -87,6 +93,8 @@ def decide(
             _print_json({"question": question.text, **decision_record(decision), "model": rag.model.name})
         else:
             _console().print(f"{_verdict(decision)}  {_plain(question.text)}  [dim]{_plain(decision.reason)}[/dim]")
+        if explain and not as_json:
+            _show_neighbours(decision)
 
 
 def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
@@ -108,6 +116,7 @@ def decision_record(decision: Decision) -> dict[str, Any]:
         "threshold": decision.threshold,
         "gate": decision.gate,
         "reason": decision.reason,
+        **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),
     }
 
 
@@ -128,6 +137,15 @@ def _show(answer: Answer) -> None:
     for passage in answer.passages:
         console.print(f"  [dim]· {_plain(passage.id)}: {_plain(_short(passage.text))}[/dim]")
     console.print(f"  [dim]{answer.seconds['total']:.2f} s[/dim]")
+
+
+def _show_neighbours(decision: Decision) -> None:
+    if not decision.neighbours:
+        _console().print("  [dim]this gate looked up no logged questions[/dim]")
+    for near in decision.neighbours:
+        outcome = f", retrieval: {near.outcome}" if near.outcome else ""
+        words = f"{near.similarity:.2f} {near.label}{outcome} ({near.source}): {_plain(near.question)}"
+        _console().print(f"  [dim]~ {words}[/dim]")
 
 
 def _verdict(decision: Decision) -> str:

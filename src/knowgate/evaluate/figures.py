@@ -113,6 +113,7 @@ def _random(found: Saving, place: int, *, is_first: bool) -> Figure:
         "mode": "lines",
         "name": "matched random",
         "showlegend": is_first,
+        "legendrank": 2000,  # after the runs, which have 1000
         "x": [0, 1],
         "y": [round(found.always, 4), round(found.never, 4)],
         "line": {"color": RUNS[place % len(RUNS)], "width": 1.5, "dash": "dot"},
@@ -145,7 +146,7 @@ def _bars(name: str, colour: str, runs: Sequence[RunReport], found: Sequence[Sha
 
 
 def _axis(title: str, *, percent_range: bool = False) -> Figure:
-    axis: Figure = {"title": {"text": title}, "gridcolor": GRID, "zeroline": False, "automargin": True}
+    axis: Figure = {"title": {"text": title, "standoff": 8}, "gridcolor": GRID, "zeroline": False, "automargin": True}
     return {**axis, "range": [0, 1], "tickformat": ".0%"} if percent_range else axis
 
 

@@ -111,7 +111,8 @@ def _savings(runs: Sequence[RunReport]) -> str:
         "If retrieval is skipped where the closed-book indicator reaches a threshold: how much of it is saved, and how "
         "accurate the answers stay. Every distinct threshold is a dot. The dotted line skips as many questions at "
         "random: an indicator is worth what it gains over that line. Mastery knows the gold answers, so its curve is "
-        "what a gate can hope for; certainty can be had without them. Differences are in percentage points."
+        "what a perfect predictor of mastery would reach; certainty can be had without them. "
+        "Differences are in percentage points."
     )
     charts = []
     for name in INDICATORS:

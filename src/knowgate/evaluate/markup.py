@@ -33,10 +33,15 @@ def table(sheet: Sheet) -> str:
 
 def _line(row: Sequence[str], width: int) -> str:
     first, *rest = row
-    cells = [f'<th scope="row">{escape(first)}</th>', *(f"<td>{escape(cell)}</td>" for cell in rest)]
+    cells = [f'<th scope="row">{escape(first)}</th>', *(f"<td>{_unbroken(cell)}</td>" for cell in rest)]
     if len(row) < width:  # a remark
         cells[-1] = f'<td class="remark" colspan="{width - len(row) + 1}">{escape(row[-1])}</td>'
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def _unbroken(cell: str) -> str:
+    """A cell whose percent signs stay with their numbers."""
+    return escape(cell).replace(" %", "&nbsp;%")
 
 
 def chart(figure: Figure, title: str) -> str:

@@ -65,6 +65,7 @@ def _setting(manifest: Mapping[str, Any], *names: str) -> str:
 
 def _named(runs: Sequence[RunReport]) -> list[RunReport]:
     choices: tuple[Callable[[RunReport], str], ...] = (
+        lambda run: run.model.split("@")[0],  # without the address of its server
         lambda run: run.model,
         lambda run: run.path.resolve().name,
         lambda run: str(run.path),

@@ -40,6 +40,21 @@ GATES = {
         cost="none when skipping",
         paper="Jiang et al. 2023",
     ),
+    "dhicl": Entry(
+        "knowgate.gates.dhicl:DhiclGate",
+        "similar logged questions, shown to the LLM with what it knew, make it expect not to know",
+        needs="labels",
+        cost="one prefill of 600 tokens",
+        extra="local",
+        paper="Lv et al. 2025 (DH-ICL)",
+    ),
+    "skr": Entry(
+        "knowgate.gates.skr:SkrGate",
+        "retrieval helped the nearest logged questions more often than it hurt",
+        cost="one embedding, one search",
+        extra="local",
+        paper="Wang et al. 2023 (SKR)",
+    ),
 }
 
 

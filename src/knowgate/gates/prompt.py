@@ -38,7 +38,7 @@ class PromptGate:
         known, _, unknown = self.words.partition("/")
         return known.strip(), unknown.strip()
 
-    def ask(self, questions: Sequence[Question]) -> list[LabelPrompt]:
+    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         known, unknown = self.labels
         return [self_assessment(question, known, unknown) for question in questions]
 

@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from knowgate.prompts.answer import AnswerPrompts
-from knowgate.types import AskingGate, Gate, Model, Question, Reading, Vector, Want
+from knowgate.types import (
+    AskingGate,
+    BindingGate,
+    Gate,
+    Model,
+    Neighbour,
+    Question,
+    Reading,
+    RecallingGate,
+    Vector,
+    Want,
+)
 
 
 def read_questions(
@@ -23,10 +34,22 @@ def read_questions(
     if questions and not want.is_nothing:
         readings = model.read([prompts.closed(question) for question in questions], want)
     for gate in gates:
+        if isinstance(gate, RecallingGate) and questions:
+            recalled = gate.recall(questions)
+            readings = [_with_neighbours(*pair, gate.name) for pair in zip(readings, recalled, strict=True)]
         if isinstance(gate, AskingGate) and questions:
-            logits = model.label_logits(gate.ask(questions), gate.labels)
+            logits = model.label_logits(gate.ask(questions, readings), gate.labels)
             readings = [_with_labels(reading, gate.name, rows) for reading, rows in zip(readings, logits, strict=True)]
     return readings
+
+
+def bind(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
+    """The gate made sure of its model and wording, where it has any."""
+    return gate.bind(model, prompts.fingerprint) if isinstance(gate, BindingGate) else gate
+
+
+def _with_neighbours(reading: Reading, neighbours: tuple[Neighbour, ...], name: str) -> Reading:
+    return replace(reading, neighbours={**reading.neighbours, name: neighbours})
 
 
 def _with_labels(reading: Reading, name: str, rows: Vector) -> Reading:

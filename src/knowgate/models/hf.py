@@ -126,9 +126,9 @@ class HFModel:
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         columns = label_ids(self, labels)
-        cut = [cut_prompt(self, prompt) for prompt in prompts]
+        cut = [cut_prompt(self, prompt, columns) for prompt in prompts]
         return self.batched(
-            [ids for ids, _ in cut], lambda places: read_labels(self, [cut[place] for place in places], columns)
+            [prompt.ids for prompt in cut], lambda places: read_labels(self, [cut[place] for place in places], columns)
         )
 
     # --- prompts to tokens ------------------------------------------------------------------------

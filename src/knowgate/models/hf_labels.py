@@ -7,6 +7,7 @@ merge 'Answer:' and 'true' into other tokens when they stand together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,32 +21,53 @@ if TYPE_CHECKING:
     from knowgate.models.hf import HFModel
 
 
-Cut = tuple[list[int], list[int]]
+@dataclass(frozen=True)
+class Cut:
+    """A tokenised prompt: from the positions `marks` labels are predicted; `prefix` tokens are shared by many."""
+
+    ids: list[int]
+    marks: list[int]
+    prefix: int = 0
 
 
 def read_labels(model: HFModel, prompts: Sequence[Cut], columns: Sequence[int]) -> list[Vector]:
-    """For each prompt (token ids, marks) an array (marked positions x labels), from one forward pass over all."""
+    """For each prompt an array (marked positions x labels), from one forward pass over all."""
     device = model.loaded.device
-    first_mark = min(marks[0] for _, marks in prompts)
-    done, cache = model.prefixes.start(model.loaded.model, [ids[: first_mark + 1] for ids, _ in prompts], device)
-    tokens, mask = pad_left([ids[done:] for ids, _ in prompts], model.pad, device)
-    width = tokens.shape[1]
-    places = [[width - len(ids) + mark for mark in marks] for ids, marks in prompts]
-    keep = sorted({place for row in places for place in row})
+    first_mark = min(prompt.marks[0] for prompt in prompts)
+    beginnings = [prompt.ids[: first_mark + 1] for prompt in prompts]
+    shared = min(prompt.prefix for prompt in prompts)
+    done, cache = model.prefixes.start(model.loaded.model, beginnings, device, worth_keeping=shared)
+    tokens, mask = pad_left([prompt.ids[done:] for prompt in prompts], model.pad, device)
     mask = torch.cat([mask.new_ones(len(prompts), done), mask], dim=1)
-    out: Any = model.loaded.model(
+    states = model.loaded.model.base_model(
         input_ids=tokens,
         attention_mask=mask,
         position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0)[:, done:],
         past_key_values=cache,
         use_cache=True,
-        logits_to_keep=torch.tensor(keep, device=device),
-    )
-    chosen = out.logits[:, :, torch.tensor(list(columns), device=device)].float().cpu().numpy()
-    if not np.isfinite(chosen).all():
+    ).last_hidden_state
+    width = tokens.shape[1]
+    return [
+        _logits(model.loaded.model, states[row, [width - len(prompt.ids) + mark for mark in prompt.marks]], columns)
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def _logits(model: Any, states: torch.Tensor, columns: Sequence[int]) -> Vector:
+    """The head applied to these states and label tokens alone: the other 50,000 columns are nobody's business."""
+    head = model.get_output_embeddings()
+    chosen = torch.tensor(list(columns), device=states.device)
+    logits = (states @ head.weight[chosen].T).float()
+    if getattr(head, "bias", None) is not None:
+        logits = logits + head.bias[chosen].float()
+    config = model.config.get_text_config()
+    logits = logits * float(getattr(config, "logit_scale", None) or 1.0)
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = cap * torch.tanh(logits / cap)
+    values: Vector = logits.cpu().numpy()
+    if not np.isfinite(values).all():
         raise ModelError("the model gave NaN instead of label logits: its weights or number format are bad.")
-    where = {place: number for number, place in enumerate(keep)}
-    return [chosen[i, [where[place] for place in row]] for i, row in enumerate(places)]
+    return values
 
 
 def label_ids(model: HFModel, labels: Sequence[str]) -> list[int]:
@@ -56,16 +78,18 @@ def label_ids(model: HFModel, labels: Sequence[str]) -> list[int]:
     return ids
 
 
-def cut_prompt(model: HFModel, prompt: LabelPrompt) -> Cut:
-    """Token ids, and the positions from which each label is predicted."""
+def cut_prompt(model: HFModel, prompt: LabelPrompt, labels: Sequence[int]) -> Cut:
+    """Token ids of the prefix and of each part, tokenised apart; `labels` are the tokens that may begin a part."""
     chat = not prompt.raw and bool(model.loaded.tokenizer.chat_template)
-    if chat and len(prompt.parts) > 1:
+    if chat and (len(prompt.parts) > 1 or prompt.prefix):
         raise BadSetting("a user turn has one label position, at its end; use raw=True for several.")
-    parts = [model.render(prompt.parts[0])] if chat else list(prompt.parts)
-    ids: list[int] = []
-    marks: list[int] = []
-    for number, part in enumerate(parts):
-        ids += model.tokenise(part, special=number == 0 and not chat)
+    ids = [] if chat else model.tokenise(prompt.prefix, special=True)
+    prefix, marks = len(ids), list[int]()
+    for number, part in enumerate([model.render(prompt.parts[0])] if chat else prompt.parts):
+        piece = model.tokenise(part)
+        if number and piece[0] not in labels:
+            raise BadSetting(f"the label at the start of '{part[:20]}' is not one token in place; choose other labels.")
+        ids += piece
         marks.append(len(ids) - 1)
     model.check_length(len(ids), 1)
-    return ids, marks
+    return Cut(ids, marks, prefix)

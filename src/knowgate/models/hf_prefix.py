@@ -25,9 +25,17 @@ class Prefixes:
 
     kept: OrderedDict[tuple[int, ...], Layers] = field(default_factory=OrderedDict)
 
-    def start(self, model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> tuple[int, DynamicCache]:
-        """How many tokens are already dealt with, and a cache that holds them for each of the rows."""
-        prefix = self._find(common(ids), len(ids))
+    def start(
+        self, model: Any, ids: Sequence[Sequence[int]], device: torch.device, worth_keeping: int = 0
+    ) -> tuple[int, DynamicCache]:
+        """How many tokens are already dealt with, and a cache that holds them for each of the rows.
+
+        The first `worth_keeping` tokens are known to come again: they are kept even if only one row has them now.
+        """
+        shared = common(ids)
+        prefix = self._find(shared, len(ids))
+        if SHORTEST <= worth_keeping <= len(shared) and len(prefix) < worth_keeping:
+            prefix = shared[:worth_keeping]
         if not prefix:
             return 0, DynamicCache()
         if prefix not in self.kept:

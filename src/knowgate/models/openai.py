@@ -24,6 +24,7 @@ import numpy as np
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.files import sha256_text
+from knowgate.models.openai_labels import InsideLabels
 from knowgate.models.openai_reply import label_logprobs, listed_tokens, read_choices
 from knowgate.models.openai_server import Server
 from knowgate.models.openai_wire import Patience, Wire, without_login
@@ -73,6 +74,7 @@ class OpenAIModel:
         self._concurrency = concurrency
         self._wire = Wire(url, patience=patience or Patience(), connections=concurrency, transport=transport)
         self._server = Server(model, self._wire)
+        self._inside = InsideLabels(self._server)
 
     @property
     def name(self) -> str:
@@ -139,9 +141,10 @@ class OpenAIModel:
         return [True for _ in prompts]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Log-probabilities of the labels where the answer begins; see `label_logprobs` for unlisted ones."""
-        if any(len(prompt.parts) != 1 for prompt in prompts):
-            raise NotOffered(f"{self.name} reads labels only at the end of a prompt, not inside it.")
+        """Log-probabilities of the labels; see `label_logprobs` and `openai_labels` for unlisted ones."""
+        for prompt in prompts:
+            if len(prompt.parts) != 1:
+                self._inside.check(prompt)
         if prompts and Signal.LABELS not in self.offers:
             raise NotOffered(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
         return self._each(lambda prompt: self._label_row(prompt, labels), prompts)
@@ -201,7 +204,9 @@ class OpenAIModel:
         return {} if seed is None or not self._server.abilities.seed else {"seed": seed}
 
     def _label_row(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
-        turn = Prompt(prompt.parts[0], prompt.raw)
+        if len(prompt.parts) != 1:
+            return self._inside.read(prompt, labels, self._server.abilities.top)
+        turn = Prompt(prompt.prefix + prompt.parts[0], prompt.raw)
         fields = {"max_tokens": 1, "temperature": 0.0, **_logprob_fields(turn, self._server.abilities.top)}
         listed = listed_tokens(self._server.ask(turn, fields))
         if not listed or not listed[0].top:

@@ -37,7 +37,12 @@ def read_choices(reply: Any) -> list[Completion]:
 
 def listed_tokens(reply: Any) -> list[Listed] | None:
     """The tokens of the first choice with their alternatives; None when the server gave none."""
-    return _listed(_choices(reply)[0])
+    return _listed(read_first_choice(reply))
+
+
+def read_first_choice(reply: Any) -> dict[str, Any]:
+    """The first choice as the server wrote it."""
+    return _choices(reply)[0]
 
 
 def label_logprobs(top: Sequence[tuple[str, float]], labels: Sequence[str]) -> list[float]:
@@ -117,15 +122,17 @@ def _listed(choice: dict[str, Any]) -> list[Listed] | None:
 
 
 def _chat_token(item: dict[str, Any]) -> Listed:
-    top = tuple((str(other["token"]), _checked(other["logprob"])) for other in item.get("top_logprobs") or ())
-    return Listed(str(item["token"]), _checked(item["logprob"]), _ordered(top))
+    top = tuple((str(other["token"]), checked_logprob(other["logprob"])) for other in item.get("top_logprobs") or ())
+    return Listed(str(item["token"]), checked_logprob(item["logprob"]), _ordered(top))
 
 
 def _completion_tokens(logprobs: dict[str, Any]) -> list[Listed]:
     texts, values = logprobs["tokens"], logprobs["token_logprobs"]
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
     return [
-        Listed(str(text), _checked(value), _ordered((str(x), _checked(y)) for x, y in (top or {}).items()))
+        Listed(
+            str(text), checked_logprob(value), _ordered((str(x), checked_logprob(y)) for x, y in (top or {}).items())
+        )
         for text, value, top in zip(texts, values, tops, strict=True)
     ]
 
@@ -134,7 +141,8 @@ def _ordered(top: Any) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(top, key=lambda pair: -pair[1]))
 
 
-def _checked(value: Any) -> float:
+def checked_logprob(value: Any) -> float:
+    """A log-probability, or an error for what cannot be one."""
     number = float(value)
     if math.isnan(number):
         raise ModelError("the server gave NaN as a log-probability: its weights or number format are bad.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from knowgate.errors import KnowgateError, ServerError
@@ -34,6 +34,27 @@ class Server:
             return self._explained(lambda: self.wire.post("/completions", {**body, "prompt": prompt.text}))
         messages = [{"role": "user", "content": prompt.text}]
         return self._explained(lambda: self.wire.post("/chat/completions", {**body, "messages": messages}))
+
+    def complete(self, ids: Sequence[int], fields: dict[str, Any]) -> Any:
+        """The reply to text given as token ids, which is continued as it stands."""
+        body = {"model": self.model, **fields, "prompt": list(ids)}
+        return self._explained(lambda: self.wire.post("/completions", body))
+
+    @functools.cached_property
+    def card(self) -> dict[str, Any]:
+        """What the server says of the model; of another, if it answers to names it does not list."""
+        cards = self.cards()
+        return next((card for card in cards if card.get("id") == self.model), cards[0] if cards else {})
+
+    @property
+    def maker(self) -> str:
+        """What the server calls itself: 'vllm', 'sglang', 'llamacpp', ...; asked once."""
+        return str(self.card.get("owned_by") or "nothing")
+
+    @property
+    def adapter(self) -> str:
+        """Name of the LoRA adapter if the model is one, on SGLang: listed with a parent, or as BASE:ADAPTER."""
+        return self.model if self.card.get("parent") else self.model.partition(":")[2]
 
     def cards(self) -> list[dict[str, Any]]:
         """What GET /models lists; nothing where the server has no such page."""

@@ -77,6 +77,10 @@ class Wire:
         # ASCII escapes: a question with half a surrogate pair must not break the request.
         return self._send("POST", path, json.dumps(body).encode())
 
+    def post_beside(self, path: str, body: dict[str, Any]) -> Any:
+        """To an endpoint that stands beside /v1, not below it."""
+        return self._send("POST", path, json.dumps(body).encode(), self.url.removesuffix("/v1"))
+
     def close(self) -> None:
         """Drop the connections; the next request opens new ones."""
         client = self.__dict__.pop("_client", None)
@@ -94,11 +98,12 @@ class Wire:
         weakref.finalize(self, client.close)
         return client
 
-    def _send(self, method: str, path: str, content: bytes | None) -> Any:
+    def _send(self, method: str, path: str, content: bytes | None, url: str | None = None) -> Any:
+        address = (self.url if url is None else url) + path
         end = time.monotonic() + self._patience.total
         for attempt in itertools.count():
             try:
-                return self._attempt(method, self.url + path, content, end)
+                return self._attempt(method, address, content, end)
             except _Passing as failure:
                 pause = self._pause(attempt) if failure.wait is None else failure.wait
                 if attempt >= self._patience.retries or time.monotonic() + pause >= end:

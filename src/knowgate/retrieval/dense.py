@@ -13,22 +13,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.embedding import check_vectors
 from knowgate.errors import ModelError
-from knowgate.retrieval.embedding import check_vectors
 from knowgate.retrieval.ranking import best_rows, check_k
-from knowgate.types import Passage, Vector
+from knowgate.types import Embedder, Passage, Vector
 
 _BLOCK_ROWS = 16_384
 _BLOCK_QUERIES = 256  # 256 x 16,384 float32 scores are 16 MiB
-
-
-class Embedder(Protocol):
-    """Turns texts into unit vectors (float32, one row per text)."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def embed(self, texts: Sequence[str]) -> Vector: ...
 
 
 class RowSearch(Protocol):

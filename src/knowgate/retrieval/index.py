@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadInput, BadSetting, UnknownName
 from knowgate.files import new_folder, sha256_text
 from knowgate.retrieval import ann
 from knowgate.retrieval.bm25 import build_matrix, save_matrix
-from knowgate.retrieval.dense import Embedder
 from knowgate.retrieval.documents import Corpus, find_documents
-from knowgate.retrieval.embedding import DEFAULT, SentenceEmbedder
 from knowgate.retrieval.manifest import (
     ANN,
     BM25,
@@ -34,6 +33,7 @@ from knowgate.retrieval.scan import Earlier, Scan, read_earlier, scan_documents
 from knowgate.retrieval.store import PassageStore
 from knowgate.retrieval.tokens import Tokenizer, can_stem
 from knowgate.retrieval.vectors import Progress, write_vectors
+from knowgate.types import Embedder
 
 KINDS = ("bm25", "dense", "hybrid")
 NO_TEXT = "no text"  # how files without text are named in IndexReport.skipped

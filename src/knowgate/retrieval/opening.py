@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.embedding import SentenceEmbedder
 from knowgate.errors import BrokenIndex
 from knowgate.files import sha256_text
 from knowgate.retrieval import ann
 from knowgate.retrieval.bm25 import Bm25Retriever, load_matrix
-from knowgate.retrieval.dense import DenseRetriever, Embedder, ExactSearch, RowSearch
-from knowgate.retrieval.embedding import SentenceEmbedder
+from knowgate.retrieval.dense import DenseRetriever, ExactSearch, RowSearch
 from knowgate.retrieval.hybrid import HybridRetriever
 from knowgate.retrieval.manifest import ANN, BM25, DENSE, Manifest, broken, read_manifest
 from knowgate.retrieval.store import PassageStore
 from knowgate.retrieval.tokens import Tokenizer, can_stem
-from knowgate.types import Vector
+from knowgate.types import Embedder, Vector
 
 
 def open_bm25(folder: str | Path) -> Bm25Retriever:

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.retrieval.dense import Embedder
-from knowgate.retrieval.embedding import check_vectors
+from knowgate.embedding import check_vectors
 from knowgate.retrieval.store import indexed_text
-from knowgate.types import Passage, Vector
+from knowgate.types import Embedder, Passage, Vector
 
 Progress = Callable[[str, int, int], None]  # stage, done, total (0: not known yet)
 _CHUNK = 512

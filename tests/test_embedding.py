@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from knowgate.embedding import SentenceEmbedder
 from knowgate.errors import MissingExtra
 from knowgate.retrieval import load_retriever
-from knowgate.retrieval.embedding import SentenceEmbedder
 from knowgate.retrieval.index import build_index
 from tests.retrieval.retrieval_fakes import write_records
 

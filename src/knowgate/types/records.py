@@ -1,20 +1,16 @@
-"""The words of the project: frozen records and the protocols that backends, retrievers and gates fulfil.
-
-Plain numpy only: nothing here knows torch, HTTP or files.
-"""
+"""The records of the project: frozen, plain numpy; nothing here knows torch, HTTP or files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
-Result = TypeVar("Result")
 
 
 class Signal(StrEnum):
@@ -25,9 +21,6 @@ class Signal(StrEnum):
     SAMPLES = "samples"  # several sampled answers
     HIDDEN = "hidden"  # hidden states before and after the draft
     LABELS = "labels"  # logits of given label tokens at marked positions of a prompt
-
-
-# --- records -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -66,11 +59,13 @@ class LabelPrompt:
     """A prompt cut at the places where a label is read: a label is expected after each part.
 
     Parts after the first begin with the label that stands there. If not `raw`, the one part is a user turn and
-    the label is read where the answer would begin.
+    the label is read where the answer would begin. `prefix` stands before the first part and is the same in many
+    prompts (an instruction, say): a backend may keep what it computed for it.
     """
 
     parts: tuple[str, ...]
     raw: bool = True
+    prefix: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,11 +125,25 @@ class Want:
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """A logged question near the one asked. `label` is known, unknown or time-sensitive; `outcome` what retrieving
+    did to its answer (better, worse, same), where that is known."""
+
+    question: str
+    label: str
+    similarity: float
+    outcome: str | None = None
+    source: str = ""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class Reading:
     """What one forward pass over the bare question gave.
 
     hidden[layer] is the state at the last prompt token, hidden_after[layer] at the last drafted token.
     labels[gate name] are logits, one row per marked position, one column per label.
+    neighbours[gate name] are the logged questions the gate recalled, most similar first.
     resume goes back into `Model.generate` to continue the draft without a second prefill.
     """
 
@@ -143,6 +152,7 @@ class Reading:
     hidden_after: Mapping[int, Vector] = field(default_factory=dict)
     samples: tuple[Completion, ...] = ()
     labels: Mapping[str, Vector] = field(default_factory=dict)
+    neighbours: Mapping[str, tuple[Neighbour, ...]] = field(default_factory=dict)
     resume: object | None = field(default=None, repr=False, compare=False)
 
 
@@ -155,6 +165,7 @@ class Decision:
     threshold: float
     gate: str
     reason: str
+    neighbours: tuple[Neighbour, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,114 +177,3 @@ class Answer:
     decision: Decision
     passages: tuple[Passage, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-
-
-# --- roles: batch in, batch out, same order, same length ----------------------------------------
-
-
-class Model(Protocol):
-    """An LLM. `fingerprint` is the identity that fitted artefacts are bound to."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def offers(self) -> frozenset[Signal]: ...
-    @property
-    def depth(self) -> int:
-        """Entries of the hidden-state tuple: the embeddings and each layer's output; 0 when not offered."""
-        ...
-
-    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
-        """The one pass: everything `want` asks for, and a handle to go on from there."""
-        ...
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        n: int = 1,
-        seed: int | None = None,
-        resume: Sequence[object] | None = None,
-    ) -> list[list[Completion]]:
-        """`n` completions per prompt. With `resume`, the draft goes on and is part of the text given back."""
-        ...
-
-    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Whether each prompt and its answer fit the context window; True where a backend cannot tell."""
-        ...
-
-    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """For each prompt an array (marked positions x labels) of logits or log-probabilities."""
-        ...
-
-
-class Retriever(Protocol):
-    """Finds passages. `fingerprint` names the corpus and the way of searching."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def fingerprint(self) -> str: ...
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """For each query up to k passages, best first, with scores."""
-        ...
-
-
-class Reranker(Protocol):
-    """Scores passages for a question; higher is better."""
-
-    @property
-    def name(self) -> str: ...
-
-    def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]: ...
-
-
-class Gate(Protocol):
-    """Turns readings into need. `want` says what must be read; `threshold` is used unless the user gives one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def needs(self) -> frozenset[Signal]: ...
-    @property
-    def want(self) -> Want: ...
-    @property
-    def threshold(self) -> float: ...
-
-    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Need in [0, 1] for each question."""
-        ...
-
-
-@runtime_checkable
-class AskingGate(Protocol):
-    """A gate that asks the LLM something of its own and reads label tokens (needs `Signal.LABELS`)."""
-
-    @property
-    def labels(self) -> tuple[str, ...]: ...
-
-    def ask(self, questions: Sequence[Question]) -> list[LabelPrompt]: ...
-
-
-@runtime_checkable
-class ExplainingGate(Protocol):
-    """A gate that can say in words why it scored as it did."""
-
-    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]: ...
-
-
-class Runner(Protocol):
-    """Does per-question work in batches: here, or on many machines. Work must be idempotent: it may be repeated."""
-
-    def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Result]) -> Iterator[Result]: ...
-
-
-class SecondLook(Protocol):
-    """Judges after retrieval whether the passages are of use; False drops them (KBM section 5.4)."""
-
-    def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]: ...

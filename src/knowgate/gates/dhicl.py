@@ -1,0 +1,125 @@
+"""DH-ICL: show the LLM what it knew of similar questions, and read off what it expects of this one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from knowgate.errors import BadSetting
+from knowgate.gates.logged import bound_scope, opened
+from knowgate.history.entries import HistoryStore, Scope
+from knowgate.prompts import packaged, question_language
+from knowgate.types import Gate, LabelPrompt, Model, Neighbour, Question, Reading, Signal, Vector, Want
+
+Sign = Literal["paper", "code", "none"]
+KNOWN = "known"
+
+
+@dataclass(frozen=True)
+class DhiclGate:
+    """need = sigmoid(z_unknown - z_known) after k similar logged questions with their labels, bias-calibrated.
+
+    history: the log (`knowgate history`). words: label tokens as known/unknown. sign: how calibration corrects the
+    logits; 'paper' subtracts the mean deficit as printed, 'code' adds it as the released code does, 'none' leaves them.
+    cold: fixed random examples instead of similar ones (section 4.8).
+
+    Needs: labels. Cost per question: one prefill of some 600 tokens (k = 20); the instruction's part is kept.
+    Reference: Lv et al. (DH-ICL), section 3.
+    Example:
+        >>> DhiclGate("log.db", words="1/2").labels
+        ('1', '2')
+    """
+
+    history: str | HistoryStore = "history.db"
+    k: int = 20
+    words: str = "true/false"
+    sign: Sign = "paper"
+    cold: bool = False
+    tenant: str = ""
+    scope: Scope | None = None
+    name = "dhicl"
+    needs = frozenset({Signal.LABELS})
+    want = Want()
+    threshold = 0.5
+
+    def __post_init__(self) -> None:
+        known, slash, unknown = self.words.partition("/")
+        if not (slash and known.strip() and unknown.strip()):
+            raise BadSetting(f"dhicl: words is '{self.words}'; write two labels as known/unknown.")
+        if self.k < 1:
+            raise BadSetting(f"dhicl: k is {self.k}; it must be at least 1.")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        known, _, unknown = self.words.partition("/")
+        return known.strip(), unknown.strip()
+
+    def bind(self, model: Model, prompts: str) -> Gate:
+        return replace(self, scope=bound_scope(self.history, model.fingerprint, prompts, self.tenant))
+
+    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:
+        if self.scope is None:
+            raise BadSetting("dhicl: bind the gate to its model first (AdaptiveRAG does).")
+        store = opened(self.history)
+        if self.cold:
+            return [store.sample(self.k, self.scope)] * len(questions)
+        return store.search([question.text for question in questions], self.k, self.scope)
+
+    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+        return [
+            self._prompt(question, reading.neighbours[self.name])
+            for question, reading in zip(questions, readings, strict=True)
+        ]
+
+    def _prompt(self, question: Question, neighbours: Sequence[Neighbour]) -> LabelPrompt:
+        """Least similar example first, the question itself last."""
+        known, unknown = self.labels
+        lang, template = question_language(question), packaged("history")
+        words = [known if neighbour.label == KNOWN else unknown for neighbour in reversed(neighbours)]
+        asked = [*(neighbour.question for neighbour in reversed(neighbours)), question.text]
+        starts = ["", *(f"{word}\n\n" for word in words)]
+        parts = [start + template.fill("example", lang, query=text) for start, text in zip(starts, asked, strict=True)]
+        return LabelPrompt(tuple(parts), prefix=template.fill("instruction", lang, known=known, unknown=unknown))
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        return [
+            need(reading.labels[self.name], truths(reading.neighbours[self.name]), self.sign) for reading in readings
+        ]
+
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        return [
+            f"{sum(truths(near))} of the {len(near)} logged questions nearest to it are known"
+            for near in (reading.neighbours[self.name] for reading in readings)
+        ]
+
+
+def truths(neighbours: Sequence[Neighbour]) -> list[bool]:
+    """Labels in the order of the prompt: least similar first. What is time-sensitive counts as unknown."""
+    return [neighbour.label == KNOWN for neighbour in reversed(neighbours)]
+
+
+def need(logits: Vector, known: Sequence[bool], sign: Sign) -> float:
+    z_known, z_unknown = calibrated(logits, known, sign)
+    difference = z_unknown - z_known
+    return 1 / (1 + math.exp(-difference)) if difference > -700 else 0.0
+
+
+def calibrated(logits: Vector, known: Sequence[bool], sign: Sign) -> tuple[float, float]:
+    """The last row's (z_known, z_unknown), corrected by the mean deficits of the examples before it.
+
+    deficit of an example: by how much its own label lost against the other, 0 if it won (equations 1-6).
+    """
+    examples = logits[:-1]
+    losses_known = [max(0.0, float(z[1] - z[0])) for z, truth in zip(examples, known, strict=True) if truth]
+    losses_unknown = [max(0.0, float(z[0] - z[1])) for z, truth in zip(examples, known, strict=True) if not truth]
+    factor = {"paper": -1.0, "code": 1.0, "none": 0.0}[sign]
+    return (
+        float(logits[-1][0]) + factor * _mean(losses_known),
+        float(logits[-1][1]) + factor * _mean(losses_unknown),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,133 @@
+"""DH-ICL: the prompt, the calibration, the decision."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.gates.dhicl import DhiclGate, calibrated, need
+from knowgate.gates.reading import bind, read_questions
+from knowgate.history.entries import Known, LogEntry, Scope
+from knowgate.history.sqlite import SqliteHistory
+from knowgate.models.fake import FakeModel
+from knowgate.prompts.answer import AnswerPrompts
+from knowgate.types import Neighbour, Question, Reading
+from tests.history.hash_embedder import HashEmbedder
+
+# three examples labelled true, true, false; then the question. Columns: z_true, z_false.
+LOGITS = np.array([[2.0, 5.0], [4.0, 1.0], [3.0, 1.0], [6.0, 5.0]], dtype=np.float32)
+KNOWN = [True, True, False]
+# deficits: true examples max(0, 5-2) = 3 and max(0, 1-4) = 0, mean 1.5; false example max(0, 3-1) = 2, mean 2
+
+
+@pytest.mark.parametrize(
+    ("sign", "z_true", "z_false"), [("paper", 6 - 1.5, 5 - 2.0), ("code", 6 + 1.5, 5 + 2.0), ("none", 6.0, 5.0)]
+)
+def test_each_sign_of_the_calibration_gives_the_value_worked_out_on_paper(sign, z_true, z_false):
+    assert calibrated(LOGITS, KNOWN, sign) == pytest.approx((z_true, z_false))
+
+
+def test_need_is_the_sigmoid_of_unknown_against_known():
+    assert need(LOGITS, KNOWN, "paper") == pytest.approx(1 / (1 + math.exp(1.5)))
+    assert need(LOGITS, KNOWN, "none") == pytest.approx(1 / (1 + math.exp(1.0)))
+
+
+def test_an_empty_class_corrects_nothing():
+    assert calibrated(LOGITS[[0, 3]], [True], "paper") == pytest.approx((3.0, 5.0))
+
+
+def test_the_most_similar_question_stands_last_and_time_sensitive_ones_are_false():
+    near = (Neighbour("near", "time-sensitive", 0.9), Neighbour("far", "known", 0.1))
+    (prompt,) = DhiclGate().ask([Question("the new one")], [Reading(neighbours={"dhicl": near})])
+    assert prompt.prefix.startswith("You are a student being tested.")
+    assert "recently, latest, or currently" in prompt.prefix
+    assert prompt.parts == (
+        "Question: far\nAnswer:",
+        "true\n\nQuestion: near\nAnswer:",
+        "false\n\nQuestion: the new one\nAnswer:",
+    )
+
+
+def test_label_words_are_used_throughout():
+    near = (Neighbour("a", "known", 0.9), Neighbour("b", "unknown", 0.1))
+    gate = DhiclGate(words="bar/foo")
+    (prompt,) = gate.ask([Question("q")], [Reading(neighbours={"dhicl": near})])
+    assert "output 'bar'" in prompt.prefix
+    assert prompt.parts[1].startswith("foo")
+    assert prompt.parts[2].startswith("bar")
+    assert gate.labels == ("bar", "foo")
+
+
+def test_a_chinese_question_gets_the_chinese_instruction():
+    (prompt,) = DhiclGate().ask([Question("谁写了红楼梦?")], [Reading(neighbours={"dhicl": ()})])
+    assert prompt.prefix.startswith("你是一名正在接受测试的学生")
+    assert prompt.parts == ("问题: 谁写了红楼梦?\n答案:",)
+
+
+@pytest.fixture
+def log(tmp_path):
+    return SqliteHistory(tmp_path / "log.db", HashEmbedder())
+
+
+def fill(log, model, n=30):
+    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
+    log.add([LogEntry(f"Where is town {i}?", Known.KNOWN if i % 2 else Known.UNKNOWN, scope) for i in range(n)])
+
+
+def test_a_bound_gate_scores_with_k_neighbours_and_says_which(log):
+    model = FakeModel()
+    fill(log, model)
+    gate = bind(DhiclGate(log, k=5), model, AnswerPrompts())
+    questions = [Question("Where is town 7?"), Question("Where is town 40?")]
+    readings = read_questions(model, [gate], questions, AnswerPrompts())
+    assert [len(reading.neighbours["dhicl"]) for reading in readings] == [5, 5]
+    assert "Where is town 7?" not in [n.question for n in readings[0].neighbours["dhicl"]]
+    assert all(0 <= value <= 1 for value in gate.score(questions, readings))
+    assert "of the 5 logged questions nearest to it are known" in gate.explain(questions, readings)[0]
+
+
+def test_cold_start_uses_the_same_random_examples_for_all(log):
+    model = FakeModel()
+    fill(log, model)
+    gate = bind(DhiclGate(log, k=20, cold=True), model, AnswerPrompts())
+    one, two = gate.recall([Question("Where is town 7?"), Question("Who?")])
+    assert one == two
+    assert len(one) == 20
+
+
+def test_an_empty_log_says_how_to_fill_it(log):
+    with pytest.raises(BadSetting, match=r"is empty\. Fill it: knowgate history import RUN"):
+        bind(DhiclGate(log), FakeModel(), AnswerPrompts())
+
+
+def test_a_log_of_another_model_is_refused_and_names_both_sides(log):
+    fill(log, FakeModel())
+    other = FakeModel({"x": {"closed": "y"}})
+    with pytest.raises(BadSetting, match=f"model {other.fingerprint}.*it has 30 for model {FakeModel().fingerprint}"):
+        bind(DhiclGate(log), other, AnswerPrompts())
+
+
+def test_words_must_be_two():
+    with pytest.raises(BadSetting, match="known/unknown"):
+        DhiclGate(words="true")
+
+
+@pytest.mark.model
+def test_one_pass_label_logits_equal_twenty_one_separate_passes(smollm):
+    import torch
+
+    near = tuple(Neighbour(f"Who wrote book number {i}?", "known" if i % 3 else "unknown", 0.5) for i in range(20))
+    gate = DhiclGate()
+    (prompt,) = gate.ask([Question("Who wrote Hamlet?")], [Reading(neighbours={"dhicl": near})])
+    one_pass = smollm.label_logits([prompt], gate.labels)[0]
+    assert one_pass.shape == (21, 2)
+    columns = [smollm.tokenise(label)[0] for label in gate.labels]
+    ids = smollm.tokenise(prompt.prefix)
+    for row, part in zip(one_pass, prompt.parts, strict=True):
+        ids = ids + smollm.tokenise(part)
+        with torch.inference_mode():
+            alone = smollm.loaded.model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1, columns].numpy()
+        np.testing.assert_allclose(row, alone, atol=1e-4)

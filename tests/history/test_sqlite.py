@@ -1,0 +1,224 @@
+"""The log: adding, searching, forgetting, several processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from knowgate.errors import ArtefactError, BadInput, BadSetting
+from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source
+from knowgate.history.index import VectorIndex
+from knowgate.history.sqlite import SqliteHistory
+from tests.history.hash_embedder import HashEmbedder
+
+SCOPE = Scope("model-a", "prompts-a")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return SqliteHistory(tmp_path / "log.db", HashEmbedder())
+
+
+def entry(question, label=Known.KNOWN, scope=SCOPE, **values):
+    return LogEntry(question, label, scope, **values)
+
+
+def test_the_most_similar_question_comes_first(log):
+    log.add([entry("capital of France"), entry("height of Everest"), entry("capital of Peru")])
+    near = log.search(["What is the capital of Peru"], 2, SCOPE)[0]
+    assert [n.question for n in near] == ["capital of Peru", "capital of France"]
+    assert near[0].similarity > near[1].similarity
+
+
+def test_the_question_itself_is_never_its_own_neighbour(log):
+    log.add([entry("Who wrote Hamlet?"), entry("Who wrote Faust?")])
+    assert [n.question for n in log.search(["who wrote hamlet"], 5, SCOPE)[0]] == ["Who wrote Faust?"]
+
+
+def test_a_question_logged_again_by_the_same_source_replaces_its_label(log):
+    log.add([entry("Who wrote Faust?", Known.UNKNOWN)])
+    log.add([entry("who wrote faust", Known.KNOWN)])
+    assert [e.label for e in log.entries(SCOPE)] == [Known.KNOWN]
+
+
+def test_of_two_sources_the_more_trusted_one_counts(log):
+    log.add([entry("Who wrote Faust?", Known.UNKNOWN, source=Source.AGREEMENT)])
+    log.add([entry("Who wrote Faust?", Known.KNOWN, source=Source.HUMAN)])
+    (near,) = log.search(["Who wrote it?"], 5, SCOPE)[0]
+    assert (near.label, near.source, near.weight) == (Known.KNOWN, Source.HUMAN, 1.0)
+
+
+def test_labels_of_another_model_prompt_or_tenant_are_not_mixed_in(log):
+    others = [Scope("model-b", "prompts-a"), Scope("model-a", "prompts-b"), Scope("model-a", "prompts-a", "acme")]
+    log.add([entry("Who wrote Faust?", scope=scope) for scope in others])
+    assert log.search(["Who wrote it?"], 5, SCOPE) == [()]
+    assert log.scopes() == dict.fromkeys(others, 1)
+
+
+def test_what_has_expired_is_not_found_and_can_be_pruned(log):
+    log.add([entry("old question", expires=time.time() - 1), entry("new question", expires=time.time() + 100)])
+    assert [n.question for n in log.search(["question"], 5, SCOPE)[0]] == ["new question"]
+    assert log.prune() == 1
+    assert log.count(SCOPE) == 1
+
+
+def test_pruning_for_a_scope_drops_labels_of_other_models(log):
+    log.add([entry("a"), entry("b", scope=Scope("model-b", "prompts-a"))])
+    assert log.prune(keep_scope=SCOPE) == 1
+    assert list(log.scopes()) == [SCOPE]
+
+
+def test_forgotten_questions_leave_the_table_the_index_and_the_file(log):
+    log.add([entry("the secret of Bertha"), entry("the height of Everest")])
+    log.search(["the"], 2, SCOPE)
+    assert log.forget(contains="SECRET") == 1
+    assert [n.question for n in log.search(["the secret"], 5, SCOPE)[0]] == ["the height of Everest"]
+    log.close()
+    assert b"Bertha" not in b"".join(path.read_bytes() for path in log.path.parent.iterdir())
+
+
+def test_forgetting_by_id(log):
+    log.add([entry("one"), entry("two")])
+    first = min(e.id for e in log.entries())
+    assert log.forget(ids=[first]) == 1
+    assert [e.question for e in log.entries()] == ["two"]
+
+
+def test_the_index_follows_rows_added_later(log):
+    log.add([entry("alpha one")])
+    log.search(["alpha"], 3, SCOPE)
+    log.add([entry("alpha two")])
+    assert len(log.search(["alpha"], 3, SCOPE)[0]) == 2
+
+
+def test_an_outcome_and_a_weight_come_back(log):
+    log.add([entry("alpha", outcome=Outcome.BETTER, weight=0.3)])
+    (near,) = log.search(["alpha beta"], 1, SCOPE)[0]
+    assert (near.outcome, near.weight) == (Outcome.BETTER, 0.3)
+
+
+def test_fixed_random_examples_stay_the_same(log):
+    log.add([entry(f"question {i}") for i in range(50)])
+    first = log.sample(20, SCOPE)
+    assert first == log.sample(20, SCOPE)
+    assert len({n.question for n in first}) == 20
+    assert log.sample(20, SCOPE, seed=1) != first
+
+
+def test_fewer_entries_than_asked_give_all_of_them(log):
+    log.add([entry("one"), entry("two")])
+    assert len(log.search(["three"], 20, SCOPE)[0]) == 2
+    assert len(log.sample(20, SCOPE)) == 2
+
+
+def test_an_empty_log_gives_no_neighbours(log):
+    assert log.search(["anything", "else"], 3, SCOPE) == [(), ()]
+
+
+def test_a_question_of_ten_thousand_characters_is_kept_whole(log):
+    long = "word " * 2000
+    log.add([entry(long)])
+    assert next(log.entries()).question == long
+
+
+def test_empty_and_endless_questions_are_refused():
+    with pytest.raises(BadInput, match="must not be empty"):
+        entry("  ")
+    with pytest.raises(BadInput, match="at most 20000"):
+        entry("x" * 20_001)
+
+
+def test_another_embedding_is_refused(log):
+    log.add([entry("one")])
+    other = SqliteHistory(log.path, HashEmbedder(fingerprint="other"))
+    with pytest.raises(BadSetting, match="vectors of another embedding"):
+        other.add([entry("two")])
+
+
+def test_a_broken_file_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "log.db"
+    path.write_bytes(b"this is no database, but somebody may want it back" * 50)
+    before = path.read_bytes()
+    with pytest.raises(ArtefactError, match="left as it is"):
+        SqliteHistory(path, HashEmbedder()).add([entry("one")])
+    assert path.read_bytes() == before
+
+
+def test_a_log_of_another_version_is_refused(log):
+    log.add([entry("one")])
+    log._connection().execute("UPDATE meta SET value = '9' WHERE key = 'version'")
+    log.close()
+    with pytest.raises(ArtefactError, match="format 9"):
+        list(SqliteHistory(log.path, HashEmbedder()).entries())
+
+
+WRITER = """
+import sys
+from knowgate.history.entries import Known, LogEntry, Scope
+from knowgate.history.sqlite import SqliteHistory
+from tests.history.hash_embedder import HashEmbedder
+
+log = SqliteHistory(sys.argv[1], HashEmbedder())
+for i in range(0, 1000, 20):
+    log.add([LogEntry(f"writer{sys.argv[2]} question{j}", Known.KNOWN, Scope("m", "p")) for j in range(i, i + 20)])
+"""
+
+
+def test_four_processes_writing_a_thousand_entries_each_lose_none(tmp_path):
+    path = tmp_path / "log.db"
+    reader = SqliteHistory(path, HashEmbedder())
+    scope = Scope("m", "p")
+    reader.count(scope)
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(n)]) for n in range(4)]
+    while any(writer.poll() is None for writer in writers):
+        reader.search(["writer1 question5"], 3, scope)  # the index follows while others write
+        time.sleep(0.05)
+    assert [writer.returncode for writer in writers] == [0] * 4
+    assert reader.count(scope) == 4000
+    followed = reader._follow(scope)
+    assert len(followed) == 4000
+    for name in ("writer0 question999", "writer3 question0"):
+        hits = followed.nearest(HashEmbedder().embed([name]), 1)[0]
+        assert hits[0][1] == pytest.approx(1.0, abs=1e-5)
+        assert reader._by_id({hits[0][0]})[hits[0][0]].question == name
+
+
+# --- the index in memory ------------------------------------------------------------------------
+
+
+def unit(rows, width=16, seed=0):
+    vectors = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_exact_neighbours_equal_a_full_sort():
+    vectors, queries = unit(3000), unit(5, seed=1)
+    index = VectorIndex(16)
+    for start in range(0, 3000, 700):
+        index.add(range(start, min(start + 700, 3000)), vectors[start : start + 700])
+    for query, hits in zip(queries, index.nearest(queries, 7), strict=True):
+        scores = vectors @ query
+        assert [number for number, _ in hits] == list(np.argsort(-scores)[:7])
+
+
+def test_rows_that_are_dropped_are_not_found():
+    vectors = unit(100)
+    index = VectorIndex(16)
+    index.add(range(100), vectors)
+    index.keep(set(range(50)))
+    assert len(index) == 50
+    assert all(number < 50 for number, _ in index.nearest(vectors[70:71], 50)[0])
+
+
+def test_approximate_search_finds_nearly_all_of_the_exact_neighbours():
+    vectors, queries = unit(4000), unit(20, seed=1)
+    index, exact = VectorIndex(16, exact_rows=1000), VectorIndex(16)
+    for each in (index, exact):
+        each.add(range(4000), vectors)
+    pairs = zip(index.nearest(queries, 10), exact.nearest(queries, 10), strict=True)
+    recall = np.mean([len({n for n, _ in a} & {n for n, _ in b}) / 10 for a, b in pairs])
+    assert recall > 0.9
