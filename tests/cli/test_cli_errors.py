@@ -25,7 +25,7 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
     ("arguments", "said"),
     [
         (["--model", "nope"], "unknown model 'nope'"),
-        (["--gate", "nope"], "Known: always, flare, logprob"),
+        (["--gate", "nope"], "Known: always, dhicl, flare, logprob"),
         (["--gate", "logprob:nope"], "allowed: first, mean, min, entropy, margin"),
         (["--gate", "logprob:foo=1"], "unknown option 'foo'. Known options: statistic"),
         (["--gate", "random:rate=7"], "must be between 0 and 1"),

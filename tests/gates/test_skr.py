@@ -1,15 +1,17 @@
 """SKR: votes of the nearest logged questions, by hand."""
 
+import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting
+from knowgate.gates.logistic import fit_logistic
 from knowgate.gates.reading import bind
 from knowgate.gates.skr import SkrGate, majority, smooth
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope
 from knowgate.history.sqlite import SqliteHistory
 from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
-from knowgate.types import Neighbour, Question
+from knowgate.types import Neighbour, Question, Reading
 from tests.history.hash_embedder import HashEmbedder
 
 
@@ -54,3 +56,35 @@ def test_neighbours_for_which_nothing_changed_are_left_out(tmp_path):
 def test_k_must_be_positive():
     with pytest.raises(BadSetting, match="at least 1"):
         SkrGate(k=0)
+
+
+def test_the_classifier_learns_a_planted_rule(tmp_path):
+    model = FakeModel()
+    log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
+    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
+    log.add([LogEntry(f"river number {i}", Known.UNKNOWN, scope, outcome=Outcome.BETTER) for i in range(30)])
+    log.add([LogEntry(f"mountain number {i}", Known.KNOWN, scope, outcome=Outcome.WORSE) for i in range(30)])
+    gate = bind(SkrGate(log, mode="classifier"), model, AnswerPrompts())
+    questions = [Question("river number 99"), Question("mountain number 99")]
+    river, mountain = gate.score(questions, [Reading(), Reading()])
+    assert river > 0.8
+    assert mountain < 0.2
+
+
+def test_a_classifier_of_one_kind_is_refused_with_the_counts(tmp_path):
+    model = FakeModel()
+    log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
+    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
+    log.add([LogEntry(f"river {i}", Known.UNKNOWN, scope, outcome=Outcome.BETTER) for i in range(9)])
+    with pytest.raises(BadSetting, match="the log has 9 and 0"):
+        bind(SkrGate(log, mode="classifier"), model, AnswerPrompts())
+
+
+def test_the_logistic_regression_equals_scikit_learns():
+    sklearn = pytest.importorskip("sklearn.linear_model")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 5)).astype(np.float32)
+    y = x[:, 0] + 0.5 * rng.standard_normal(200) > 0
+    ours = fit_logistic(x, y, penalty=2.0)
+    theirs = sklearn.LogisticRegression(C=0.5, tol=1e-8, max_iter=1000).fit(x, y)
+    np.testing.assert_allclose(ours.weights, theirs.coef_[0], atol=1e-3)

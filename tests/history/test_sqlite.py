@@ -150,7 +150,7 @@ def test_a_broken_file_is_refused_and_left_as_it_is(tmp_path):
 
 def test_a_log_of_another_version_is_refused(log):
     log.add([entry("one")])
-    log._connection().execute("UPDATE meta SET value = '9' WHERE key = 'version'")
+    log._db.connection().execute("UPDATE meta SET value = '9' WHERE key = 'version'")
     log.close()
     with pytest.raises(ArtefactError, match="format 9"):
         list(SqliteHistory(log.path, HashEmbedder()).entries())

@@ -54,7 +54,7 @@ def _rows(
         yield assess_direct(model, questions, pair, prompts)
         if history:
             for sign in ("none", "paper", "code"):
-                yield assess_with_history(model, questions, pair, prompts, history=history, sign=sign, k=k)  # type: ignore[arg-type]
+                yield assess_with_history(model, questions, pair, prompts, history=history, sign=sign, k=k)
     if judge is not None:
         yield assess_freely(model, questions, judge)
 

@@ -54,6 +54,9 @@ def label(
     layers: Annotated[
         str, typer.Option(help="Hidden states to keep: mid, late, last, numbers, or none.")
     ] = "mid,late,last",
+    closed_book: Annotated[
+        bool, typer.Option("--closed-book", help="Closed-book answers only: nothing is retrieved.")
+    ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
     seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
     lang: Annotated[str | None, typer.Option(help="Force the prompt language: en or zh.")] = None,
@@ -70,7 +73,7 @@ def label(
     questions = load_questions(data, limit)
     llm = load_model(model)
     judging = load_model(judge) if judge else None
-    plan = Plan(samples, temperature, max_tokens, seed, _layers(layers, llm), mask, k)
+    plan = Plan(samples, temperature, max_tokens, seed, _layers(layers, llm), mask, k, not closed_book)
     grader = load_grader(grade, judging, _style(judge_prompt))
     retriever = load_retriever(index) if index else None
     labeller = Labeller(llm, grader, plan, build_prompts(Settings(lang=lang, prompts=prompts)), retriever)

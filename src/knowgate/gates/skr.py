@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from knowgate.errors import BadSetting
 from knowgate.gates.logged import bound_scope, opened
+from knowgate.gates.logistic import Logistic, fit_logistic
 from knowgate.history.entries import HistoryStore, Outcome, Scope
 from knowgate.types import Gate, Model, Neighbour, Question, Reading, Signal, Want
 
 TIE = 0.5 + 1e-6  # just above the threshold: ties retrieve (SKR section 3.3)
 PRIOR = 1.0  # of the smooth vote: one half-hearted neighbour on either side
+FEWEST = 5  # of each kind, below which a classifier is a guess
 DEEPER = 5  # neighbours fetched per neighbour used, as those with outcome 'same' are left out
 
 
@@ -21,7 +25,8 @@ class SkrGate:
     """need = share of the k nearest logged questions for which retrieval made the answer right.
 
     Neighbours for which it changed nothing are left out. vote: the paper's majority (need 0 or 1, ties retrieve);
-    smooth: neighbours count by similarity and trust, need anywhere in [0, 1].
+    smooth: neighbours count by similarity and trust, need anywhere in [0, 1]; classifier: a logistic regression on the
+    embedding, fitted to the whole log (the paper's second variant, there a BERT).
 
     Needs: nothing. Of the LLM, that is: it works on a black box. Cost per question: one embedding and a search.
     Reference: Wang et al. 2023 (SKR), section 3.3.
@@ -33,9 +38,10 @@ class SkrGate:
 
     history: str | HistoryStore = "history.db"
     k: int = 7
-    mode: Literal["smooth", "vote"] = "smooth"
+    mode: Literal["smooth", "vote", "classifier"] = "smooth"
     tenant: str = ""
     scope: Scope | None = None
+    classifier: Logistic | None = None
     name = "skr"
     needs = frozenset[Signal]()
     want = Want()
@@ -46,7 +52,9 @@ class SkrGate:
             raise BadSetting(f"skr: k is {self.k}; it must be at least 1.")
 
     def bind(self, model: Model, prompts: str) -> Gate:
-        return replace(self, scope=bound_scope(self.history, model.fingerprint, prompts, self.tenant))
+        scope = bound_scope(self.history, model.fingerprint, prompts, self.tenant)
+        classifier = fitted(opened(self.history), scope) if self.mode == "classifier" else None
+        return replace(self, scope=scope, classifier=classifier)
 
     def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:
         """The k nearest for which retrieval made a difference."""
@@ -57,6 +65,9 @@ class SkrGate:
         return [tuple(near[: self.k]) for near in telling]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        if self.classifier is not None:
+            asked = [question.text for question in questions]
+            return self.classifier.predict(opened(self.history).embed(asked)) if asked else []
         count = majority if self.mode == "vote" else smooth
         return [count(reading.neighbours[self.name]) for reading in readings]
 
@@ -66,6 +77,20 @@ class SkrGate:
             f"{sum(n.outcome == Outcome.WORSE for n in near)} of the logged questions nearest to it"
             for near in (reading.neighbours[self.name] for reading in readings)
         ]
+
+
+def fitted(store: HistoryStore, scope: Scope) -> Logistic:
+    """A classifier of better against worse over all logged questions."""
+    outcomes, vectors = store.outcomes(scope)
+    telling = np.array([outcome in (Outcome.BETTER, Outcome.WORSE) for outcome in outcomes], dtype=bool)
+    truth = np.array([outcome == Outcome.BETTER for outcome in outcomes], dtype=bool)[telling]
+    counts = (int(truth.sum()), int(len(truth) - truth.sum()))
+    if min(counts) < FEWEST:
+        raise BadSetting(
+            f"skr: the classifier needs {FEWEST} logged questions that retrieval helped and {FEWEST} that it hurt; "
+            f"the log has {counts[0]} and {counts[1]}. Use mode=smooth, or label more questions."
+        )
+    return fit_logistic(vectors[telling], truth)
 
 
 def majority(neighbours: Sequence[Neighbour]) -> float:

@@ -6,7 +6,6 @@ deleted by any process are dropped. Knows vectors and rows; not what the labels 
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 import threading
 import time
@@ -18,26 +17,12 @@ from typing import Any
 import numpy as np
 
 from knowgate.embedding import SentenceEmbedder
-from knowgate.errors import ArtefactError, BadSetting
+from knowgate.errors import BadSetting
+from knowgate.history.database import Database
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source, question_key
 from knowgate.history.index import VectorIndex
 from knowgate.types import Embedder, Neighbour, Vector
 
-VERSION = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS entries (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    key TEXT NOT NULL, question TEXT NOT NULL, label TEXT NOT NULL, outcome TEXT, source TEXT NOT NULL,
-    weight REAL NOT NULL, model TEXT NOT NULL, prompts TEXT NOT NULL, tenant TEXT NOT NULL,
-    created REAL NOT NULL, expires REAL, vector BLOB NOT NULL,
-    UNIQUE (tenant, model, prompts, key, source)
-);
-CREATE INDEX IF NOT EXISTS by_scope ON entries (tenant, model, prompts, id);
-CREATE TRIGGER IF NOT EXISTS count_deletions AFTER DELETE ON entries BEGIN
-    UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'deletions';
-END;
-"""
 COLUMNS = "id, question, label, outcome, source, weight, model, prompts, tenant, created, expires"
 # an update keeps the row's number, so an index that has it need not hear of it: labels are read at search
 INSERT = """INSERT INTO entries
@@ -46,7 +31,6 @@ INSERT = """INSERT INTO entries
     ON CONFLICT (tenant, model, prompts, key, source) DO UPDATE SET
     label = excluded.label, outcome = excluded.outcome, weight = excluded.weight,
     created = excluded.created, expires = excluded.expires"""
-PATIENCE = 30.0  # seconds to wait for another writer
 EXTRA = 8  # neighbours fetched beyond k, for those that fall away (the question itself, expired ones)
 
 
@@ -65,7 +49,7 @@ class SqliteHistory:
     def __init__(self, path: str | Path, embedder: Embedder | None = None):
         self.path = Path(path).expanduser()
         self._embedder = embedder or SentenceEmbedder()
-        self._local = threading.local()
+        self._db = Database(self.path)
         self._lock = threading.Lock()
         self._followed: dict[Scope, _Followed] = {}
 
@@ -78,14 +62,14 @@ class SqliteHistory:
         if vectors is None:
             vectors = self._embedder.embed([entry.question for entry in entries])
         rows = [_to_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             self._check_embedder(db)
             db.executemany(INSERT, rows)
         return len(rows)
 
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
         """Delete entries and their vectors, and wipe them from the file."""
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             count = 0
             for place in range(0, len(ids), 500):
                 some = list(ids[place : place + 500])
@@ -94,12 +78,12 @@ class SqliteHistory:
                 count += db.execute(
                     "DELETE FROM entries WHERE instr(lower(question), lower(?)) > 0", [contains]
                 ).rowcount
-        self._connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")  # old pages leave the write-ahead file too
+        self._db.connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")  # old pages leave the write-ahead file too
         return count
 
     def prune(self, *, now: float | None = None, keep_scope: Scope | None = None) -> int:
         """Delete what has expired, and, if a scope is given, what belongs to the same tenant's other models."""
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             count = db.execute(
                 "DELETE FROM entries WHERE expires IS NOT NULL AND expires <= ?", [now or time.time()]
             ).rowcount
@@ -116,17 +100,17 @@ class SqliteHistory:
         """Newest first."""
         where, values = _where(scope)
         query = f"SELECT {COLUMNS} FROM entries{where} ORDER BY id DESC LIMIT ?"
-        for row in self._read(query, [*values, -1 if limit is None else limit]):
+        for row in self._db.read(query, [*values, -1 if limit is None else limit]):
             yield _from_row(row)
 
     def scopes(self) -> dict[Scope, int]:
         """How many entries each scope has."""
-        rows = self._read("SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant", [])
+        rows = self._db.read("SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant", [])
         return {Scope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
 
     def count(self, scope: Scope) -> int:
         where, values = _where(scope)
-        return int(self._read(f"SELECT count(*) FROM entries{where}", values)[0][0])
+        return int(self._db.read(f"SELECT count(*) FROM entries{where}", values)[0][0])
 
     def search(self, questions: Sequence[str], k: int, scope: Scope) -> list[tuple[Neighbour, ...]]:
         """The k most similar logged questions, most similar first; never the question itself, nothing expired."""
@@ -141,10 +125,23 @@ class SqliteHistory:
         found = self._by_id({number for row in hits for number, _ in row})
         return [self._neighbours(question, row, found, k) for question, row in zip(questions, hits, strict=True)]
 
+    def embed(self, questions: Sequence[str]) -> Vector:
+        """The vectors this log compares by."""
+        return self._embedder.embed(list(questions))
+
+    def outcomes(self, scope: Scope) -> tuple[list[Outcome], Vector]:
+        """Every entry whose outcome is known, with its vector."""
+        where, values = _where(scope)
+        rows = self._db.read(f"SELECT outcome, vector FROM entries{where} AND outcome IS NOT NULL ORDER BY id", values)
+        vectors = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32)
+        return [Outcome(row[0]) for row in rows], vectors.reshape(len(rows), -1) if rows else np.empty(
+            (0, 0), np.float32
+        )
+
     def sample(self, k: int, scope: Scope, seed: int = 0) -> tuple[Neighbour, ...]:
         """k entries at random, the same ones for a seed while the log does not change: DH-ICL's cold start."""
         where, values = _where(scope)
-        ids = [row[0] for row in self._read(f"SELECT id FROM entries{where} ORDER BY id", values)]
+        ids = [row[0] for row in self._db.read(f"SELECT id FROM entries{where} ORDER BY id", values)]
         chosen = np.random.default_rng(seed).permutation(len(ids))[:k]
         found = self._by_id({ids[place] for place in chosen})
         return tuple(_neighbour(found[ids[place]], 0.0) for place in chosen if ids[place] in found)
@@ -165,19 +162,19 @@ class SqliteHistory:
 
     def _follow(self, scope: Scope) -> VectorIndex:
         """Bring the index in memory up to the table."""
-        deletions = int(self._read("SELECT value FROM meta WHERE key = 'deletions'", [])[0][0])
+        deletions = int(self._db.read("SELECT value FROM meta WHERE key = 'deletions'", [])[0][0])
         followed = self._followed.get(scope)
         if followed is None:
             width = len(self._embedder.embed(["width"])[0])
             followed = self._followed.setdefault(scope, _Followed(VectorIndex(width), deletions=deletions))
         where, values = _where(scope)
-        rows = self._read(f"SELECT id, vector FROM entries{where} AND id > ? ORDER BY id", [*values, followed.last])
+        rows = self._db.read(f"SELECT id, vector FROM entries{where} AND id > ? ORDER BY id", [*values, followed.last])
         if rows:
             block = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32).reshape(len(rows), -1)
             followed.index.add([row[0] for row in rows], block)
             followed.last = rows[-1][0]
         if deletions != followed.deletions:
-            followed.index.keep({row[0] for row in self._read(f"SELECT id FROM entries{where}", values)})
+            followed.index.keep({row[0] for row in self._db.read(f"SELECT id FROM entries{where}", values)})
             followed.deletions = deletions
         return followed.index
 
@@ -186,62 +183,13 @@ class SqliteHistory:
         numbers = sorted(ids)
         for place in range(0, len(numbers), 500):
             some = numbers[place : place + 500]
-            rows = self._read(f"SELECT {COLUMNS} FROM entries WHERE id IN ({_marks(some)})", some)
+            rows = self._db.read(f"SELECT {COLUMNS} FROM entries WHERE id IN ({_marks(some)})", some)
             found.update({row[0]: _from_row(row) for row in rows})
         return found
 
-    # --- the file ---------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Close this thread's connection."""
-        if hasattr(self._local, "db"):
-            self._local.db.close()
-            del self._local.db
-
-    def _connection(self) -> sqlite3.Connection:
-        if not hasattr(self._local, "db"):
-            self._local.db = self._open()
-        db: sqlite3.Connection = self._local.db
-        return db
-
-    def _open(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        db = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA secure_delete = ON")  # forgotten questions do not linger in free pages
-            db.executescript(SCHEMA)
-            db.execute("INSERT OR IGNORE INTO meta VALUES ('deletions', '0')")
-            db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", [str(VERSION)])
-            version = db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
-        except sqlite3.DatabaseError as error:
-            db.close()
-            raise _broken(self.path, error) from None
-        if version != str(VERSION):
-            db.close()
-            raise ArtefactError(f"the log {self.path} has format {version}; this knowgate reads {VERSION}.")
-        return db
-
-    def _read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        try:
-            return self._connection().execute(query, list(values)).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise _broken(self.path, error) from None
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        db = self._connection()
-        try:
-            db.execute("BEGIN IMMEDIATE")
-            yield db
-            db.execute("COMMIT")
-        except BaseException as error:
-            with contextlib.suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.DatabaseError):
-                raise _broken(self.path, error) from None
-            raise
+        self._db.close()
 
     def _check_embedder(self, db: sqlite3.Connection) -> None:
         mine = self._embedder.fingerprint
@@ -252,10 +200,6 @@ class SqliteHistory:
                 f"the log {self.path} holds vectors of another embedding ({there[:12]}, this one is {mine[:12]}). "
                 "Use that embedding, or export the log and import it into a new file."
             )
-
-
-def _broken(path: Path, error: sqlite3.Error) -> ArtefactError:
-    return ArtefactError(f"the log {path} cannot be used: {error}. It was left as it is; move it away or restore it.")
 
 
 def _marks(values: Sequence[Any]) -> str:

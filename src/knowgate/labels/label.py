@@ -36,6 +36,7 @@ class Plan:
     layers: tuple[int, ...] = ()
     mask: bool = False
     k: int | None = None
+    open_book: bool = True
 
 
 @dataclass(frozen=True)
@@ -157,13 +158,15 @@ class Labeller:
         return results
 
     def _find(self, questions: Sequence[Question]) -> list[list[Passage]]:
+        if not self.plan.open_book:
+            return [[] for _ in questions]
         if self.retriever is None:
             return [list(question.contexts[: self.plan.k]) for question in questions]
         return self.retriever.search([question.text for question in questions], self.plan.k or 3)
 
     def _frequencies(self, questions: Sequence[Question]) -> list[int | None]:
         """Passages that hold a gold answer, up to a cap: what is rare in the corpus is long-tail knowledge."""
-        if self.retriever is None or self.retriever.name == "http":
+        if self.retriever is None or self.retriever.name == "http" or not self.plan.open_book:
             return [None for _ in questions]
         first = [golds(question)[0] if golds(question) else "" for question in questions]
         found = self.retriever.search([gold or "?" for gold in first], FREQUENCY_CAP)

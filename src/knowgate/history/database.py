@@ -1,0 +1,95 @@
+"""An SQLite file in WAL mode: one connection per thread, writers wait for each other, damage is said in a sentence.
+
+Knows the schema of the log; not what the rows mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from knowgate.errors import ArtefactError
+
+VERSION = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS entries (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    key TEXT NOT NULL, question TEXT NOT NULL, label TEXT NOT NULL, outcome TEXT, source TEXT NOT NULL,
+    weight REAL NOT NULL, model TEXT NOT NULL, prompts TEXT NOT NULL, tenant TEXT NOT NULL,
+    created REAL NOT NULL, expires REAL, vector BLOB NOT NULL,
+    UNIQUE (tenant, model, prompts, key, source)
+);
+CREATE INDEX IF NOT EXISTS by_scope ON entries (tenant, model, prompts, id);
+CREATE TRIGGER IF NOT EXISTS count_deletions AFTER DELETE ON entries BEGIN
+    UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'deletions';
+END;
+"""
+PATIENCE = 30.0  # seconds to wait for another writer
+
+
+class Database:
+    """The file at `path`; opened, and made if need be, on first use."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._local = threading.local()
+
+    def close(self) -> None:
+        """Close this thread's connection."""
+        if hasattr(self._local, "db"):
+            self._local.db.close()
+            del self._local.db
+
+    def connection(self) -> sqlite3.Connection:
+        if not hasattr(self._local, "db"):
+            self._local.db = self._open()
+        db: sqlite3.Connection = self._local.db
+        return db
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA secure_delete = ON")  # forgotten questions do not linger in free pages
+            db.executescript(SCHEMA)
+            db.execute("INSERT OR IGNORE INTO meta VALUES ('deletions', '0')")
+            db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", [str(VERSION)])
+            version = db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
+        except sqlite3.DatabaseError as error:
+            db.close()
+            raise _broken(self.path, error) from None
+        if version != str(VERSION):
+            db.close()
+            raise ArtefactError(f"the log {self.path} has format {version}; this knowgate reads {VERSION}.")
+        return db
+
+    def read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        try:
+            return self.connection().execute(query, list(values)).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise _broken(self.path, error) from None
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        db = self.connection()
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            yield db
+            db.execute("COMMIT")
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.DatabaseError):
+                raise _broken(self.path, error) from None
+            raise
+
+
+def _broken(path: Path, error: sqlite3.Error) -> ArtefactError:
+    return ArtefactError(f"the log {path} cannot be used: {error}. It was left as it is; move it away or restore it.")

@@ -1,0 +1,175 @@
+"""`label`, `history`, `eval-self` and `ask --explain`, end to end on the fake model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from knowgate.cli import run
+from knowgate.embedding import SentenceEmbedder
+from tests.history.hash_embedder import HashEmbedder
+
+TOWNS = ["Paris", "Lima", "Oslo", "Rome", "Cairo", "Quito", "Bern", "Accra"]
+
+
+@pytest.fixture(autouse=True)
+def light_embedding(monkeypatch):
+    """The log's embedding without its weights: what is under test here are the commands."""
+    monkeypatch.setattr(SentenceEmbedder, "fingerprint", "hash")
+    monkeypatch.setattr(SentenceEmbedder, "embed", lambda self, texts: HashEmbedder().embed(texts))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with questions and a fake model that knows every other answer."""
+    monkeypatch.chdir(tmp_path)
+    table, records = {}, []
+    for number, town in enumerate(TOWNS):
+        question = f"What is the capital of land {number}?"
+        said = town if number % 2 else "nowhere"
+        table[question] = {"closed": said, "open": town, "known": bool(number % 2), "samples": [said, said]}
+        contexts = [{"id": "p", "text": f"It is {town}."}]
+        records.append({"id": f"q{number}", "question": question, "answers": [town], "contexts": contexts})
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return tmp_path
+
+
+LABEL = ["label", "--data", "jsonl:data.jsonl", "--model", "fake:table.json", "--samples", "2", "--out", "R"]
+
+
+def test_labelling_reports_how_many_questions_it_did(place, capsys):
+    assert run(LABEL) == 0
+    assert "8 of 8 questions in R" in capsys.readouterr().err
+    assert len((place / "R" / "labels.jsonl").read_text().splitlines()) == 8
+
+
+def test_other_settings_are_refused_in_a_sentence(place, capsys):
+    run(LABEL)
+    capsys.readouterr()
+    assert run([*LABEL, "--seed", "5"]) == 1
+    assert "seed was 0, now 5" in capsys.readouterr().err
+
+
+def test_closed_book_only_leaves_the_open_side_out(place):
+    assert run([*LABEL, "--closed-book"]) == 0
+    assert all("open" not in json.loads(line) for line in (place / "R" / "labels.jsonl").read_text().splitlines())
+
+
+def test_graders_are_compared_and_kb_sat_is_written(place, capsys):
+    assert run([*LABEL, "--compare-graders", "--kb-sat", "sat.jsonl"]) == 0
+    assert "exact / contains" in capsys.readouterr().err
+    known = [json.loads(line)["meta"]["known"] for line in (place / "sat.jsonl").read_text().splitlines()]
+    assert sorted(known) == [False] * 4 + [True] * 4
+    assert (place / "sat.swapped.jsonl").is_file()
+    assert (place / "sat.rare.jsonl").is_file()
+
+
+def test_an_unknown_layer_is_refused(place, capsys):
+    assert run([*LABEL, "--layers", "top"]) == 1
+    assert "'top' is neither a number nor one of mid, late, last, none" in capsys.readouterr().err
+
+
+def test_a_judge_without_a_model_is_refused(place, capsys):
+    assert run([*LABEL, "--grade", "judge"]) == 1
+    assert "judge (with --judge MODEL)" in capsys.readouterr().err
+
+
+def test_duplicate_ids_are_refused(place, capsys):
+    text = (place / "data.jsonl").read_text()
+    (place / "data.jsonl").write_text(text + text.splitlines()[0] + "\n")
+    assert run(LABEL) == 1
+    assert "'q0' twice" in capsys.readouterr().err
+
+
+@pytest.fixture
+def logged(place):
+    run(LABEL)
+    assert run(["history", "import", "R", "--history", "log.db"]) == 0
+    return place
+
+
+def test_a_run_is_imported_listed_and_counted(logged, capsys):
+    capsys.readouterr()
+    assert run(["history", "list", "--history", "log.db", "--json"]) == 0
+    labels = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(labels) == ["known"] * 4 + ["unknown"] * 4
+    assert run(["history", "stats", "--history", "log.db"]) == 0
+    assert "gold 8" in capsys.readouterr().out
+
+
+def test_a_log_that_is_exported_can_be_imported_elsewhere(logged, capsys):
+    capsys.readouterr()
+    run(["history", "export", "--history", "log.db"])
+    dump = capsys.readouterr().out
+    (logged / "dump.jsonl").write_text(dump)
+    assert run(["history", "import", "dump.jsonl", "--history", "other.db"]) == 0
+    run(["history", "export", "--history", "other.db"])
+    strip = [{k: v for k, v in json.loads(x).items() if k != "id"} for x in capsys.readouterr().out.splitlines()]
+    before = [{k: v for k, v in json.loads(x).items() if k != "id"} for x in dump.splitlines()]
+    assert sorted(strip, key=str) == sorted(before, key=str)
+
+
+def test_one_question_is_added_found_and_forgotten(logged, capsys):
+    assert run(["history", "add", "Who is Zorro?", "--label", "known", "--history", "log.db"]) == 0
+    capsys.readouterr()
+    run(["history", "search", "Zorro", "--history", "log.db", "--k", "1", "--json"])
+    assert json.loads(capsys.readouterr().out)["question"] == "Who is Zorro?"
+    assert run(["history", "forget", "--contains", "zorro", "--history", "log.db"]) == 0
+    assert "1 entries deleted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["list", "--history", "none.db"], "there is no log 'none.db'"),
+        (["forget", "--history", "log.db"], "--contains TEXT or --id NUMBER"),
+        (["add", "Q?", "--label", "maybe", "--history", "log.db"], "'maybe' is not a valid Known"),
+        (["import", "R", "--rule", "most", "--history", "log.db"], "allowed: greedy, all, majority"),
+        (["prune", "--model-fingerprint", "x", "--history", "log.db"], "give both"),
+    ],
+)
+def test_wrong_use_of_history_is_a_sentence(logged, capsys, arguments, sentence):
+    assert run(["history", *arguments]) == 1
+    assert sentence in capsys.readouterr().err
+    assert not (logged / "none.db").exists()
+
+
+@pytest.mark.parametrize("gate", ["dhicl:log.db,k=4", "skr:log.db,k=2"])
+def test_ask_explains_a_decision_by_the_logged_questions(logged, capsys, gate):
+    (logged / "docs").mkdir()
+    (logged / "docs" / "a.txt").write_text("Lima is the capital of land 1.")
+    ask = ["ask", "--model", "fake:table.json", "--gate", gate, "--docs", "docs", "What is the capital of land 1?"]
+    assert run([*ask, "--explain"]) == 0
+    assert "~ 0." in capsys.readouterr().out
+    assert run([*ask, "--json"]) == 0
+    near = json.loads(capsys.readouterr().out)["neighbours"]
+    assert {"question", "label", "similarity"} <= set(near[0])
+
+
+def test_a_log_of_another_model_is_refused(logged, capsys):
+    assert run(["decide", "--model", "fake", "--gate", "dhicl:log.db", "Why?"]) == 1
+    assert "has no labels for this model and prompts" in capsys.readouterr().err
+
+
+def test_eval_self_prints_the_table_for_each_way(logged, capsys):
+    run([*LABEL, "--kb-sat", "sat.jsonl"])
+    capsys.readouterr()
+    arguments = ["--data", "jsonl:sat.jsonl", "--model", "fake:table.json", "--words", "true/false"]
+    assert run(["eval-self", *arguments, "--history", "log.db", "--k", "3", "--judge", "fake", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["method"] for row in rows] == [
+        "direct",
+        "+ history",
+        "+ history, calibrated (paper)",
+        "+ history, calibrated (code)",
+        "free statement",
+    ]
+    assert rows[0]["accuracy"] == 1.0  # the fake model's labels follow what it knows
+    assert rows[0]["predicted_known"] + rows[0]["predicted_unknown"] == rows[0]["n"] == 8
+
+
+def test_eval_self_needs_a_self_assessment_set(place, capsys):
+    assert run(["eval-self", "--data", "jsonl:data.jsonl", "--model", "fake:table.json"]) == 1
+    assert "no meta.known" in capsys.readouterr().err
