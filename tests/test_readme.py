@@ -44,7 +44,7 @@ def test_the_ask_commands_run_on_a_folder(docs, capsys):
 
 
 def test_every_command_in_the_table_exists():
-    named = set(re.findall(r"`knowgate (\w+)", README))
+    named = set(re.findall(r"`knowgate ([\w-]+)", README))
     from typer.main import get_command
 
     from knowgate.cli import app

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from knowgate.cli import ask, demo, doctor, eval_self, history, index, label, lists, report
+from knowgate.cli import ask, demo, doctor, eval_self, fit, history, index, label, lists, report
 from knowgate.cli.usage import CommandLineError, explain
 from knowgate.errors import KnowgateError
 from knowgate.files import cache_dir
@@ -34,6 +34,7 @@ app.command("decide")(ask.decide)
 app.command("index")(index.index)
 app.command("label")(label.label)
 app.command("report")(report.report)
+app.command("fit")(fit.fit)
 app.command("eval-self")(eval_self.eval_self)
 app.add_typer(history.app, name="history")
 app.command("gates")(lists.gates)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from knowgate.errors import ModelError, NotOffered
+from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.gates.artefact import is_artefact, read_artefact
 from knowgate.registry import Entry, parse_options, resolve, split_spec
 from knowgate.types import Gate, Model, Question, Reading, Signal
 
@@ -57,12 +58,49 @@ GATES = {
     ),
 }
 
+# gates that must be fitted first; a folder made by `knowgate fit` names one of these
+FITTED = {
+    "probe": Entry(
+        "knowgate.gates.probe:ProbeGate",
+        "a network reads a middle-layer hidden state as not knowing",
+        needs="hidden",
+        cost="none when skipping",
+        extra="train",
+        paper="CBDR 2025",
+    ),
+    "fusion": Entry(
+        "knowgate.gates.fusion:FusionGate",
+        "all signals of the pass, weighed together, say retrieval will help",
+        needs="as fitted",
+        cost="as fitted",
+        extra="train",
+        paper="ours",
+    ),
+}
 
-def load_gate(spec: str) -> Gate:
-    """The gate a spec names: 'logprob', 'logprob:mean', 'random:rate=0.3,seed=1'."""
+
+def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
+    """The gate a spec names: 'logprob', 'logprob:mean', 'random:rate=0.3,seed=1', or the folder of a fitted gate.
+
+    plug_in: let a fitted gate decide for another LLM than it was fitted on.
+    """
+    if is_artefact(spec):
+        return load_fitted(spec, plug_in=plug_in)
     name, options = split_spec(spec)
+    if name in FITTED:
+        raise BadSetting(
+            f"gate '{name}' must be fitted first: knowgate fit {name} --labels RUN --out DIR; then use --gate DIR."
+        )
     cls = resolve(GATES, "gate", name, "knowgate.gates")
     gate: Gate = cls(**parse_options(cls, options, f"gate '{name}'"))
+    return gate
+
+
+def load_fitted(folder: str, *, plug_in: bool = False) -> Gate:
+    """A gate that `knowgate fit` made."""
+    artefact = read_artefact(folder)
+    cls = resolve(FITTED, "fitted gate", str(artefact.manifest["gate"]).split(":")[0], "knowgate.fitted_gates")
+    gate: Gate = cls(artefact, plug_in)
     return gate
 
 

@@ -20,6 +20,7 @@ from knowgate.types import (
     Question,
     Reading,
     RecallingGate,
+    Signal,
     Vector,
     Want,
 )
@@ -37,7 +38,7 @@ def read_questions(
         if isinstance(gate, RecallingGate) and questions:
             recalled = gate.recall(questions)
             readings = [_with_neighbours(*pair, gate.name) for pair in zip(readings, recalled, strict=True)]
-        if isinstance(gate, AskingGate) and questions:
+        if isinstance(gate, AskingGate) and Signal.LABELS in gate.needs and questions:
             logits = model.label_logits(gate.ask(questions, readings), gate.labels)
             readings = [_with_labels(reading, gate.name, rows) for reading, rows in zip(readings, logits, strict=True)]
     return readings

@@ -1,0 +1,65 @@
+"""The card of a fitted gate: a page people can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WORDS = {
+    "auroc": "AUROC (ranks questions that need retrieval above those that do not; .5 is chance)",
+    "auprc": "area under precision-recall",
+    "accuracy": "accuracy of the decision at 0.5",
+    "ece": "expected calibration error (0 is perfect)",
+    "brier": "Brier score (0 is perfect)",
+}
+
+
+def card(manifest: Mapping[str, Any], notes: Sequence[str], command: str) -> str:
+    """Markdown with data, splits, measures with intervals, and how to use it."""
+    target = (
+        "retrieval turns a wrong answer right"
+        if manifest["target"] == "benefit"
+        else "the LLM does not know the answer"
+    )
+    parts = [
+        f"# {manifest['gate']} gate for {manifest['model']['name']}",
+        f"A knowgate gate, fitted {manifest['created']}. Its need is a calibrated probability that {target}.",
+        '```console\nknowgate ask --gate THIS_FOLDER --docs FOLDER "a question"\n```',
+        _facts(manifest),
+        "## Measured on the held-out test split\n\n" + _metrics(manifest),
+        "![ROC curve on the test split](curve.svg)",
+    ]
+    if notes:
+        parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in notes))
+    if command:
+        parts.append(f"## Made by\n\n```console\n{command}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _facts(manifest: Mapping[str, Any]) -> str:
+    sizes = ", ".join(f"{name} {count}" for name, count in manifest["split"].items())
+    rows = [
+        ("model", f"{manifest['model']['name']} ({manifest['model']['fingerprint']})"),
+        ("prompts", manifest["prompts"]),
+        ("label runs", ", ".join(item["run"] for item in manifest["data"])),
+        ("graded by", manifest["grader"]),
+        ("questions", f"{sizes}; {manifest['base_rate']:.0%} of them positive"),
+        ("needs", ", ".join(manifest["needs"]) or "nothing of the LLM"),
+        ("options", _options(manifest["options"])),
+        ("calibration", manifest["calibration"]["kind"]),
+    ]
+    return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows if value)
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in options.items() if not isinstance(value, list))
+
+
+def _metrics(manifest: Mapping[str, Any]) -> str:
+    lines = ["| measure | value | 95 % interval |", "|---|---|---|"]
+    for name, found in manifest["metrics"].items():
+        if found["value"] is None:
+            lines.append(f"| {WORDS[name]} | not defined | |")
+        else:
+            lines.append(f"| {WORDS[name]} | {found['value']:.3f} | {found['low']:.3f} to {found['high']:.3f} |")
+    return "\n".join(lines)

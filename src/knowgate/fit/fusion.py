@@ -1,0 +1,109 @@
+"""Fitting the fusion gate: probes of the stored states, then a logistic regression over all signals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from knowgate.errors import BadSetting
+from knowgate.fit.data import Examples
+from knowgate.fit.metrics import Floats, auroc
+from knowgate.fit.networks import Tensors, best_linear, fit_linear
+from knowgate.fit.probe import DRAFT_TOKENS, out_of_fold
+from knowgate.fit.save import Fitted
+from knowgate.gates.calibration import logit
+from knowgate.gates.features import COSTLY, available, matrix
+from knowgate.gates.network import apply_network
+from knowgate.gates.probe import states
+from knowgate.types import Signal, Vector, Want
+
+TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
+
+
+def fit_fusion(examples: Examples, *, cheap: bool = False) -> Fitted:
+    """Weigh whichever signals the label runs have; `cheap` leaves out samples and extra passes."""
+    names = [name for name in available(examples.questions, examples.readings) if not (cheap and name in COSTLY)]
+    features = matrix(names, examples.questions, examples.readings)
+    tensors: dict[str, Any] = {}
+    probes: list[dict[str, Any]] = []
+    columns = [features]
+    for layer in sorted(examples.readings[0].hidden):
+        for position in ("pre", "post"):
+            name = f"probe-{position}-{layer}"
+            own, column = _probe(states(examples.readings, layer, position), examples)
+            tensors |= {f"{name}.{key}": value for key, value in own.items()}
+            probes.append({"name": name, "layer": layer, "position": position})
+            columns.append(column)
+    signals = np.hstack(columns).astype(np.float32)
+    if signals.shape[1] == 0:
+        raise BadSetting(
+            "the label runs hold no signals to fuse. Label again with a backend that gives log-probabilities."
+        )
+    labels = [*names, *(probe["name"] for probe in probes)]
+    head = _head(signals, examples)
+    tensors |= {f"fusion.{key}": value for key, value in head.items()}
+
+    def raw(places: Sequence[int]) -> Floats:
+        return apply_network(head, signals[list(places)])
+
+    options = {"features": names, "probes": probes, "cheap": cheap}
+    return Fitted("fusion", options, _needs(names, probes), _want(names, probes, examples), tensors, raw,
+                  notes=contributions(labels, signals, head, examples))  # fmt: skip
+
+
+def _probe(features: Vector, examples: Examples) -> tuple[Tensors, Vector]:
+    """A linear probe and its logit for every row; training rows get theirs from probes that did not see them."""
+    split, needed = examples.split, examples.needed
+    tensors = best_linear(features[split.train], needed[split.train], features[split.dev], needed[split.dev])
+    column = logit(apply_network(tensors, features))
+    column[split.train] = logit(out_of_fold(features, needed, split.train, "linear"))
+    return tensors, column[:, None].astype(np.float32)
+
+
+def _head(signals: Vector, examples: Examples) -> Tensors:
+    split, needed = examples.split, examples.needed
+    return best_linear(signals[split.train], needed[split.train], signals[split.dev], needed[split.dev])
+
+
+def contributions(names: Sequence[str], signals: Vector, head: Tensors, examples: Examples) -> list[str]:
+    """What each signal does alone, what is lost without it, and what a cheap fusion would lose. On the dev split."""
+    split, needed = examples.split, examples.needed
+    dev = np.concatenate([split.dev, split.calibration])
+
+    def score(columns: list[int]) -> float:
+        tensors = fit_linear(signals[split.train][:, columns], needed[split.train], 0.1)
+        return auroc(needed[dev], apply_network(tensors, signals[dev][:, columns])) or 0.5
+
+    every = list(range(len(names)))
+    whole = score(every)
+    lines = [f"all signals: dev AUROC {whole:.3f}"]
+    for place, name in enumerate(names):
+        rest = [column for column in every if column != place]
+        without = score(rest) if rest else 0.5
+        lines.append(f"{name}: alone {score([place]):.3f}, without it {without - whole:+.3f}")
+    cheap = [place for place, name in enumerate(names) if name not in COSTLY]
+    if cheap and len(cheap) < len(names):
+        lines.append(f"cheap fusion, without {', '.join(COSTLY)}: {score(cheap):.3f} ({score(cheap) - whole:+.3f})")
+    return lines
+
+
+def _needs(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> frozenset[Signal]:
+    needs = set()
+    needs |= {Signal.LOGPROBS} if set(names) & set(TOKEN_FEATURES) else set()
+    needs |= {Signal.HIDDEN} if probes else set()
+    needs |= {Signal.LABELS} if "self_assessment" in names else set()
+    needs |= {Signal.SAMPLES} if {"certainty", "agreement"} & set(names) else set()
+    return frozenset(needs)
+
+
+def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> Want:
+    sampled = bool({"certainty", "agreement"} & set(names))
+    return Want(
+        draft_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
+        layers=tuple(sorted({probe["layer"] for probe in probes})),
+        after_draft=any(probe["position"] == "post" for probe in probes),
+        samples=int(examples.settings["samples"]) if sampled else 0,
+        sample_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
+    )

@@ -1,0 +1,55 @@
+"""Ours: all signals of the one pass, weighed together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from knowgate.gates.calibration import Floats, logit
+from knowgate.gates.features import matrix
+from knowgate.gates.fitted import FittedGate
+from knowgate.gates.network import apply_network
+from knowgate.gates.probe import states
+from knowgate.prompts.assess import self_assessment
+from knowgate.types import LabelPrompt, Question, Reading, Vector
+
+
+@dataclass(frozen=True)
+class FusionGate(FittedGate):
+    """need = a logistic regression over token statistics, probes of hidden states, samples and self-assessment,
+    whichever the gate was fitted with.
+
+    Needs: what it was fitted with. Cost per question: that of its costliest signal; `gate.json` lists them.
+    Reference: ours.
+    Example:
+        >>> gate = FusionGate.load("my-fusion")  # doctest: +SKIP
+    """
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ("true", "false")
+
+    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+        return [self_assessment(question, *self.labels) for question in questions]
+
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
+        if self.name in (readings[0].labels if readings else {}):
+            readings = [_with_own(reading, self.name) for reading in readings]
+        return apply_network(self.artefact.tensors, self.signals(questions, readings), "fusion.")
+
+    def signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
+        """Named features and the logits of the probes, in the order the weights expect."""
+        options = self.artefact.options
+        columns = [matrix(options["features"], questions, readings)]
+        for probe in options["probes"]:
+            features = states(readings, probe["layer"], probe["position"])
+            need = apply_network(self.artefact.tensors, features, f"{probe['name']}.")
+            columns.append(logit(need)[:, None].astype(np.float32))
+        return np.hstack(columns)
+
+
+def _with_own(reading: Reading, name: str) -> Reading:
+    """Self-assessment logits come under the name of the gate that asked for them."""
+    return replace(reading, labels={**reading.labels, "prompt": reading.labels[name]})
