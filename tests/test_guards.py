@@ -28,7 +28,7 @@ LEVELS = [
     ["models", "retrieval", "rerank", "datasets", "history"],
     ["labels"],
     ["gates"],
-    ["fit", "calibrate"],
+    ["fit", "calibrate", "cases"],
     ["pipeline"],
     ["evaluate"],
     ["cli", "serve", "integrations", "__init__"],

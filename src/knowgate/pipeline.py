@@ -6,17 +6,18 @@ Knows the roles (model, gate, retriever, reranker) by their protocols; builds no
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
 from knowgate import gates
+from knowgate.cases import Case, merged, timed, with_total
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.reading import bind, read_questions
 from knowgate.prompts.answer import AnswerPrompts, fit_passages
 from knowgate.rerank import rerank
+from knowgate.text import normalise
 from knowgate.types import (
     Answer,
     Decision,
@@ -29,22 +30,12 @@ from knowgate.types import (
     Reranker,
     Retriever,
     SecondLook,
+    StepsGate,
 )
 
 BATCH = 64  # questions read together; bounds the memory of their caches
 CANDIDATES = 20  # passages fetched for a reranker to choose from
-
-
-@dataclass
-class _Case:
-    """One question on its way through."""
-
-    question: Question
-    reading: Reading = field(default_factory=Reading)
-    decision: Decision | None = None
-    passages: tuple[Passage, ...] = ()
-    text: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
+ROUNDS = 3  # of retrieval at most, whatever a gate says
 
 
 class Decided(NamedTuple):
@@ -99,7 +90,7 @@ class AdaptiveRAG:
     def decide_stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[Decided]:
         """Decisions in order, a batch at a time, each with its question."""
         for taken in _batches(questions, batch):
-            yield from (Decided(case.question, _decided(case)) for case in self._decide(taken))
+            yield from (Decided(case.question, case.decided) for case in self._decide(taken))
 
     def stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[Answer]:
         """Answers in order, a batch at a time, so that long inputs give early output and flat memory."""
@@ -116,27 +107,29 @@ class AdaptiveRAG:
 
     def _answer(self, questions: Sequence[Question]) -> list[Answer]:
         cases = self._decide(questions)
-        retrieving = [case for case in cases if _decided(case).retrieve]
+        retrieving = [case for case in cases if case.decided.retrieve]
         if retrieving:
             self._retrieve(retrieving)
             self._fit([case for case in retrieving if case.passages])
         self._answer_open([case for case in cases if case.passages])
+        self._go_deeper([case for case in cases if case.passages and case.steps > 1])
         self._answer_closed([case for case in cases if not case.passages])
         return [
-            Answer(case.question, case.text, _decided(case), case.passages, _with_total(case.seconds)) for case in cases
+            Answer(case.question, case.text, case.decided, case.passages, with_total(case.seconds)) for case in cases
         ]
 
-    def _decide(self, questions: Sequence[Question]) -> list[_Case]:
+    def _decide(self, questions: Sequence[Question]) -> list[Case]:
         gate = self.bound
-        cases = [_Case(question) for question in questions]
-        with _timed(cases, "read"):
+        cases = [Case(question) for question in questions]
+        with timed(cases, "read"):
             readings = read_questions(self.model, [gate], questions, self.prompts)
-        with _timed(cases, "gate"):
+        with timed(cases, "gate"):
             needs = gates.score(gate, questions, readings)
             reasons = self._reasons(questions, readings)
+            steps = gate.steps(questions, readings) if isinstance(gate, StepsGate) else [1] * len(cases)
         threshold = self.gate.threshold if self.threshold is None else self.threshold
-        for case, reading, need, why in zip(cases, readings, needs, reasons, strict=True):
-            case.reading = reading
+        for case, reading, need, why, rounds in zip(cases, readings, needs, reasons, steps, strict=True):
+            case.reading, case.steps = reading, min(rounds, ROUNDS)
             case.decision = Decision(
                 need > threshold,
                 need,
@@ -148,42 +141,70 @@ class AdaptiveRAG:
         return cases
 
     def _reasons(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        if isinstance(self.gate, ExplainingGate):
-            return self.gate.explain(questions, readings)
+        gate = self.bound
+        if isinstance(gate, ExplainingGate):
+            return gate.explain(questions, readings)
         return [""] * len(questions)
 
-    def _retrieve(self, cases: list[_Case]) -> None:
+    def _retrieve(self, cases: list[Case]) -> None:
         if self.retriever is None:
             raise BadSetting(
                 f"gate '{self.gate.name}' decided to retrieve, but there is nothing to retrieve from: "
                 "give documents or an index, or use the gate 'never'."
             )
-        queries = [case.question.text for case in cases]
-        with _timed(cases, "retrieve"):
-            found = self.retriever.search(queries, self.k if self.reranker is None else CANDIDATES)
-        if self.reranker is not None:
-            with _timed(cases, "rerank"):
-                found = rerank(self.reranker, queries, found, self.k)
-        with _timed(cases, "second look"):
+        found = self._search(self.retriever, cases, [case.question.text for case in cases])
+        with timed(cases, "second look"):
             useful = self._useful([case.question for case in cases], found)
         for case, passages, keep in zip(cases, found, useful, strict=True):
             case.passages = tuple(passages) if keep else ()
             if not passages or not keep:
-                _note(case, "the passages were judged useless" if passages else "nothing was found")
+                case.note("the passages were judged useless" if passages else "nothing was found")
 
-    def _fit(self, cases: list[_Case]) -> None:
-        with _timed(cases, "fit"):
+    def _search(self, retriever: Retriever, cases: list[Case], queries: list[str]) -> list[list[Passage]]:
+        """For each case its k best passages: those found now and those it has."""
+        with timed(cases, "retrieve"):
+            fresh = retriever.search(queries, self.k if self.reranker is None else CANDIDATES)
+        found = [merged(case.passages, new) if case.passages else new for case, new in zip(cases, fresh, strict=True)]
+        if self.reranker is not None:
+            with timed(cases, "rerank"):
+                found = rerank(self.reranker, queries, found, self.k)
+        return [passages[: self.k] for passages in found]
+
+    def _go_deeper(self, cases: list[Case]) -> None:
+        """Look up question and last answer together, answer again; until nothing new comes or the answer repeats."""
+        taken = 1
+        while self.retriever is not None and (going := [case for case in cases if case.steps > taken]):
+            taken += 1
+            queries = [f"{case.question.text} {case.text}".strip() for case in going]
+            found = self._search(self.retriever, going, queries)
+            fresh = [self._has_new(case, passages) for case, passages in zip(going, found, strict=True)]
+            before = [normalise(case.text) for case in going]
+            self._answer_open([case for case, new in zip(going, fresh, strict=True) if new])
+            for case, new, text in zip(going, fresh, before, strict=True):
+                if not new or normalise(case.text) == text or taken == case.steps:
+                    case.steps = 1
+                    case.note(f"{taken} rounds of retrieval")
+
+    def _has_new(self, case: Case, found: list[Passage]) -> bool:
+        """Whether these are other passages than the case has; if so it takes them, as far as they fit the window."""
+        fitting = fit_passages(self.model, self.prompts, case.question, found, self.max_tokens)
+        is_new = bool({passage.id for passage in fitting} - {passage.id for passage in case.passages})
+        case.passages = fitting if is_new else case.passages
+        return is_new
+
+    def _fit(self, cases: list[Case]) -> None:
+        with timed(cases, "fit"):
             for case in cases:
                 case.passages = fit_passages(self.model, self.prompts, case.question, case.passages, self.max_tokens)
                 if not case.passages:
-                    _note(case, "no passage fits the context window")
+                    case.note("no passage fits the context window")
 
     def _useful(self, questions: list[Question], found: list[list[Passage]]) -> list[bool]:
         if self.second_look is None:
             return [True] * len(questions)
         return self.second_look.useful(questions, found)
 
-    def _answer_closed(self, cases: list[_Case]) -> None:
+    def _answer_closed(self, cases: list[Case]) -> None:
         """Go on from the gate's own pass where there was one."""
         for group in (
             [case for case in cases if case.reading.resume is not None],
@@ -192,7 +213,7 @@ class AdaptiveRAG:
             if not group:
                 continue
             handles = [case.reading.resume for case in group]
-            with _timed(group, "answer"):
+            with timed(group, "answer"):
                 done = self.model.generate(
                     [self.prompts.closed(case.question) for case in group],
                     max_tokens=self.max_tokens,
@@ -201,10 +222,10 @@ class AdaptiveRAG:
             for case, completions in zip(group, done, strict=True):
                 case.text = completions[0].text
 
-    def _answer_open(self, cases: list[_Case]) -> None:
+    def _answer_open(self, cases: list[Case]) -> None:
         if not cases:
             return
-        with _timed(cases, "answer"):
+        with timed(cases, "answer"):
             prompts = [self.prompts.open(case.question, case.passages) for case in cases]
             done = self.model.generate(prompts, max_tokens=self.max_tokens)
         for case, completions in zip(cases, done, strict=True):
@@ -225,37 +246,6 @@ def as_question(question: str | Question) -> Question:
     return record
 
 
-def _decided(case: _Case) -> Decision:
-    if case.decision is None:
-        raise RuntimeError("a case is asked for its decision before it has one")
-    return case.decision
-
-
-def _note(case: _Case, note: str) -> None:
-    case.decision = replace(_decided(case), reason=f"{_decided(case).reason}; {note}")
-
-
 def _reason(need: float, threshold: float, why: str) -> str:
     relation = "above" if need > threshold else "not above"
     return f"need {need:.2f} is {relation} {threshold:.2f}" + (f": {why}" if why else "")
-
-
-def _with_total(seconds: dict[str, float]) -> dict[str, float]:
-    return {**seconds, "total": sum(seconds.values())}
-
-
-@dataclass
-class _timed:  # noqa: N801 - reads as a statement: with _timed(cases, "read")
-    """Adds a stage's time to its cases; a batch's time is shared evenly among its questions."""
-
-    cases: Sequence[_Case]
-    stage: str
-    start: float = 0.0
-
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        share = (time.perf_counter() - self.start) / max(1, len(self.cases))
-        for case in self.cases:
-            case.seconds[self.stage] = case.seconds.get(self.stage, 0.0) + share

@@ -219,6 +219,8 @@ def test_approximate_search_finds_nearly_all_of_the_exact_neighbours():
     index, exact = VectorIndex(16, exact_rows=1000), VectorIndex(16)
     for each in (index, exact):
         each.add(range(4000), vectors)
+    index.nearest(queries, 1)  # starts the building; exact until then
+    index.wait()
     pairs = zip(index.nearest(queries, 10), exact.nearest(queries, 10), strict=True)
     recall = np.mean([len({n for n, _ in a} & {n for n, _ in b}) / 10 for a, b in pairs])
     assert recall > 0.9

@@ -13,10 +13,11 @@ SPECIAL = ["<pad>", "<end>", "<user>", "<bot>", "<unk>"]
 TEMPLATE = "{% for m in messages %}<user>{{ m['content'] }}<bot>{% endfor %}"
 
 
-def save_tiny_llama(folder: Path, seed: int = 0, window: int = 512) -> Path:
-    """Write config, weights and tokenizer to `folder`."""
+def save_tiny_llama(folder: Path, seed: int = 0, window: int = 512, more: tuple[str, ...] = ()) -> Path:
+    """Write config, weights and tokenizer to `folder`; `more` are special tokens to add."""
     torch.manual_seed(seed)
     tokenizer = _tokenizer()
+    tokenizer.add_tokens(list(more), special_tokens=True)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,

@@ -21,6 +21,9 @@ CONTROL = frozenset([*range(0x20), *range(0x7F, 0xA0)])
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
 ModelSpec = Annotated[str | None, typer.Option("--model", help="smollm (default), hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, replay:DIR, fake.")]  # fmt: skip  # noqa: E501
 GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; see `knowgate gates`.")]  # fmt: skip  # noqa: E501
+PlugIn = Annotated[
+    bool | None, typer.Option("--plug-in", help="Let a fitted gate decide for another LLM than its own.")
+]
 Threshold = Annotated[float | None, typer.Option(help="Retrieve when need is above this (0-1). Default: the gate's own.")]  # fmt: skip  # noqa: E501
 Docs = Annotated[Path | None, typer.Option(parser=path, metavar="PATH", help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
 Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, or http:URL of a search endpoint.")]  # fmt: skip  # noqa: E501
@@ -45,6 +48,7 @@ def ask(
     questions: Questions = None,
     model: ModelSpec = None,
     gate: GateSpec = None,
+    plug_in: PlugIn = None,
     threshold: Threshold = None,
     docs: Docs = None,
     index: Index = None,
@@ -61,8 +65,8 @@ def ask(
 ) -> None:
     """Answer questions, retrieving only where the gate says so."""
     settings = load_settings(
-        config, model=model, gate=gate, threshold=threshold, docs=docs, index=index, retriever=retriever,
-        rerank=rerank, k=k, max_tokens=max_tokens, lang=lang, prompts=prompts,
+        config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
+        retriever=retriever, rerank=rerank, k=k, max_tokens=max_tokens, lang=lang, prompts=prompts,
     )  # fmt: skip
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record)
@@ -76,6 +80,7 @@ def decide(
     questions: Questions = None,
     model: ModelSpec = None,
     gate: GateSpec = None,
+    plug_in: PlugIn = None,
     threshold: Threshold = None,
     lang: Lang = None,
     prompts: Prompts = None,
@@ -85,7 +90,9 @@ def decide(
     as_json: Json = False,
 ) -> None:
     """Say for each question whether to retrieve; answer nothing, retrieve nothing."""
-    settings = load_settings(config, model=model, gate=gate, threshold=threshold, lang=lang, prompts=prompts)
+    settings = load_settings(
+        config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, lang=lang, prompts=prompts
+    )
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record, retrieves=False)
     for question, decision in rag.decide_stream(asked):

@@ -10,7 +10,7 @@ from pathlib import Path
 from knowgate.cli.config import Settings
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import cache_dir, sha256_text
-from knowgate.gates import load_gate
+from knowgate.gates import DEFAULT, default_gate, load_gate
 from knowgate.models import load_model
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.prompts import load_templates, packaged
@@ -23,18 +23,19 @@ from knowgate.types import Model, Retriever
 
 def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves: bool = True) -> AdaptiveRAG:
     """Everything `ask` needs; `decide` retrieves nothing and so needs no documents."""
-    gate = load_gate(settings.gate)
+    chosen = None if settings.gate == DEFAULT else load_gate(settings.gate, plug_in=settings.plug_in)
     retriever = build_retriever(settings) if retrieves else None
-    if retrieves and retriever is None and gate.name != "never":
+    if retrieves and retriever is None and (chosen is None or chosen.name != "never"):
         raise BadSetting("give the documents to retrieve from: --docs FOLDER or --index DIR (or --gate never).")
+    model, prompts = build_model(settings.model, record), build_prompts(settings)
     return AdaptiveRAG(
-        build_model(settings.model, record),
-        gate,
+        model,
+        chosen or default_gate(model, prompts.fingerprint),
         retriever,
         reranker=load_reranker(settings.rerank) if settings.rerank and retrieves else None,
         threshold=settings.threshold,
         k=settings.k,
-        prompts=build_prompts(settings),
+        prompts=prompts,
         max_tokens=settings.max_tokens,
     )
 

@@ -21,6 +21,7 @@ class Settings(BaseModel):
 
     model: str = "smollm"
     gate: str = DEFAULT
+    plug_in: bool = False
     threshold: float | None = None
     docs: Path | None = None
     index: str | None = None

@@ -18,9 +18,10 @@ from rich.table import Table
 from knowgate.cli.build import cached_index
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting
-from knowgate.gates import DEFAULT, load_gate
+from knowgate.gates import DEFAULT, default_gate, load_gate
 from knowgate.models import load_model
 from knowgate.pipeline import AdaptiveRAG
+from knowgate.prompts.answer import AnswerPrompts
 from knowgate.retrieval import load_retriever
 from knowgate.text import grade_contains
 from knowgate.types import Answer, Question
@@ -53,14 +54,16 @@ def demo(
     model: Annotated[str, typer.Option(help="Any model spec; the embedded one by default.")] = "smollm",
     gate: Annotated[str, typer.Option(help="Any gate spec.")] = DEFAULT,
     threshold: Annotated[float | None, typer.Option(help="Retrieve when need is above this.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only so many questions.")] = None,
+    limit: Annotated[int, typer.Option(help="How many of the 40 questions.")] = 24,
 ) -> None:
     """Answer general questions and questions on an invented company's handbook: never, always, and gated."""
     CONSOLE.print("Handbook of an invented company; half the questions are general knowledge, half only it can answer.")
     questions = demo_questions(limit)
     retriever = load_retriever(str(cached_index(demo_folder() / "handbook", "bm25")))
     CONSOLE.print(f"Loading {escape(model)} ...")
-    gated = AdaptiveRAG(load_model(model), load_gate(gate), retriever, threshold=threshold, k=2)
+    llm = load_model(model)
+    chosen = default_gate(llm, AnswerPrompts().fingerprint) if gate == DEFAULT else load_gate(gate)
+    gated = AdaptiveRAG(llm, chosen, retriever, threshold=threshold, k=2)
     never, always = (_run(replace(gated, gate=load_gate(name), threshold=None), questions) for name in PLAIN)
     runs = [never, always, _gated(gated, never, always)]
     console = Console()

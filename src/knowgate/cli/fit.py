@@ -11,40 +11,82 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from knowgate.cli.fit_judge import JUDGES, JudgeOptions, fit_judge_gate
+from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.gates import FITTED
+from knowgate.models import load_model
+from knowgate.types import Question
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def fit(
-    name: Annotated[str, typer.Argument(help="Which gate: probe or fusion.")],
+    name: Annotated[str, typer.Argument(help="Which gate: probe, fusion, ik, kbm, uar or adaptive.")],
     labels: Annotated[list[Path], typer.Option(help="Label run; may be repeated.")],
     out: Annotated[Path, typer.Option(help="Folder of the fitted gate; use it as --gate FOLDER.")],
     target: Annotated[
-        str | None, typer.Option(help="known or benefit. Default: benefit where open-book answers exist.")
+        str | None,
+        typer.Option(help="known or benefit. Default: benefit where open-book answers exist; known for ik and kbm."),
     ] = None,
     layer: Annotated[str, typer.Option(help="probe: mid, late, last or a number.")] = "mid",
     position: Annotated[str, typer.Option(help="probe: pre (before the answer) or post (after the draft).")] = "pre",
     kind: Annotated[str, typer.Option(help="probe: mlp (the paper's network) or linear.")] = "mlp",
     cheap: Annotated[bool, typer.Option(help="fusion: without samples and extra passes.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the splits.")] = 0,
+    mode: Annotated[str, typer.Option(help="ik: lora (fine-tuned judge) or text (head over embeddings).")] = "lora",
+    tokens: Annotated[int, typer.Option(help="ik: draft tokens it reads: 0, 32, 64 or 128.")] = 32,
+    base: Annotated[
+        str | None, typer.Option(help="ik, kbm: model to fine-tune; uar: model to read. Default: the LLM.")
+    ] = None,
+    head: Annotated[str, typer.Option(help="kbm: mastery or certainty.")] = "mastery",
+    tau: Annotated[
+        float | None, typer.Option(help="kbm: known from here on. Default: chosen on the dev split.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="ik, kbm: fine-tune all weights instead of LoRA.")] = False,
+    epochs: Annotated[int, typer.Option(help="ik, kbm: walks over the examples.")] = 3,
+    rate: Annotated[float | None, typer.Option(help="ik, kbm: learning rate. Default: 1e-4, 1e-5 with --full.")] = None,
+    accumulate: Annotated[int, typer.Option(help="ik, kbm: portions a batch of 4 is run in, to save memory.")] = 1,
+    criteria: Annotated[
+        str, typer.Option(help="uar: labelled questions for intent, knowledge and time, as name=SPEC,...")
+    ] = "intent=bench:uar_gate_intent/train,knowledge=bench:uar_gate_knowledge/train,time=bench:uar_gate_time/train",
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Retrieve when need is above this.")] = 0.5,
+    seed: Annotated[int, typer.Option(help="Of the splits and of training.")] = 0,
 ) -> None:
     """Fit a gate to your LLM: splits, training, calibration, measures on held-out questions, a card."""
     _check(target, position, kind)
+    judging = JudgeOptions(mode, tokens, base, head, tau, full, epochs, rate, accumulate)
     if name not in FITTED:
         raise UnknownName("fitted gate", name, FITTED)
     try:
+        from knowgate.fit.adaptive import fit_adaptive
         from knowgate.fit.data import load_examples
         from knowgate.fit.fusion import fit_fusion
+        from knowgate.fit.judge_state import forget_training
         from knowgate.fit.probe import fit_probe
         from knowgate.fit.save import save_fitted
+        from knowgate.fit.uar import fit_uar
     except ModuleNotFoundError as error:
         raise MissingExtra("fitting", "train") from error
-    examples = load_examples(labels, target=target, seed=seed)  # type: ignore[arg-type]
+    chosen: Any = target or ("known" if name in JUDGES or name == "uar" else None)
+    layers = () if name in JUDGES else None
+    examples = load_examples(labels, target=chosen, layers=layers, seed=seed)
     options: dict[str, Any] = {"layer": layer, "position": position, "kind": kind}
-    fitted = fit_probe(examples, **options) if name == "probe" else fit_fusion(examples, cheap=cheap)
-    report = save_fitted(fitted, examples, out, command=shlex.join(["knowgate", *sys.argv[1:]]))
+    if name in JUDGES:
+        fitted = fit_judge_gate(name, examples, judging, out, seed)
+    elif name == "uar":
+        fitted = fit_uar(examples, load_model(base or examples.settings["model"]), _criteria(criteria), seed=seed)
+    elif name == "adaptive":
+        fitted = fit_adaptive(examples)
+    elif name == "probe":
+        fitted = fit_probe(examples, **options)
+    else:
+        fitted = fit_fusion(examples, cheap=cheap)
+    # the card travels: it names folders, not where they lie on this machine
+    made_by = shlex.join(
+        ["knowgate", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])]
+    )
+    report = save_fitted(fitted, examples, out, command=made_by, threshold=threshold)
+    forget_training(out)
     for note in fitted.notes:
         WORDS.print(note)
     table = Table("measure", "test split", box=None)
@@ -52,6 +94,13 @@ def fit(
         table.add_row(measure, found.shown())
     Console().print(table)
     WORDS.print(f"{name} fitted on '{examples.target}', {examples.split.sizes()}. Use it: knowgate ask --gate {out}")
+
+
+def _criteria(spec: str) -> dict[str, list[Question]]:
+    pairs = [part.partition("=") for part in spec.split(",")]
+    if any(not found for _, equals, value in pairs for found in (equals, value)):
+        raise BadSetting(f"--criteria is '{spec}'; write intent=SPEC,knowledge=SPEC,time=SPEC.")
+    return {name.strip(): load_questions(value.strip()) for name, _, value in pairs}
 
 
 def _check(target: str | None, position: str, kind: str) -> None:

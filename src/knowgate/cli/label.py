@@ -19,6 +19,7 @@ from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting
 from knowgate.files import write_text
 from knowgate.labels.agreement import compare_graders
+from knowgate.labels.dispersion import SAMPLES
 from knowgate.labels.grading import load_grader
 from knowgate.labels.kbsat import make_sets
 from knowgate.labels.label import Labeller, Plan
@@ -59,6 +60,9 @@ def label(
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
     seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
+    seakr: Annotated[
+        bool, typer.Option("--seakr", help="Also how far apart the states of 20 sampled answers are (SeaKR).")
+    ] = False,
     lang: Annotated[str | None, typer.Option(help="Force the prompt language: en or zh.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="TOML file with your own answer prompts.")] = None,
     retry_failed: Annotated[bool, typer.Option(help="Try questions again that failed before.")] = False,
@@ -73,7 +77,17 @@ def label(
     questions = load_questions(data, limit)
     llm = load_model(model)
     judging = load_model(judge) if judge else None
-    plan = Plan(samples, temperature, max_tokens, seed, _layers(layers, llm), mask, k, not closed_book)
+    plan = Plan(
+        samples=samples,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        layers=_layers(layers, llm),
+        mask=mask,
+        k=k,
+        open_book=not closed_book,
+        seakr=SAMPLES if seakr else 0,
+    )
     grader = load_grader(grade, judging, _style(judge_prompt))
     retriever = load_retriever(index) if index else None
     labeller = Labeller(llm, grader, plan, build_prompts(Settings(lang=lang, prompts=prompts)), retriever)

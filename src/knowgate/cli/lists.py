@@ -11,7 +11,7 @@ from rich.table import Table
 
 from knowgate import weights
 from knowgate.files import cache_dir
-from knowgate.gates import DEFAULT, GATES
+from knowgate.gates import GATES, PLAIN
 from knowgate.models import MODELS
 
 models_app = typer.Typer(help="List LLM backends and cached weights; fetch the embedded ones.")
@@ -23,7 +23,8 @@ def gates() -> None:
     for name, entry in GATES.items():
         table.add_row(name, escape(entry.summary), entry.needs or "-", entry.cost, entry.paper or "-")
     Console().print(table)
-    typer.echo(f"default: {DEFAULT}; options as in logprob:mean or random:rate=0.3,seed=1", err=True)
+    typer.echo(f"default: a packaged gate fitted on the LLM (smollm has one), else {PLAIN}", err=True)
+    typer.echo("options follow a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
 
 
 @models_app.callback(invoke_without_command=True)

@@ -12,14 +12,15 @@ from knowgate.fit.metrics import Bools, Floats
 from knowgate.gates.calibration import logit
 
 Kind = Literal["isotonic", "platt"]
-ISOTONIC_ROWS = 300  # below, isotonic regression overfits and Platt's two parameters are safer
+ISOTONIC_OF_A_KIND = 200  # rows; below, isotonic regression gives steps of 0 and 1 and Platt's two parameters are safer
 
 
 def fit_calibration(raw: Floats, needed: Bools, kind: Kind | None = None) -> dict[str, Any]:
     """A calibration for a manifest. Isotonic with enough rows, else Platt; none of it if only one kind is there."""
     if not 0 < needed.sum() < len(needed):
         return {"kind": "none"}
-    chosen = kind or ("isotonic" if len(needed) >= ISOTONIC_ROWS else "platt")
+    rarer = min(int(needed.sum()), int((~needed).sum()))
+    chosen = kind or ("isotonic" if rarer >= ISOTONIC_OF_A_KIND else "platt")
     return _isotonic(raw, needed) if chosen == "isotonic" else _platt(raw, needed)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from knowgate.gates.calibration import logit
 from knowgate.gates.features import COSTLY, available, matrix
 from knowgate.gates.network import apply_network
 from knowgate.gates.probe import states
+from knowgate.labels.dispersion import SAMPLES
 from knowgate.types import Signal, Vector, Want
 
 TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
@@ -25,6 +26,8 @@ TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
 def fit_fusion(examples: Examples, *, cheap: bool = False) -> Fitted:
     """Weigh whichever signals the label runs have; `cheap` leaves out samples and extra passes."""
     names = [name for name in available(examples.questions, examples.readings) if not (cheap and name in COSTLY)]
+    if "seakr" in names and not _fits_seakr(examples.settings):
+        names.remove("seakr")
     features = matrix(names, examples.questions, examples.readings)
     tensors: dict[str, Any] = {}
     probes: list[dict[str, Any]] = []
@@ -51,6 +54,11 @@ def fit_fusion(examples: Examples, *, cheap: bool = False) -> Fitted:
     options = {"features": names, "probes": probes, "cheap": cheap}
     return Fitted("fusion", options, _needs(names, probes), _want(names, probes, examples), tensors, raw,
                   notes=contributions(labels, signals, head, examples))  # fmt: skip
+
+
+def _fits_seakr(settings: Mapping[str, Any]) -> bool:
+    """The gate draws one set of samples for all its signals: seakr looks at the first 20, the others at all of them."""
+    return settings.get("seakr") == SAMPLES and not 0 < int(settings.get("samples", 0)) < SAMPLES
 
 
 def _probe(features: Vector, examples: Examples) -> tuple[Tensors, Vector]:
@@ -92,18 +100,20 @@ def contributions(names: Sequence[str], signals: Vector, head: Tensors, examples
 def _needs(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> frozenset[Signal]:
     needs = set()
     needs |= {Signal.LOGPROBS} if set(names) & set(TOKEN_FEATURES) else set()
-    needs |= {Signal.HIDDEN} if probes else set()
+    needs |= {Signal.HIDDEN} if probes or "seakr" in names else set()
     needs |= {Signal.LABELS} if "self_assessment" in names else set()
-    needs |= {Signal.SAMPLES} if {"certainty", "agreement"} & set(names) else set()
+    needs |= {Signal.SAMPLES} if {"certainty", "agreement", "seakr"} & set(names) else set()
     return frozenset(needs)
 
 
 def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> Want:
     sampled = bool({"certainty", "agreement"} & set(names))
+    samples = [int(examples.settings["samples"])] * sampled + [SAMPLES] * ("seakr" in names)
     return Want(
         draft_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
         layers=tuple(sorted({probe["layer"] for probe in probes})),
         after_draft=any(probe["position"] == "post" for probe in probes),
-        samples=int(examples.settings["samples"]) if sampled else 0,
+        samples=max(samples, default=0),
         sample_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
+        sample_layer=examples.settings["seakr_layer"] if "seakr" in names else None,
     )

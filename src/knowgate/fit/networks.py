@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
 
 from knowgate.errors import BadInput
 from knowgate.fit.metrics import Bools, auroc
@@ -37,7 +38,8 @@ def fit_linear(features: Vector, needed: Bools, strength: float = 1.0) -> Tensor
     """Regularised logistic regression on standardised features; `strength` is scikit-learn's C."""
     tensors = standardise(features)
     x = (features - tensors["mean"]) / tensors["scale"]
-    fitted = LogisticRegression(C=strength, max_iter=2000).fit(x, needed)
+    with threadpool_limits(1):  # so small that threads only wait for each other
+        fitted = LogisticRegression(C=strength, max_iter=500).fit(x, needed)
     tensors["0.0.weight"] = fitted.coef_.astype(np.float32)
     tensors["0.0.bias"] = fitted.intercept_.astype(np.float32)
     return tensors
@@ -66,6 +68,19 @@ def _scaled(features: Vector, tensors: Tensors) -> Vector:
 
 
 def _train(
+    x: Vector, needed: Bools, dev: Vector, dev_needed: Bools, seed: int
+) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # batches of 16: threads only wait for each other
+    try:
+        return _train_network(x, needed, dev, dev_needed, seed)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train_network(
     x: Vector, needed: Bools, dev: Vector, dev_needed: Bools, seed: int
 ) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     import torch

@@ -46,7 +46,7 @@ class Report:
     metrics: dict[str, Measured]
 
 
-def save_fitted(fitted: Fitted, examples: Examples, out: Path, *, command: str = "") -> Report:
+def save_fitted(fitted: Fitted, examples: Examples, out: Path, *, command: str = "", threshold: float = 0.5) -> Report:
     """Calibrate on the calibration split, measure on the test split, write the folder whole."""
     split = examples.split
     calibration = fit_calibration(fitted.raw(split.calibration.tolist()), examples.needed[split.calibration])
@@ -57,7 +57,7 @@ def save_fitted(fitted: Fitted, examples: Examples, out: Path, *, command: str =
         **describe(fitted, examples),
         "calibration": calibration,
         "metrics": {name: asdict(value) for name, value in metrics.items()},
-        "threshold": 0.5,
+        "threshold": threshold,
     }
     text = card(manifest, fitted.notes, command)
     seen = ("\n".join(examples.seen) + "\n").encode()

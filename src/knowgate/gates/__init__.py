@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates.artefact import is_artefact, read_artefact
 from knowgate.registry import Entry, parse_options, resolve, split_spec
 from knowgate.types import Gate, Model, Question, Reading, Signal
 
-DEFAULT = "logprob:first"
+DEFAULT = "default"  # a gate that comes with knowgate and was fitted on the LLM at hand; else PLAIN
+PLAIN = "logprob:first"
+PACKAGED = Path(__file__).parent / "packaged"
 GATES = {
     "always": Entry("knowgate.gates.always:AlwaysGate", "retrieve for every question", cost="nothing"),
     "never": Entry("knowgate.gates.never:NeverGate", "never retrieve", cost="nothing"),
@@ -56,6 +59,20 @@ GATES = {
         extra="local",
         paper="Wang et al. 2023 (SKR)",
     ),
+    "seakr": Entry(
+        "knowgate.gates.seakr:SeakrGate",
+        "20 sampled answers end in hidden states that lie far apart",
+        needs="hidden, samples",
+        cost="20 sampled answers",
+        paper="Yao et al. 2025 (SeaKR)",
+    ),
+    "selfrag": Entry(
+        "knowgate.gates.selfrag:SelfragGate",
+        "the LLM's own token [Retrieval] beats [No Retrieval]; for models trained with them",
+        needs="labels",
+        cost="one prefill of the question",
+        paper="Asai et al. 2024 (Self-RAG)",
+    ),
 }
 
 # gates that must be fitted first; a folder made by `knowgate fit` names one of these
@@ -67,6 +84,36 @@ FITTED = {
         cost="none when skipping",
         extra="train",
         paper="CBDR 2025",
+    ),
+    "uar": Entry(
+        "knowgate.gates.uar:UarGate",
+        "sources are asked for, or it takes knowledge that changes with time or that the LLM lacks",
+        needs="hidden",
+        cost="none when skipping",
+        extra="train",
+        paper="Cheng et al. 2024 (UAR)",
+    ),
+    "adaptive": Entry(
+        "knowgate.gates.adaptive:AdaptiveGate",
+        "the question looks like those that took one or several rounds of retrieval",
+        cost="one embedding",
+        extra="train",
+        paper="Jeong et al. 2024 (Adaptive-RAG)",
+    ),
+    "ik": Entry(
+        "knowgate.gates.ik:IkGate",
+        "a fine-tuned judge of question and draft (or a head over their embeddings) says No",
+        needs="draft",
+        cost="one prefill of the judge of 100 tokens",
+        extra="train",
+        paper="IK 2025",
+    ),
+    "kbm": Entry(
+        "knowgate.gates.kbm:KbmGate",
+        "a fine-tuned judge of the question denies mastery or certainty; also a second look at passages",
+        cost="one or two prefills of the judge of 90 tokens",
+        extra="train",
+        paper="Zhang et al. 2024 (KBM)",
     ),
     "fusion": Entry(
         "knowgate.gates.fusion:FusionGate",
@@ -94,6 +141,16 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
     cls = resolve(GATES, "gate", name, "knowgate.gates")
     gate: Gate = cls(**parse_options(cls, options, f"gate '{name}'"))
     return gate
+
+
+def default_gate(model: Model, prompts: str) -> Gate:
+    """The packaged gate fitted on this LLM and wording, if there is one, else the first token's probability."""
+    if model.depth > 0:  # without hidden states no packaged gate can work, and asking a server who it is takes time
+        for folder in sorted(path.parent for path in PACKAGED.glob("*/gate.json")):
+            made = read_artefact(folder).manifest
+            if (made["model"]["fingerprint"], made["prompts"]) == (model.fingerprint, prompts):
+                return load_fitted(str(folder))
+    return load_gate(PLAIN)
 
 
 def load_fitted(folder: str, *, plug_in: bool = False) -> Gate:

@@ -6,6 +6,7 @@ Written whole or not at all; read with a check that nothing was changed by hand.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from knowgate.files import new_folder, read_json, sha256_text, write_json, write
 from knowgate.text import normalise
 
 VERSION = 1
-MANIFEST, WEIGHTS, CARD, SEEN = "gate.json", "weights.safetensors", "README.md", "seen.json"
+MANIFEST, WEIGHTS, CARD, SEEN = "gate.json", "weights.safetensors", "README.md", "seen.txt"
 Tensors = Mapping[str, NDArray[Any]]
 
 
@@ -95,7 +96,7 @@ def write_artefact(
 
 def checksum(manifest: Mapping[str, Any]) -> str:
     """Of everything that decides how the gate behaves."""
-    parts = [f"{key}={manifest[key]!r}" for key in sorted(manifest) if key != "checksum"]
+    parts = [f"{key}={json.dumps(manifest[key])}" for key in sorted(manifest) if key != "checksum"]
     return sha256_text(*parts)[:16]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from knowgate.gates import confidence
+from knowgate.labels.dispersion import SAMPLES, log_determinant
 from knowgate.labels.indicators import certainty
 from knowgate.labels.label import canonical
 from knowgate.types import Question, Reading, Token, Vector
@@ -56,6 +57,10 @@ def _self_assessment(question: Question, reading: Reading) -> float | None:
     return None if logits is None else float(logits[-1][0] - logits[-1][1])
 
 
+def _seakr(question: Question, reading: Reading) -> float | None:
+    return None if reading.sample_states is None else log_determinant(reading.sample_states[:SAMPLES])
+
+
 FEATURES: dict[str, Feature] = {
     "first": _token(confidence.first),
     "mean": _token(confidence.geometric_mean),
@@ -68,8 +73,9 @@ FEATURES: dict[str, Feature] = {
     "self_assessment": _self_assessment,
     "certainty": _certainty,
     "agreement": _agreement,
+    "seakr": _seakr,
 }
-COSTLY = ("certainty", "agreement", "self_assessment")  # samples, or a pass of their own
+COSTLY = ("certainty", "agreement", "self_assessment", "seakr")  # samples, or a pass of their own
 
 
 def available(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:

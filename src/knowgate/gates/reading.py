@@ -10,6 +10,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import replace
 
+from knowgate.errors import BadSetting
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import (
     AskingGate,
@@ -31,6 +32,7 @@ def read_questions(
 ) -> list[Reading]:
     """What the gates need, from one pass over the bare questions and each asking gate's own prompt."""
     want = functools.reduce(operator.or_, (gate.want for gate in gates), Want())
+    _check_one_layer(gates)
     readings = [Reading() for _ in questions]
     if questions and not want.is_nothing:
         readings = model.read([prompts.closed(question) for question in questions], want)
@@ -42,6 +44,14 @@ def read_questions(
             logits = model.label_logits(gate.ask(questions, readings), gate.labels)
             readings = [_with_labels(reading, gate.name, rows) for reading, rows in zip(readings, logits, strict=True)]
     return readings
+
+
+def _check_one_layer(gates: Sequence[Gate]) -> None:
+    """A pass gives the end states of its samples at one layer."""
+    asked = [gate for gate in gates if gate.want.sample_layer is not None]
+    if len({gate.want.sample_layer for gate in asked}) > 1:
+        listed = ", ".join(f"{gate.name}: {gate.want.sample_layer}" for gate in asked)
+        raise BadSetting(f"gates in one pass must read their samples at the same layer, not at several ({listed}).")
 
 
 def bind(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,36 +27,50 @@ class VectorIndex:
         self._vectors: Vector = np.empty((1024, width), dtype=np.float32)
         self._ids: NDArray[np.int64] = np.empty(1024, dtype=np.int64)
         self._graph: Any = None
+        self._builder: threading.Thread | None = None
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._size
 
     def add(self, ids: Sequence[int], vectors: Vector) -> None:
-        end = self._size + len(ids)
-        if end > len(self._ids):
-            self._grow(max(end, int(len(self._ids) * GROWTH)))
-        self._ids[self._size : end] = ids
-        self._vectors[self._size : end] = vectors
-        self._size = end
-        if self._graph is not None:
-            self._graph.add(np.asarray(ids, dtype=np.uint64), vectors)
+        with self._lock:
+            end = self._size + len(ids)
+            if end > len(self._ids):
+                self._grow(max(end, int(len(self._ids) * GROWTH)))
+            self._ids[self._size : end] = ids
+            self._vectors[self._size : end] = vectors
+            self._size = end
+            if self._graph is not None:
+                self._graph.add(np.asarray(ids, dtype=np.uint64), vectors)
 
     def keep(self, ids: set[int]) -> None:
-        """Drop all other rows."""
-        kept = np.isin(self._ids[: self._size], np.fromiter(ids, dtype=np.int64, count=len(ids)))
-        count = int(kept.sum())
-        self._ids[:count] = self._ids[: self._size][kept]
-        self._vectors[:count] = self._vectors[: self._size][kept]
-        self._size, self._graph = count, None
+        """Drop all other rows. New arrays: a graph that is being built still reads the old ones."""
+        with self._lock:
+            kept = np.isin(self._ids[: self._size], np.fromiter(ids, dtype=np.int64, count=len(ids)))
+            self._ids, self._vectors = self._ids[: self._size][kept], self._vectors[: self._size][kept]
+            self._size, self._graph = len(self._ids), None
 
     def nearest(self, queries: Vector, k: int) -> list[list[Hit]]:
         """(id, cosine) of the k nearest rows for each query, nearest first; equal ones in order of their ids."""
         k = min(k, self._size)
         if k == 0:
             return [[] for _ in queries]
-        if self._size > self._exact_rows and importlib.util.find_spec("usearch") is not None:
+        if self._size > self._exact_rows and self._has_graph():
             return self._approximate(queries, k)
         return self._exact(queries, k)
+
+    def wait(self) -> None:
+        """Until the graph that is being built, if any, is ready."""
+        if self._builder is not None:
+            self._builder.join()
+
+    def _has_graph(self) -> bool:
+        """Whether the graph is ready. Building one takes minutes, so it goes on beside exact search."""
+        if self._graph is None and self._builder is None and importlib.util.find_spec("usearch") is not None:
+            self._builder = threading.Thread(target=self._build, args=(self._size,), daemon=True)
+            self._builder.start()
+        return self._graph is not None
 
     def _exact(self, queries: Vector, k: int) -> list[list[Hit]]:
         scores = queries @ self._vectors[: self._size].T
@@ -67,8 +82,6 @@ class VectorIndex:
         return hits
 
     def _approximate(self, queries: Vector, k: int) -> list[list[Hit]]:
-        if self._graph is None:
-            self._graph = self._build()
         found = self._graph.search(np.ascontiguousarray(queries), k)
         keys, distances = np.atleast_2d(found.keys), np.atleast_2d(found.distances)
         return [
@@ -76,12 +89,18 @@ class VectorIndex:
             for pair in zip(keys, distances, strict=True)
         ]
 
-    def _build(self) -> Any:
+    def _build(self, size: int) -> None:
         from usearch.index import Index
 
         graph = Index(ndim=self._width, metric="ip", dtype="f16")
-        graph.add(self._ids[: self._size].astype(np.uint64), self._vectors[: self._size])
-        return graph
+        ids, vectors = self._ids[:size].copy(), self._vectors
+        graph.add(ids.astype(np.uint64), vectors[:size])
+        with self._lock:
+            if size <= self._size and np.array_equal(self._ids[:size], ids):  # else rows were dropped meanwhile
+                if size < self._size:
+                    graph.add(self._ids[size : self._size].astype(np.uint64), self._vectors[size : self._size])
+                self._graph = graph
+            self._builder = None
 
     def _grow(self, room: int) -> None:
         ids, vectors = np.empty(room, dtype=np.int64), np.empty((room, self._width), dtype=np.float32)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from knowgate.errors import KnowgateError, ServerError
+from knowgate.errors import KnowgateError, NotOffered, ServerError
+from knowgate.labels.dispersion import log_determinant
 from knowgate.labels.grading import Grade, Grader, golds
 from knowgate.labels.indicators import benefit, certainty, effect, mastery
 from knowgate.labels.mask import mask_passages
@@ -27,7 +28,10 @@ FREQUENCY_CAP = 100  # passages looked at when counting how often an answer occu
 
 @dataclass(frozen=True)
 class Plan:
-    """How to label. `layers` are indices of the hidden-state tuple; k: passages, None for all of a data set's own."""
+    """How to label. `layers` are indices of the hidden-state tuple; k: passages, None for all of a data set's own.
+
+    seakr: samples whose end states are compared (SeaKR's uncertainty; they are among `samples` where there are enough).
+    """
 
     samples: int = 30
     temperature: float = 1.0
@@ -37,6 +41,7 @@ class Plan:
     mask: bool = False
     k: int | None = None
     open_book: bool = True
+    seakr: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,16 @@ class Labeller:
     plan: Plan = field(default_factory=Plan)
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     retriever: Retriever | None = None
+
+    def __post_init__(self) -> None:
+        missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
+        if missing:
+            raise NotOffered(f"--seakr needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
+
+    @property
+    def seakr_layer(self) -> int | None:
+        """The middle layer, where SeaKR reads the end of an answer."""
+        return self.model.depth // 2 if self.plan.seakr else None
 
     def label(self, questions: Sequence[Question]) -> Labelled:
         """Label a batch; if it fails as a whole, its questions are tried one by one."""
@@ -102,27 +117,40 @@ class Labeller:
         vectors = _vectors(closed)
         rows = [self._blank(question) for question in questions]
         rows = self._with_sides(rows, questions, "closed", closed)
-        rows = [replace(row, signals=signals) for row, signals in zip(rows, self._signals(questions), strict=True)]
+        told = self._signals(questions, closed)
+        rows = [replace(row, signals=signals) for row, signals in zip(rows, told, strict=True)]
         rows = self._open(rows, questions)
         share = (time.perf_counter() - start) / len(questions)
         return Labelled([replace(_compared(row), seconds=share) for row in rows], vectors)
 
     def _read(self, prompts: Sequence[Prompt], *, states: bool) -> list[Reading]:
         plan = self.plan
+        seakr = plan.seakr if states else 0
         want = Want(
             draft_tokens=plan.max_tokens,
             layers=plan.layers if states else (),
             after_draft=states,
-            samples=plan.samples,
+            samples=max(plan.samples, seakr),
             sample_tokens=plan.max_tokens,
             temperature=plan.temperature,
             seed=plan.seed,
+            sample_layer=self.seakr_layer if seakr else None,
         )
         # handles hold the passes' caches; nobody goes on from here, so let go of them
-        return [replace(reading, resume=None) for reading in self.model.read(prompts, want)]
+        readings = self.model.read(prompts, want)
+        return [replace(reading, resume=None, samples=reading.samples[: plan.samples]) for reading in readings]
 
-    def _signals(self, questions: Sequence[Question]) -> list[dict[str, float]]:
-        """What the LLM says about itself, as a difference of logits (positive: it can answer)."""
+    def _signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
+        """What the LLM says about itself, and how far apart its samples end."""
+        return [said | self._seakr(reading) for said, reading in zip(self._said(questions), closed, strict=True)]
+
+    def _seakr(self, reading: Reading) -> dict[str, float]:
+        if reading.sample_states is None:
+            return {}
+        return {"seakr": log_determinant(reading.sample_states[: self.plan.seakr])}
+
+    def _said(self, questions: Sequence[Question]) -> list[dict[str, float]]:
+        """Self-assessment as a difference of logits (positive: it can answer)."""
         if Signal.LABELS not in self.model.offers:
             return [{} for _ in questions]
         asked = [self_assessment(question, *SELF_LABELS) for question in questions]

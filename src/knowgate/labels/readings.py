@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from knowgate.labels.dispersion import states_with
 from knowgate.labels.rows import LabelRow, Side
 from knowgate.labels.run import RunFolder
 from knowgate.types import Completion, Question, Reading, Vector
@@ -28,6 +29,7 @@ def recorded(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] 
             hidden={layer: block[place] for layer, block in before.items()},
             hidden_after={layer: block[place] for layer, block in after.items()},
             labels=_labels(row),
+            sample_states=states_with(row.signals["seakr"]) if "seakr" in row.signals else None,
         )
         for place, row in enumerate(rows)
     ]

@@ -113,7 +113,10 @@ def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> di
         "retriever_fingerprint": retriever.fingerprint if retriever else None,
         "grader": labeller.grader.name,
         **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(labeller.plan).items()},
+        "seakr_layer": labeller.seakr_layer,
     }
+    if not labeller.plan.seakr:  # runs started before there was such a thing can go on
+        del settings["seakr"], settings["seakr_layer"]
     return {**settings, "hash": settings_hash(settings)}
 
 

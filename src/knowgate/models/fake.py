@@ -77,7 +77,7 @@ class FakeModel:
         return "fake-" + _digest(self.name, table, self._width, self._layers, offers).hex()[:16]
 
     def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
-        self._require(Signal.HIDDEN, bool(want.layers))
+        self._require(Signal.HIDDEN, bool(want.layers) or want.sample_layer is not None)
         self._require(Signal.SAMPLES, want.samples > 0)
         return [self._read(prompt, want) for prompt in prompts]
 
@@ -129,7 +129,14 @@ class FakeModel:
             hidden_after={layer: self._state(prompt, layer, f"after {draft and draft.text}") for layer in after},
             samples=tuple(samples),
             resume=FakeResume(prompt, want.draft_tokens),
+            sample_states=self._sample_states(prompt, samples, want.sample_layer),
         )
+
+    def _sample_states(self, prompt: Prompt, samples: list[Completion], layer: int | None) -> Vector | None:
+        """Equal samples end in equal states."""
+        if layer is None or not samples:
+            return None
+        return np.stack([self._state(prompt, layer, f"sample {sample.text}") for sample in samples])
 
     def _generate(
         self, prompt: Prompt, max_tokens: int, temperature: float, n: int, seed: int | None

@@ -181,34 +181,45 @@ class HFModel:
         names: dict[int, int],
     ) -> list[Reading]:
         batch = [ids[place] for place in places]
-        layers = sorted(names)
-        stream = hf_stream.prefill(self.loaded.model, batch, self.pad, self.loaded.device, layers, self.prefixes)
+        layers, ends = sorted(names), self._sample_layers(want)
+        kept = sorted({*layers, *ends})
+        stream = hf_stream.prefill(self.loaded.model, batch, self.pad, self.loaded.device, kept, self.prefixes)
         before = [{names[x]: _vector(stream.hidden[x][i]) for x in layers} for i in range(len(places))]
-        samples = self._sample(stream, [prompts[place] for place in places], want)
+        samples, states = self._sample(stream, [prompts[place] for place in places], want, ends)
         rows = [Row() for _ in places]
         alive = hf_stream.draft(stream, rows, want.draft_tokens, self.stop, layers if want.after_draft else ())
         return [
             Reading(
                 draft=self._completion(row, measured=True) if want.draft_tokens else None,
                 hidden=before[i],
-                hidden_after={names[x]: _vector(state) for x, state in row.after.items()},
+                hidden_after={names[x]: _vector(state) for x, state in row.after.items() if x in names},
                 samples=samples[i],
                 resume=Handle(stream, alive.index(i) if i in alive else None, row),
+                sample_states=states[i],
             )
             for i, row in enumerate(rows)
         ]
 
-    def _sample(self, stream: Stream, prompts: list[Prompt], want: Want) -> list[tuple[Completion, ...]]:
+    def _sample_layers(self, want: Want) -> list[int]:
+        return self._layers([want.sample_layer]) if want.samples and want.sample_layer is not None else []
+
+    def _sample(
+        self, stream: Stream, prompts: list[Prompt], want: Want, layers: list[int]
+    ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
+        """Each prompt's samples, and the states at their ends if a layer is given."""
         if not want.samples:
-            return [()] * len(prompts)
+            return [()] * len(prompts), [None] * len(prompts)
         if want.temperature <= 0:
             raise BadSetting(f"sampling needs a temperature above 0, not {want.temperature}.")
         copies = stream.copy(range(len(prompts)), repeat=want.samples)
         uniforms = np.concatenate([_uniforms(prompt, want) for prompt in prompts])
-        rows = hf_stream.sample(copies, uniforms, want.temperature, self.stop)
+        rows = hf_stream.sample(copies, uniforms, want.temperature, self.stop, layers)
         drawn = [self._completion(row, measured=False) for row in rows]
-        n = want.samples
-        return [tuple(drawn[i * n : (i + 1) * n]) for i in range(len(prompts))]
+        parts = [slice(i * want.samples, (i + 1) * want.samples) for i in range(len(prompts))]
+        states = [
+            _vector(torch.stack([row.after[layers[0]] for row in rows[part]])) if layers else None for part in parts
+        ]
+        return [tuple(drawn[part]) for part in parts], states
 
     def _go_on(self, resume: Sequence[object], max_tokens: int) -> list[Completion]:
         """Continue drafts; those that came from one pass go on side by side."""

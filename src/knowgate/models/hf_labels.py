@@ -55,8 +55,16 @@ def read_labels(model: HFModel, prompts: Sequence[Cut], columns: Sequence[int]) 
 
 def _logits(model: Any, states: torch.Tensor, columns: Sequence[int]) -> Vector:
     """The head applied to these states and label tokens alone: the other 50,000 columns are nobody's business."""
+    values: Vector = head_logits(model, states, columns).cpu().numpy()
+    if not np.isfinite(values).all():
+        raise ModelError("the model gave NaN instead of label logits: its weights or number format are bad.")
+    return values
+
+
+def head_logits(model: Any, states: torch.Tensor, columns: Sequence[int] | None = None) -> torch.Tensor:
+    """Logits of the given tokens, or of all, as the model itself computes them: with its bias, scale and cap."""
     head = model.get_output_embeddings()
-    chosen = torch.tensor(list(columns), device=states.device)
+    chosen = slice(None) if columns is None else torch.tensor(list(columns), device=states.device)
     logits = (states @ head.weight[chosen].T).float()
     if getattr(head, "bias", None) is not None:
         logits = logits + head.bias[chosen].float()
@@ -64,10 +72,7 @@ def _logits(model: Any, states: torch.Tensor, columns: Sequence[int]) -> Vector:
     logits = logits * float(getattr(config, "logit_scale", None) or 1.0)
     if cap := getattr(config, "final_logit_softcapping", None):
         logits = cap * torch.tanh(logits / cap)
-    values: Vector = logits.cpu().numpy()
-    if not np.isfinite(values).all():
-        raise ModelError("the model gave NaN instead of label logits: its weights or number format are bad.")
-    return values
+    return logits
 
 
 def label_ids(model: HFModel, labels: Sequence[str]) -> list[int]:

@@ -98,7 +98,8 @@ class Stream:
             cache,
             self.mask[index],
             None if self.logits is None else self.logits[index],
-            pending=None if self.pending is None else self.pending[index],
+            {layer: state[index] for layer, state in self.hidden.items()},
+            None if self.pending is None else self.pending[index],
         )
 
 
@@ -145,15 +146,20 @@ def draft(
     alive = list(range(len(rows)))
     while alive and len(rows[alive[0]].tokens) < max_tokens:
         steps = measure(stream.ready(layers))
+        _remember(stream, rows, alive)
         for place, i in enumerate(alive):
             _append(rows[i], steps[place], stop)
-            rows[i].after = {layer: state[place] for layer, state in stream.hidden.items()}
         alive = _carry_on(stream, rows, alive, [step.token for step in steps])
     if layers and alive:
         stream.ready(layers)
-        for place, i in enumerate(alive):
-            rows[i].after = {layer: state[place] for layer, state in stream.hidden.items()}
+        _remember(stream, rows, alive)
     return alive
+
+
+def _remember(stream: Stream, rows: list[Row], alive: list[int]) -> None:
+    """The states at the token fed last: if the next one ends the answer, those of its last token."""
+    for place, i in enumerate(alive):
+        rows[i].after = {layer: state[place] for layer, state in stream.hidden.items()}
 
 
 def _append(row: Row, step: Step, stop: frozenset[int]) -> None:
@@ -186,16 +192,23 @@ def measure(logits: torch.Tensor) -> list[Step]:
     return [Step(*values) for values in zip(*columns, strict=True)]
 
 
-def sample(stream: Stream, uniforms: NDArray[np.float64], temperature: float, stop: frozenset[int]) -> list[Row]:
+def sample(
+    stream: Stream,
+    uniforms: NDArray[np.float64],
+    temperature: float,
+    stop: frozenset[int],
+    layers: Sequence[int] = (),
+) -> list[Row]:
     """Draw one answer per row from the untruncated distribution, one uniform number per token.
 
     Uniforms are (rows x tokens) and come from outside, so an answer depends on its own prompt and seed alone, not
-    on what else was in the batch or on the device.
+    on what else was in the batch or on the device. With `layers`, each row's `after` gets the states at its last token.
     """
     rows = [Row() for _ in range(len(stream))]
     alive = list(range(len(rows)))
     for position in range(uniforms.shape[1]):
-        tokens = draw(stream.ready(), uniforms[alive, position], temperature)
+        tokens = draw(stream.ready(layers), uniforms[alive, position], temperature)
+        _remember(stream, rows, alive)
         for i, token in zip(alive, tokens, strict=True):
             if token in stop:
                 rows[i].finished = True
@@ -204,6 +217,9 @@ def sample(stream: Stream, uniforms: NDArray[np.float64], temperature: float, st
         alive = _carry_on(stream, rows, alive, tokens)
         if not alive:
             break
+    if layers and alive:
+        stream.ready(layers)
+        _remember(stream, rows, alive)
     return rows
 
 

@@ -105,7 +105,7 @@ class OpenAIModel:
         self._wire.close()
 
     def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
-        if want.layers:
+        if want.layers or want.sample_layer is not None:
             raise NotOffered(f"{self.name} is a server and gives no hidden states; use an hf: model for them.")
         drafts = self._drafts(prompts, want.draft_tokens)
         samples = self._sample(prompts, want.sample_tokens, want.temperature, want.samples, want.seed)

@@ -213,7 +213,10 @@ def _keys(
 
 
 def _want_settings(want: Want) -> dict[str, Any]:
-    return asdict(want)
+    settings = asdict(want)
+    if want.sample_layer is None:
+        del settings["sample_layer"]  # recordings made before it was there keep their keys
+    return settings
 
 
 def _generate_settings(

@@ -144,11 +144,12 @@ def encode_reading(reading: Reading) -> dict[str, Any]:
         "hidden_after": {str(layer): encode_array(state) for layer, state in reading.hidden_after.items()},
         "samples": [encode_completion(sample) for sample in reading.samples],
         "labels": {name: encode_array(logits) for name, logits in reading.labels.items()},
+        "sample_states": None if reading.sample_states is None else encode_array(reading.sample_states),
     }
 
 
 def decode_reading(value: Mapping[str, Any], resume: object) -> Reading:
-    draft = value["draft"]
+    draft, states = value["draft"], value.get("sample_states")
     return Reading(
         draft=None if draft is None else decode_completion(draft),
         hidden={int(layer): decode_array(state) for layer, state in value["hidden"].items()},
@@ -156,4 +157,5 @@ def decode_reading(value: Mapping[str, Any], resume: object) -> Reading:
         samples=tuple(decode_completion(sample) for sample in value["samples"]),
         labels={name: decode_array(logits) for name, logits in value["labels"].items()},
         resume=resume,
+        sample_states=None if states is None else decode_array(states),
     )

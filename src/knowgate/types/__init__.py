@@ -28,6 +28,8 @@ from knowgate.types.roles import (
     Retriever,
     Runner,
     SecondLook,
+    StepsGate,
+    TokenisingModel,
 )
 
 __all__ = [
@@ -53,7 +55,9 @@ __all__ = [
     "Runner",
     "SecondLook",
     "Signal",
+    "StepsGate",
     "Token",
+    "TokenisingModel",
     "Vector",
     "Want",
 ]

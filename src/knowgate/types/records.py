@@ -96,6 +96,7 @@ class Want:
     """What to read, so that nothing is computed that no gate asked for.
 
     layers: indices into the hidden-state tuple (0 = embeddings); negative ones count from the end.
+    sample_layer: the layer whose state at the last token of each sample is wanted.
     """
 
     draft_tokens: int = 0
@@ -105,6 +106,7 @@ class Want:
     sample_tokens: int = 32
     temperature: float = 1.0
     seed: int | None = None
+    sample_layer: int | None = None
 
     @property
     def is_nothing(self) -> bool:
@@ -119,8 +121,9 @@ class Want:
             after_draft=self.after_draft or other.after_draft,
             samples=max(self.samples, other.samples),
             sample_tokens=max(self.sample_tokens, other.sample_tokens),
-            temperature=self.temperature,
+            temperature=self.temperature if self.samples else other.temperature,
             seed=self.seed if self.seed is not None else other.seed,
+            sample_layer=self.sample_layer if self.sample_layer is not None else other.sample_layer,
         )
 
 
@@ -142,6 +145,7 @@ class Reading:
     """What one forward pass over the bare question gave.
 
     hidden[layer] is the state at the last prompt token, hidden_after[layer] at the last drafted token.
+    sample_states are those at the last token of each sample (of the last prompt token where a sample is empty).
     labels[gate name] are logits, one row per marked position, one column per label.
     neighbours[gate name] are the logged questions the gate recalled, most similar first.
     resume goes back into `Model.generate` to continue the draft without a second prefill.
@@ -154,6 +158,7 @@ class Reading:
     labels: Mapping[str, Vector] = field(default_factory=dict)
     neighbours: Mapping[str, tuple[Neighbour, ...]] = field(default_factory=dict)
     resume: object | None = field(default=None, repr=False, compare=False)
+    sample_states: Vector | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

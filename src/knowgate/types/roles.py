@@ -142,6 +142,20 @@ class ExplainingGate(Protocol):
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]: ...
 
 
+@runtime_checkable
+class StepsGate(Protocol):
+    """A gate that also says how many rounds of retrieval a question takes if it is looked up at all."""
+
+    def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]: ...
+
+
+@runtime_checkable
+class TokenisingModel(Protocol):
+    """A model whose tokenizer can be asked: for gates that need a word to be one token."""
+
+    def tokenise(self, text: str) -> list[int]: ...
+
+
 class Runner(Protocol):
     """Does per-question work in batches: here, or on many machines. Work must be idempotent: it may be repeated."""
 

@@ -1,0 +1,69 @@
+"""One question on its way through the pipeline: what is known about it so far, and what each stage took.
+
+Knows records and clocks; not models, gates or retrievers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from knowgate.types import Decision, Passage, Question, Reading
+
+
+@dataclass
+class Case:
+    """One question on its way through. `steps`: rounds of retrieval it may take."""
+
+    question: Question
+    reading: Reading = field(default_factory=Reading)
+    decision: Decision | None = None
+    passages: tuple[Passage, ...] = ()
+    text: str = ""
+    steps: int = 1
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def decided(self) -> Decision:
+        if self.decision is None:
+            raise RuntimeError("a case is asked for its decision before it has one")
+        return self.decision
+
+    def note(self, text: str) -> None:
+        """Add to the reason of the decision."""
+        self.decision = replace(self.decided, reason=f"{self.decided.reason}; {text}")
+
+
+@dataclass
+class timed:  # noqa: N801 - reads as a statement: with timed(cases, "read")
+    """Adds a stage's time to its cases; a batch's time is shared evenly among its questions."""
+
+    cases: Sequence[Case]
+    stage: str
+    start: float = 0.0
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        share = (time.perf_counter() - self.start) / max(1, len(self.cases))
+        for case in self.cases:
+            case.seconds[self.stage] = case.seconds.get(self.stage, 0.0) + share
+
+
+def with_total(seconds: dict[str, float]) -> dict[str, float]:
+    return {**seconds, "total": sum(seconds.values())}
+
+
+def merged(kept: Sequence[Passage], found: Sequence[Passage]) -> list[Passage]:
+    """All distinct passages, best score first; those without a score last, in the order they came."""
+    best: dict[str, Passage] = {}
+    for passage in (*kept, *found):
+        if passage.id not in best or _score(passage) > _score(best[passage.id]):
+            best[passage.id] = passage
+    return sorted(best.values(), key=lambda passage: -_score(passage))
+
+
+def _score(passage: Passage) -> float:
+    return float("-inf") if passage.score is None else passage.score

@@ -1,0 +1,75 @@
+"""Adaptive-RAG: how complex is the question? No retrieval, one round, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from knowgate.embedding import SentenceEmbedder, check_vectors
+from knowgate.errors import ArtefactError
+from knowgate.gates.artefact import Tensors
+from knowgate.gates.calibration import Floats
+from knowgate.gates.fitted import FittedGate
+from knowgate.types import Embedder, Question, Reading, Vector
+
+CLASSES = ("no", "one", "multi")
+ROUNDS = 3  # of retrieval at most, for a question of the third class
+
+
+@dataclass(frozen=True)
+class AdaptiveGate(FittedGate):
+    """need = 1 - P(no retrieval) of a classifier over the question's sentence embedding.
+
+    `steps` tells one round of retrieval from several, which the pipeline then takes.
+
+    Needs: nothing. Cost per question: one sentence embedding; works with any LLM, served or local.
+    Reference: Jeong et al. 2024 (Adaptive-RAG); there the classifier is a fine-tuned T5.
+    Example:
+        >>> gate = AdaptiveGate.load("my-adaptive")  # doctest: +SKIP
+    """
+
+    embedder: Embedder | None = None
+
+    @cached_property
+    def _embedder(self) -> Embedder:
+        """That of the fit; another gives other vectors."""
+        made = self.artefact.options["embedder"]
+        chosen = self.embedder or SentenceEmbedder(made)
+        if chosen.fingerprint != self.artefact.options["embedder_fingerprint"]:
+            raise ArtefactError(
+                f"the gate '{self.artefact.path.name}' was fitted with the embedding model {made} "
+                f"({self.artefact.options['embedder_fingerprint'][:12]}), not this one ({chosen.fingerprint[:12]}). "
+                "Fit it again, or give that model back."
+            )
+        return chosen
+
+    def classes(self, questions: Sequence[Question]) -> Floats:
+        """Probabilities of no, one and several rounds, one row per question."""
+        vectors = self._embedder.embed([question.text for question in questions])
+        return apply_classes(self.artefact.tensors, check_vectors(vectors, len(questions)))
+
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
+        need: Floats = 1 - self.classes(questions)[:, 0]
+        return need
+
+    def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
+        if not questions:
+            return []
+        return [ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]
+
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        if not questions:
+            return []
+        said = [f"no retrieval {p:.2f}, one round {q:.2f}, several {r:.2f}" for p, q, r in self.classes(questions)]
+        return [f"{text}; {self.note}" if self.note else text for text in said]
+
+
+def apply_classes(tensors: Tensors, vectors: Vector) -> Floats:
+    """Softmax over the classes seen in training; the others have probability 0."""
+    logits = vectors.astype(np.float64) @ tensors["weight"].T.astype(np.float64) + tensors["bias"]
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True)) * tensors["seen"]
+    probabilities: Floats = shares / shares.sum(axis=1, keepdims=True)
+    return probabilities

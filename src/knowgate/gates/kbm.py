@@ -1,0 +1,89 @@
+"""KBM, the knowledge boundary model: a judge that says whether the LLM masters a question and how certain it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from knowgate.gates.calibration import Floats
+from knowgate.gates.fitted import FittedGate
+from knowgate.gates.judge import FOLDER, Judge, open_judge
+from knowgate.prompts.judge import kbm_text
+from knowgate.types import Passage, Question, Reading
+
+if TYPE_CHECKING:
+    from knowgate.models.hf_labels import Cut
+
+LABELS = ("True", "False")
+HEADS = ("mastery", "certainty")
+START, BETWEEN = '{"mastery": "', '", "certainty": "'
+USEFUL = 0.5  # the judge's own decision: the calibration is that of bare questions
+
+
+@dataclass(frozen=True)
+class KbmGate(FittedGate):
+    """need = 1 - P(True) / (P(True) + P(False)) for mastery or certainty, read off the judge's JSON.
+
+    As second look it drops passages with which the question still cannot be answered.
+
+    Needs: nothing of the LLM. Cost per question: one prefill of the judge (90 tokens); two for certainty, which stands
+    behind the more probable mastery.
+    Reference: Zhang et al. (KBM), sections 4, 5.3 and 5.4, Figure 14.
+    Example:
+        >>> gate = KbmGate.load("my-kbm")  # doctest: +SKIP
+    """
+
+    @functools.cached_property
+    def judge(self) -> Judge:
+        return open_judge(self.artefact.path / FOLDER, self.artefact.options, "kbm")
+
+    @property
+    def head(self) -> str:
+        return str(self.artefact.options["head"])
+
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
+        return 1 - known(self.judge, self.head, [kbm_text(question) for question in questions])
+
+    def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
+        """Whether each question can be answered with its passages; none are of no use."""
+        limit = int(self.artefact.options["max_tokens"])
+        places = [place for place, found in enumerate(passages) if found]
+        texts = [with_reference(self.judge, questions[place], passages[place], limit) for place in places]
+        sure = known(self.judge, self.head, texts).tolist() if texts else []
+        kept = {place for place, probability in zip(places, sure, strict=True) if probability >= USEFUL}
+        return [place in kept for place, _ in enumerate(zip(questions, passages, strict=True))]
+
+
+def known(judge: Judge, head: str, texts: Sequence[str]) -> Floats:
+    """P(True) / (P(True) + P(False)) of a head; certainty is read behind the more probable mastery."""
+    mastery = judge.known([judge.encode(text, START) for text in texts])
+    if head == "mastery":
+        return mastery
+    words = [LABELS[0] if probability >= 0.5 else LABELS[1] for probability in mastery]
+    return judge.known([answered(judge, text, word) for text, word in zip(texts, words, strict=True)])
+
+
+def answered(judge: Judge, text: str, mastery: str) -> Cut:
+    """The judge's answer up to where certainty stands; both labels are marked."""
+    return judge.encode(text, START, mastery + BETWEEN)
+
+
+def with_reference(judge: Judge, question: Question, passages: Sequence[Passage], limit: int) -> str:
+    """The prompt with as many passages as the limit holds, cut from the end; the last one left is halved."""
+    room = min(limit, judge.model.window - 1)
+    kept = list(passages)
+    while kept and _length(judge, kbm_text(question, kept)) > room:
+        if len(kept) > 1:
+            kept.pop()
+        elif len(kept[0].text) > 1:
+            kept[0] = replace(kept[0], text=kept[0].text[: len(kept[0].text) // 2])
+        else:
+            kept.pop()
+    return kbm_text(question, kept)
+
+
+def _length(judge: Judge, text: str) -> int:
+    answer = judge.model.tokenise(START + LABELS[1] + BETWEEN)
+    return len(judge.model.tokenise(judge.model.render(text), special=True)) + len(answer)

@@ -1,0 +1,60 @@
+"""Self-RAG: a model trained to say, before it answers, whether it wants to retrieve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from knowgate.errors import BadSetting
+from knowgate.types import Gate, LabelPrompt, Model, Question, Reading, Signal, TokenisingModel, Want
+
+NO, YES = "[No Retrieval]", "[Retrieval]"
+TURN = "### Instruction:\n{query}\n\n### Response:\n"  # what Self-RAG's models were trained on
+
+
+@dataclass(frozen=True)
+class SelfragGate:
+    """need = P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) where the answer begins.
+
+    Only for models whose tokenizer has the two tokens; others are refused. style: `selfrag` asks in the form Self-RAG's
+    own models were trained on, `chat` as a user turn.
+
+    Needs: labels. Cost per question: one prefill of the bare question.
+    Reference: Asai et al. 2024 (Self-RAG), section 3.3; threshold 0.2 of its section 4.3.
+    Example:
+        >>> SelfragGate().labels
+        ('[No Retrieval]', '[Retrieval]')
+    """
+
+    style: Literal["selfrag", "chat"] = "selfrag"
+    name = "selfrag"
+    needs = frozenset({Signal.LABELS})
+    want = Want()
+    threshold = 0.2
+    labels = (NO, YES)
+
+    def bind(self, model: Model, prompts: str) -> Gate:
+        missing = [
+            word for word in self.labels if isinstance(model, TokenisingModel) and len(model.tokenise(word)) != 1
+        ]
+        if missing:
+            raise BadSetting(
+                f"gate 'selfrag' needs a model trained with the tokens {NO} and {YES}; for {model.name} "
+                f"{' and '.join(missing)} is more than one token. Use a Self-RAG model, or another gate."
+            )
+        return self
+
+    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+        if self.style == "chat":
+            return [LabelPrompt((question.text,), raw=False) for question in questions]
+        return [LabelPrompt((TURN.format(query=question.text),)) for question in questions]
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        return [_need(*map(float, reading.labels[self.name][-1])) for reading in readings]
+
+
+def _need(no: float, yes: float) -> float:
+    """NaN stays NaN, which `gates.score` refuses."""
+    return 0.0 if no - yes > 700 else 1 / (1 + math.exp(no - yes))

@@ -1,0 +1,103 @@
+"""UAR: four questions about a question, read off one hidden state, and a decision tree over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from knowgate.gates.artefact import Tensors
+from knowgate.gates.calibration import Floats, calibrate
+from knowgate.gates.fitted import FittedGate
+from knowgate.gates.probe import states
+from knowgate.types import Question, Reading, Vector
+
+CRITERIA = ("intent", "knowledge", "time")  # asks for sources? needs knowledge? changes with time?
+SELF = "self"  # is it unknown to the model?
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Probability that each head says retrieve, one per question. `self_` is that of not knowing."""
+
+    intent: Floats
+    knowledge: Floats
+    time: Floats
+    self_: Floats
+
+
+@dataclass(frozen=True)
+class UarGate(FittedGate):
+    """need = the decision tree intent -> knowledge -> time -> self over four linear heads.
+
+    tree `hard` is the paper's: who asks for sources gets need 1, what takes no knowledge 0, what changes with time 1,
+    all else the probability of not knowing. `soft`, the default, is the probability of coming out at "retrieve" when
+    every node is passed with its head's probability: the same where the heads are sure, graded and monotone in each
+    head between, so that one threshold moves all of it. The first three heads are calibrated on held-out labelled
+    questions, the last on the label run.
+
+    Needs: hidden. Cost per question: less than 1 % of the pass; a retrieved question pays one prefill.
+    Reference: Cheng et al. 2024 (UAR).
+    Example:
+        >>> gate = UarGate.load("my-uar")  # doctest: +SKIP
+    """
+
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
+        """Of the last head alone: that is the one the label run can calibrate."""
+        return apply_head(self.artefact.tensors, SELF, self._states(readings))
+
+    def heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Heads:
+        own = np.array(super().score(questions, readings))
+        return apply_heads(self.artefact.tensors, self.artefact.options["calibrations"], self._states(readings), own)
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        if not questions:
+            return []
+        follow = hard_tree if self.artefact.options["tree"] == "hard" else soft_tree
+        return [float(need) for need in np.clip(follow(self.heads(questions, readings)), 0.0, 1.0)]
+
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        heads = self.heads(questions, readings)
+        found = zip(heads.intent, heads.knowledge, heads.time, heads.self_, strict=True)
+        said = [
+            f"asks for sources {intent:.2f}, needs knowledge {knowledge:.2f}, "
+            f"time-sensitive {time:.2f}, unknown {own:.2f}"
+            for intent, knowledge, time, own in found
+        ]
+        return [f"{text}; {self.note}" if self.note else text for text in said]
+
+    def _states(self, readings: Sequence[Reading]) -> Vector:
+        return states(readings, self.artefact.options["layer"], "pre")
+
+
+def apply_heads(tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], features: Vector, own: Floats) -> Heads:
+    """All heads' probabilities; those of the last one are given, as they are calibrated elsewhere."""
+    intent, knowledge, time = (
+        calibrate(apply_head(tensors, name, features), calibration)
+        for name, calibration in zip(CRITERIA, calibrations, strict=True)
+    )
+    return Heads(intent, knowledge, time, own)
+
+
+def hard_tree(heads: Heads) -> Floats:
+    """The paper's decisions, each at 0.5."""
+    known_in_time: Floats = np.where(heads.time > 0.5, 1.0, heads.self_)
+    informed: Floats = np.where(heads.knowledge > 0.5, known_in_time, 0.0)
+    need: Floats = np.where(heads.intent > 0.5, 1.0, informed)
+    return need
+
+
+def soft_tree(heads: Heads) -> Floats:
+    """Probability of ending at "retrieve": i + (1 - i) k (t + (1 - t) s)."""
+    looked_up = heads.time + (1 - heads.time) * heads.self_
+    need: Floats = heads.intent + (1 - heads.intent) * heads.knowledge * looked_up
+    return need
+
+
+def apply_head(tensors: Tensors, name: str, features: Vector) -> Floats:
+    """sigmoid(w . state / size): no bias; `size` is one number, the root mean square of the states trained on."""
+    logits = features.astype(np.float64) @ tensors[f"{name}.weight"].astype(np.float64) / float(tensors["size"][0])
+    probability: Floats = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
+    return probability

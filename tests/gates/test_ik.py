@@ -1,0 +1,143 @@
+"""IK: a planted rule learnt from the draft, by the fine-tuned judge and by the head over embeddings."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from knowgate.errors import ArtefactError, BadSetting, NotOffered
+from knowgate.fit.ik import fit_ik, fit_ik_text
+from knowgate.fit.metrics import auroc
+from knowgate.fit.save import save_fitted
+from knowgate.gates import load_gate, score
+from knowgate.gates.artefact import read_artefact
+from knowgate.gates.ik import IkGate, first_pieces
+from knowgate.models.fake import FakeModel
+from knowgate.types import Question, Reading, Signal
+from tests.fit.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere
+from tests.fit.word_llama import save_word_llama
+
+
+@dataclass(frozen=True)
+class LetterEmbedder:
+    """How often each letter stands in a text."""
+
+    fingerprint: str = "letters"
+
+    def embed(self, texts):
+        return np.array([[text.count(letter) for letter in "abcdefghijklmnopx?"] for text in texts], np.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    with quick():
+        yield
+
+
+@dataclass(frozen=True)
+class Made:
+    out: Path
+    examples: object
+    fitted: object
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ik")
+    examples = planted(save_word_llama(folder / "model"), 240, by="draft")
+    fitted = fit_ik(examples, tokens=32, training=replace(QUICK, epochs=4), work=folder / "work")
+    save_fitted(fitted, examples, folder / "gate")
+    return Made(folder / "gate", examples, fitted)
+
+
+def taken(examples, places):
+    return [examples.questions[i] for i in places], [examples.readings[i] for i in places]
+
+
+def test_the_judge_learns_a_rule_planted_in_the_draft(made):
+    test = made.examples.split.test.tolist()
+    needs = score(load_gate(str(made.out)), *taken(made.examples, test))
+    assert auroc(made.examples.needed[test], np.array(needs)) > 0.95
+
+
+def test_a_new_process_gives_the_same_scores(made):
+    test = made.examples.split.test.tolist()
+    here = score(load_gate(str(made.out)), *taken(made.examples, test))
+    assert scored_elsewhere(made.out, made.examples, test) == here
+
+
+def test_it_asks_for_as_many_draft_tokens_as_it_was_fitted_with(made):
+    gate = load_gate(str(made.out))
+    assert gate.needs == {Signal.DRAFT}
+    assert gate.want.draft_tokens == 32
+    with pytest.raises(NotOffered, match="has no draft"):
+        gate.score([Question("a?")], [Reading()])
+
+
+def test_another_llm_is_refused_unless_as_a_plug_in(made):
+    other = FakeModel(name="other")
+    with pytest.raises(ArtefactError, match="was fitted on hf:"):
+        load_gate(str(made.out)).bind(other, PROMPTS)
+    assert load_gate(str(made.out), plug_in=True).bind(other, PROMPTS).note.startswith("plug-in, fitted on hf:")
+
+
+def test_a_changed_adapter_or_a_pickle_beside_it_is_not_loaded(made, tmp_path):
+    out = tmp_path / "gate"
+    save_fitted(made.fitted, made.examples, out)
+    questions, readings = taken(made.examples, [0])
+    (out / "adapter" / "adapter_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(ArtefactError, match=r"holds adapter_model.bin\); only safetensors"):
+        load_gate(str(out)).score(questions, readings)
+    (out / "adapter" / "adapter_model.bin").unlink()
+    with (out / "adapter" / "adapter_config.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(ArtefactError, match="changed or damaged"):
+        load_gate(str(out)).score(questions, readings)
+
+
+def test_a_base_with_other_weights_is_refused(made, tmp_path):
+    artefact = read_artefact(made.out)
+    other = {**artefact.options, "base_fingerprint": "another"}
+    gate = IkGate(replace(artefact, manifest={**artefact.manifest, "options": other}))
+    with pytest.raises(ArtefactError, match="was fine-tuned from hf:"):
+        gate.score(*taken(made.examples, [0]))
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def test_the_text_variant_learns_from_recorded_answers_alone(tmp_path):
+    examples = planted(Path("nowhere"), 300, by="draft")
+    fitted = fit_ik_text(examples, embedder=LetterEmbedder())
+    save_fitted(fitted, examples, tmp_path / "gate")
+    gate = IkGate(read_artefact(tmp_path / "gate"), embedder=LetterEmbedder())
+    test = examples.split.test.tolist()
+    needs = gate.score(*taken(examples, test))
+    assert auroc(examples.needed[test], np.array(needs)) > 0.95
+    assert gate.needs == {Signal.DRAFT}
+    assert gate.raw(*taken(examples, test)) == pytest.approx(fitted.raw(test), abs=0)
+
+
+def test_the_text_variant_refuses_another_embedding_model(tmp_path):
+    examples = planted(Path("nowhere"), 300, by="draft")
+    save_fitted(fit_ik_text(examples, embedder=LetterEmbedder()), examples, tmp_path / "gate")
+    gate = IkGate(read_artefact(tmp_path / "gate"), embedder=LetterEmbedder("others"))
+    with pytest.raises(ArtefactError, match="fitted with the embedding model"):
+        gate.score(*taken(examples, [0]))
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "expected"), [("ab c, d", 3, "ab c,"), ("北京大学", 2, "北京"), ("a", 9, "a"), ("a", 0, "")]
+)
+def test_pieces_are_words_and_signs(text, n, expected):
+    assert first_pieces(text, n) == expected
+
+
+def test_tokens_other_than_the_papers_or_more_than_were_drafted_are_refused():
+    examples = planted(Path("nowhere"), 60)
+    with pytest.raises(BadSetting, match="allowed: 0, 32, 64, 128"):
+        fit_ik_text(examples, tokens=5, embedder=LetterEmbedder())
+    short = replace(examples, settings={**examples.settings, "max_tokens": 32})
+    with pytest.raises(BadSetting, match="drafted 32 tokens, 64 are asked for"):
+        fit_ik_text(short, tokens=64, embedder=LetterEmbedder())

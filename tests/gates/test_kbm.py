@@ -1,0 +1,150 @@
+"""KBM: planted mastery and certainty, both heads, the second look, and its labels by hand."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from knowgate.errors import ArtefactError, BadInput, BadSetting
+from knowgate.fit.kbm import choose_tau, fit_kbm, labels_of
+from knowgate.fit.metrics import auroc
+from knowgate.fit.save import save_fitted
+from knowgate.gates import load_gate, score
+from knowgate.gates.kbm import with_reference
+from knowgate.labels.rows import Side
+from knowgate.pipeline import AdaptiveRAG
+from knowgate.prompts.judge import kbm_text
+from knowgate.types import Passage, Question
+from tests.fit.judge_data import QUICK, planted, quick, scored_elsewhere
+from tests.fit.word_llama import save_word_llama
+
+TAUS = {"mastery": 0.8, "certainty": 0.5}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    with quick():
+        yield
+
+
+@dataclass(frozen=True)
+class Made:
+    folder: Path
+    examples: object
+    fitted: object
+
+    def gate(self, head="mastery"):
+        return load_gate(str(self.folder / head))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Both heads from one training: the second fit finds it finished."""
+    folder = tmp_path_factory.mktemp("kbm")
+    examples = planted(save_word_llama(folder / "model"), 160)
+    seen = []
+    for head in ("certainty", "mastery"):
+        fitted = fit_kbm(examples, head=head, tau=0.8, training=QUICK, work=folder / "work", watch=seen.append)
+        save_fitted(fitted, examples, folder / head)
+    assert sum(step.dev_loss is not None for step in seen) == QUICK.epochs
+    return Made(folder, examples, fitted)
+
+
+@pytest.mark.parametrize("head", ["mastery", "certainty"])
+def test_each_head_learns_the_planted_rule(made, head):
+    test = made.examples.split.test.tolist()
+    gate = made.gate(head)
+    assert gate.name == f"kbm:{head}"
+    needs = score(gate, [made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test])
+    assert auroc(made.examples.needed[test], np.array(needs)) > 0.95
+
+
+def test_a_new_process_gives_the_same_scores(made):
+    test = made.examples.split.test.tolist()
+    questions, readings = [made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test]
+    here = made.gate().score(questions, readings)
+    assert scored_elsewhere(made.folder / "mastery", made.examples, test) == here
+
+
+def test_the_second_look_keeps_passages_that_help_and_drops_the_others(made):
+    good, bad = [Passage("1", "x x x")], [Passage("2", "a b c")]
+    questions = [Question("901 a c e b d?"), Question("902 a c e b d?"), Question("903 f g h i j?")]
+    assert made.gate().useful(questions, [good, bad, []]) == [True, False, False]
+
+
+def test_the_pipeline_answers_closed_book_when_the_second_look_drops_the_passages(made):
+    from knowgate.gates.always import AlwaysGate
+    from knowgate.models.fake import FakeModel
+
+    @dataclass(frozen=True)
+    class One:
+        text: str
+        name = fingerprint = "one"
+
+        def search(self, queries, k):
+            return [[Passage("1", self.text)] for _ in queries]
+
+    def passages(text):
+        rag = AdaptiveRAG(FakeModel(), AlwaysGate(), One(text), second_look=made.gate())
+        return rag.answer("901 a c e b d?").passages
+
+    assert [passage.text for passage in passages("x x x")] == ["x x x"]
+    assert passages("a b c") == ()
+
+
+def test_gates_from_the_same_files_share_one_judge(made):
+    assert made.gate().judge is made.gate().judge
+
+
+def test_passages_are_cut_from_the_end_until_the_prompt_fits(made):
+    judge, question = made.gate().judge, Question("1 a?")
+    passages = [Passage("1", "a b"), Passage("2", "c " * 50)]
+    assert with_reference(judge, question, passages, 90) == kbm_text(question, passages[:1])
+    bare = with_reference(judge, question, passages[1:], 5)
+    assert bare == kbm_text(question)
+    assert "Reference: None" in bare
+
+
+def test_a_pickle_in_place_of_the_adapter_is_not_loaded(made, tmp_path):
+    out = tmp_path / "gate"
+    save_fitted(made.fitted, made.examples, out)
+    (out / "adapter" / "adapter_model.safetensors").rename(out / "adapter" / "adapter_model.bin")
+    with pytest.raises(ArtefactError, match="only safetensors and JSON are read"):
+        load_gate(str(out)).score([Question("a?")], made.examples.readings[:1])
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+def test_an_indicator_at_tau_is_true_and_below_it_false():
+    assert labels_of(Side("a", mastery=0.8, certainty=0.49), TAUS) == (True, False)
+    assert labels_of(Side("a", mastery=0.79, certainty=0.5), TAUS) == (False, True)
+
+
+def test_tau_is_where_skipping_answers_most_dev_questions_right(made):
+    def row(row, mastery):
+        closed, opened = Side("a", correct=mastery >= 0.6, mastery=mastery), Side("b", correct=mastery < 0.6)
+        return replace(row, closed=closed, open=opened)
+
+    examples = made.examples
+    rows = [row(item, 0.6 + i % 3 / 10) for i, item in enumerate(examples.rows)]
+    every = replace(examples.split, dev=np.arange(30))
+    assert choose_tau(replace(examples, rows=rows, split=every), "mastery") == 0.6
+
+
+def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
+    rows = [replace(row, open=None) for row in made.examples.rows]
+    assert choose_tau(replace(made.examples, rows=rows), "mastery") == 0.8
+
+
+def test_rows_without_samples_are_refused_with_the_command_that_adds_them(made, tmp_path):
+    rows = [replace(row, closed=replace(row.closed, mastery=None)) for row in made.examples.rows]
+    with pytest.raises(BadInput, match="knowgate label --samples 30"):
+        fit_kbm(replace(made.examples, rows=rows), work=tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"head": "pride"}, {"tau": 0.0}, {"tau": 1.5}])
+def test_a_head_or_tau_that_cannot_be_is_refused(made, tmp_path, wrong):
+    with pytest.raises(BadSetting):
+        fit_kbm(made.examples, work=tmp_path, **wrong)

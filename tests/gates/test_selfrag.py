@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+import torch
+
+from knowgate.errors import BadSetting
+from knowgate.gates import score
+from knowgate.gates.reading import bind, read_questions
+from knowgate.gates.selfrag import NO, YES, SelfragGate
+from knowgate.models.hf import HFModel
+from knowgate.prompts.answer import AnswerPrompts
+from knowgate.types import Question, Reading
+from tests.models.tiny_llama import save_tiny_llama
+
+QUESTIONS = [Question("Who wrote it?"), Question("What is the name of the tower?")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return HFModel(str(save_tiny_llama(tmp_path_factory.mktemp("selfrag"), more=(NO, YES))))
+
+
+def test_need_is_the_share_of_the_retrieval_token():
+    logits = np.log(np.array([[0.1, 0.3]], dtype=np.float32))  # [No Retrieval], [Retrieval]
+    assert SelfragGate().score(QUESTIONS[:1], [Reading(labels={"selfrag": logits})]) == pytest.approx([0.75])
+
+
+@pytest.mark.parametrize("style", ["selfrag", "chat"])
+def test_need_equals_a_direct_forward_pass(model, style):
+    gate = bind(SelfragGate(style), model, AnswerPrompts())
+    needs = score(gate, QUESTIONS, read_questions(model, [gate], QUESTIONS, AnswerPrompts()))
+    for question, need in zip(QUESTIONS, needs, strict=True):
+        text = f"### Instruction:\n{question.text}\n\n### Response:\n"
+        ids = model.tokenise(model.render(question.text) if style == "chat" else text)
+        logits = model.loaded.model(input_ids=torch.tensor([ids])).logits[0, -1].detach()
+        pair = torch.softmax(logits[model.loaded.tokenizer.convert_tokens_to_ids([NO, YES])], dim=0)
+        assert need == pytest.approx(float(pair[1]), abs=1e-5)
+
+
+def test_a_model_without_the_two_tokens_is_refused(tmp_path):
+    plain = HFModel(str(save_tiny_llama(tmp_path)))
+    with pytest.raises(BadSetting, match=r"needs a model trained with the tokens \[No Retrieval\] and \[Retrieval\]"):
+        bind(SelfragGate(), plain, AnswerPrompts())
+
+
+def test_a_model_with_one_of_them_is_refused_and_told_which_is_missing(tmp_path):
+    half = HFModel(str(save_tiny_llama(tmp_path, more=(YES,))))
+    with pytest.raises(BadSetting, match=r"\[No Retrieval\] is more than one token"):
+        bind(SelfragGate(), half, AnswerPrompts())

@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from knowgate.errors import NotOffered
+from knowgate.gates.artefact import Artefact
+from knowgate.gates.uar import Heads, UarGate, apply_head, hard_tree, soft_tree
+from knowgate.types import Question, Reading
+
+ASK = [Question("q")]
+
+
+def heads(intent, knowledge, time, own):
+    return Heads(*(np.array([value]) for value in (intent, knowledge, time, own)))
+
+
+@pytest.mark.parametrize(
+    ("given", "need"),
+    [
+        ((0.9, 0.1, 0.1, 0.1), 1.0),  # asks for sources, whatever else
+        ((0.1, 0.1, 0.9, 0.9), 0.0),  # takes no knowledge
+        ((0.1, 0.9, 0.9, 0.1), 1.0),  # changes with time
+        ((0.1, 0.9, 0.1, 0.7), 0.7),  # else: the probability of not knowing
+        ((0.1, 0.9, 0.1, 0.2), 0.2),
+    ],
+)
+def test_the_tree_of_the_paper_takes_every_branch(given, need):
+    assert hard_tree(heads(*given)) == pytest.approx([need])
+
+
+@pytest.mark.parametrize(
+    ("given", "need"),
+    [((1, 0, 0, 0), 1), ((0, 0, 1, 1), 0), ((0, 1, 1, 0), 1), ((0, 1, 0, 0.3), 0.3), ((0, 1, 0, 1), 1)],
+)
+def test_where_the_heads_are_sure_the_soft_tree_is_the_hard_one(given, need):
+    assert soft_tree(heads(*given)) == pytest.approx([need])
+    assert hard_tree(heads(*given)) == pytest.approx([need])
+
+
+def test_the_soft_tree_by_hand():
+    # 0.2 + 0.8 * 0.5 * (0.1 + 0.9 * 0.4) = 0.2 + 0.4 * 0.46
+    assert soft_tree(heads(0.2, 0.5, 0.1, 0.4)) == pytest.approx([0.384])
+
+
+def test_the_soft_tree_grows_with_every_head():
+    at = [0.3, 0.6, 0.2, 0.5]
+    for place in range(4):
+        more = [value + 0.2 * (place == i) for i, value in enumerate(at)]
+        assert soft_tree(heads(*more)) > soft_tree(heads(*at))
+
+
+def test_a_head_is_a_scaled_product_without_bias():
+    tensors = {"size": np.array([2.0]), "time.weight": np.array([1.0, -1.0])}
+    found = apply_head(tensors, "time", np.array([[4.0, 2.0], [0.0, 0.0]], dtype=np.float32))
+    assert found == pytest.approx([1 / (1 + np.exp(-1)), 0.5])
+
+
+def gate(tree="soft"):
+    """Head i looks at number i of the state."""
+    names = ("intent", "knowledge", "time", "self")
+    tensors = {f"{name}.weight": np.eye(4, dtype=np.float32)[i] for i, name in enumerate(names)}
+    options = {"layer": 3, "tree": tree, "calibrations": [{"kind": "none"}] * 3}
+    manifest = {"gate": "uar", "options": options, "needs": ["hidden"], "want": {"layers": [3]},
+                "threshold": 0.5, "calibration": {"kind": "platt", "a": 1.0, "b": 0.0}}  # fmt: skip
+    return UarGate(Artefact(Path("uar"), manifest, {**tensors, "size": np.array([1.0], dtype=np.float32)}))
+
+
+def reading(*logits):
+    return Reading(hidden={3: np.array(logits, dtype=np.float32)})
+
+
+def test_the_gate_follows_its_tree():
+    assert gate("hard").score(ASK, [reading(-9, 9, -9, 0)]) == pytest.approx([0.5])
+    assert gate("hard").score(ASK, [reading(-9, -9, 9, 9)]) == [0.0]
+    assert gate().score(ASK, [reading(-30, 30, -30, np.log(3))]) == pytest.approx([0.75], abs=1e-4)
+    assert gate().score([], []) == []
+
+
+def test_the_gate_says_what_each_head_found():
+    assert gate().explain(ASK, [reading(-9, 9, -9, 0)]) == [
+        "asks for sources 0.00, needs knowledge 1.00, time-sensitive 0.00, unknown 0.50"
+    ]
+
+
+def test_a_reading_without_the_last_layer_is_refused():
+    with pytest.raises(NotOffered, match="no hidden states of layer 3"):
+        gate().score(ASK, [Reading()])
