@@ -76,6 +76,29 @@ def test_hidden_states_are_those_at_the_last_prompt_token(model):
             np.testing.assert_allclose(reading.hidden[layer], states[layer][0, -1].numpy(), atol=1e-4)
 
 
+def test_a_pass_that_only_reads_a_middle_layer_stops_there_and_can_go_on(model):
+    readings = model.read(PROMPTS, Want(layers=(0, 1)))
+    assert all(reading.resume.stream.half is not None for reading in readings)
+    whole = model.read(PROMPTS, Want(layers=(0, 1), draft_tokens=1))
+    for half, full in zip(readings, whole, strict=True):
+        for layer in (0, 1):
+            np.testing.assert_allclose(half.hidden[layer], full.hidden[layer], atol=1e-5)
+    resumed = model.generate(PROMPTS[1:], max_tokens=10, resume=[reading.resume for reading in readings[1:]])
+    assert [row[0].text for row in resumed] == [row[0].text for row in model.generate(PROMPTS[1:], max_tokens=10)]
+
+
+def test_the_upper_layers_run_only_for_prompts_that_go_on(model):
+    calls = []
+    hook = model.loaded.model.base_model.layers[1].register_forward_hook(lambda *_: calls.append(1))
+    try:
+        readings = model.read(PROMPTS, Want(layers=(1,)))
+        assert calls == []
+        model.generate(PROMPTS[:1], max_tokens=1, resume=[readings[0].resume])
+        assert len(calls) == 1
+    finally:
+        hook.remove()
+
+
 def test_states_after_the_draft_are_those_at_its_last_token(model):
     readings = model.read(PROMPTS, Want(draft_tokens=4, layers=(1,), after_draft=True))
     for prompt, reading in zip(PROMPTS, readings, strict=True):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from knowgate.errors import BadInput, BadSetting, ModelError
 from knowgate.models import hf_load, hf_stream
 from knowgate.models.hf_batches import Work, limits_of, run_batched
+from knowgate.models.hf_half import can_stop
 from knowgate.models.hf_labels import cut_prompt, label_ids, read_labels
 from knowgate.models.hf_prefix import Prefixes
 from knowgate.models.hf_stream import Row, Stream
@@ -183,7 +184,10 @@ class HFModel:
         batch = [ids[place] for place in places]
         layers, ends = sorted(names), self._sample_layers(want)
         kept = sorted({*layers, *ends})
-        stream = hf_stream.prefill(self.loaded.model, batch, self.pad, self.loaded.device, kept, self.prefixes)
+        states_only = not (want.draft_tokens or want.samples) and can_stop(self.loaded.model)
+        stream = hf_stream.prefill(
+            self.loaded.model, batch, self.pad, self.loaded.device, kept, self.prefixes, states_only=states_only
+        )
         before = [{names[x]: _vector(stream.hidden[x][i]) for x in layers} for i in range(len(places))]
         samples, states = self._sample(stream, [prompts[place] for place in places], want, ends)
         rows = [Row() for _ in places]

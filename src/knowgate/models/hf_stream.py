@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from knowgate.errors import ModelError
+from knowgate.models.hf_half import Half, run_half
 from knowgate.models.hf_prefix import Prefixes
 
 
@@ -50,6 +52,7 @@ class Stream:
     logits: torch.Tensor | None
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     pending: torch.Tensor | None = None
+    half: Half | None = None
 
     def __len__(self) -> int:
         return int(self.mask.shape[0])
@@ -59,6 +62,8 @@ class Stream:
         if self.pending is not None:
             tokens, self.pending = self.pending, None
             self._feed(tokens, layers)
+        if self.half is not None:
+            self.logits, self.half = self.half.finish(self.model), None
         if self.logits is None:
             raise RuntimeError("a stream has either logits or pending tokens")
         return self.logits
@@ -88,11 +93,15 @@ class Stream:
         self.logits = None if self.logits is None else self.logits[index]
         self.pending = None if self.pending is None else self.pending[index]
         self.hidden = {layer: state[index] for layer, state in self.hidden.items()}
+        self.half = None if self.half is None else self.half.select(index, self.cache)
 
     def copy(self, rows: Sequence[int], repeat: int = 1) -> Stream:
         """A stream of its own for some rows, each `repeat` times; this one stays as it is."""
         index = torch.tensor(rows, device=self.mask.device).repeat_interleave(repeat)
         cache = DynamicCache([(layer.keys[index], layer.values[index]) for layer in self.cache.layers])
+        if self.half is not None:  # the upper layers have nothing to copy yet
+            missing = len(self.model.base_model.layers) - len(cache.layers)
+            cache.layers.extend(DynamicLayer() for _ in range(missing))
         return Stream(
             self.model,
             cache,
@@ -100,6 +109,7 @@ class Stream:
             None if self.logits is None else self.logits[index],
             {layer: state[index] for layer, state in self.hidden.items()},
             None if self.pending is None else self.pending[index],
+            None if self.half is None else self.half.select(index, cache),
         )
 
 
@@ -110,22 +120,47 @@ def prefill(
     device: torch.device,
     layers: Sequence[int] = (),
     prefixes: Prefixes | None = None,
+    *,
+    states_only: bool = False,
 ) -> Stream:
-    """Run the prompts, padded on the left of what they do not share, and stop before the first answer token."""
+    """Run the prompts, padded on the left of what they do not share, and stop before the first answer token.
+
+    states_only: nobody may ever ask for tokens, so the layers above the highest one wanted are put off.
+    """
     done, cache = (prefixes or Prefixes()).start(model, ids, device)
     tokens, mask = pad_left([row[done:] for row in ids], pad, device)
     mask = torch.cat([mask.new_ones(len(ids), done), mask], dim=1)
-    out = model(
-        input_ids=tokens,
-        attention_mask=mask,
-        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0)[:, done:],
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-        output_hidden_states=bool(layers),
-    )
+    inputs = {
+        "input_ids": tokens,
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)[:, done:],
+        "past_key_values": cache,
+        "use_cache": True,
+    }
+    if states_only and layers and max(layers) < len(model.base_model.layers):
+        return _half_way(model, cache, mask, layers, inputs)
+    out = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
     hidden = {layer: out.hidden_states[layer][:, -1].clone() for layer in layers}
     return Stream(model, cache, mask, out.logits[:, -1], hidden)
+
+
+def _half_way(model: Any, cache: Any, mask: torch.Tensor, layers: Sequence[int], inputs: dict[str, Any]) -> Stream:
+    """Stop at the highest layer; lower ones that are wanted are caught on the way."""
+    hidden: dict[int, torch.Tensor] = {}
+
+    def catch(layer: int) -> Any:
+        def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden[layer] = (args[0] if args else kwargs["hidden_states"])[:, -1].clone()
+
+        return model.base_model.layers[layer].register_forward_pre_hook(keep, with_kwargs=True)
+
+    hooks = [catch(layer) for layer in layers]
+    try:
+        half = run_half(model, max(layers), **inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Stream(model, cache, mask, None, hidden, half=half)
 
 
 def pad_left(ids: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
