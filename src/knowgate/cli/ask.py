@@ -29,6 +29,7 @@ Docs = Annotated[Path | None, typer.Option(parser=path, metavar="PATH", help="Fo
 Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, or http:URL of a search endpoint.")]  # fmt: skip  # noqa: E501
 Kind = Annotated[str | None, typer.Option("--retriever", help="bm25 (default), dense or hybrid.")]
 Rerank = Annotated[str | None, typer.Option(help="Cross-encoder that reorders 20 candidates: hub name or folder.")]
+SecondLook = Annotated[str | None, typer.Option(help="Folder of a fitted kbm gate that drops useless passages.")]
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
 Lang = Annotated[str | None, typer.Option(help="Force the prompt language: en or zh. Default: detected per question.")]
@@ -54,6 +55,7 @@ def ask(
     index: Index = None,
     retriever: Kind = None,
     rerank: Rerank = None,
+    second_look: SecondLook = None,
     k: K = None,
     max_tokens: MaxTokens = None,
     lang: Lang = None,
@@ -66,7 +68,7 @@ def ask(
     """Answer questions, retrieving only where the gate says so."""
     settings = load_settings(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
-        retriever=retriever, rerank=rerank, k=k, max_tokens=max_tokens, lang=lang, prompts=prompts,
+        retriever=retriever, rerank=rerank, second_look=second_look, k=k, max_tokens=max_tokens, lang=lang, prompts=prompts,
     )  # fmt: skip
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record)

@@ -18,7 +18,7 @@ from knowgate.prompts.answer import AnswerPrompts
 from knowgate.rerank import load_reranker
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import build_index
-from knowgate.types import Model, Retriever
+from knowgate.types import Model, Retriever, SecondLook
 
 
 def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves: bool = True) -> AdaptiveRAG:
@@ -34,10 +34,19 @@ def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves:
         retriever,
         reranker=load_reranker(settings.rerank) if settings.rerank and retrieves else None,
         threshold=settings.threshold,
+        second_look=load_second_look(settings.second_look) if settings.second_look and retrieves else None,
         k=settings.k,
         prompts=prompts,
         max_tokens=settings.max_tokens,
     )
+
+
+def load_second_look(folder: str) -> SecondLook:
+    """A fitted gate that can also judge passages: kbm."""
+    gate = load_gate(folder, plug_in=True)
+    if not hasattr(gate, "useful"):
+        raise BadSetting(f"the gate '{gate.name}' cannot judge passages; --second-look takes a fitted kbm gate.")
+    return gate  # type: ignore[return-value]
 
 
 def build_model(spec: str, record: Path | None = None) -> Model:

@@ -27,6 +27,7 @@ class Settings(BaseModel):
     index: str | None = None
     retriever: str | None = None
     rerank: str | None = None
+    second_look: str | None = None
     k: int = 3
     max_tokens: int = 32
     lang: str | None = None
