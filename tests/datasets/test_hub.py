@@ -33,10 +33,10 @@ def test_nested_columns_are_found_by_their_path(folder):
 
 
 def test_an_unknown_option_names_the_known_ones(folder):
-    with pytest.raises(BadSetting, match="unknown option 'column'. Known: split, config"):
+    with pytest.raises(BadSetting, match=r"unknown option 'column'\. Known: split, config"):
         load_questions(f"hub:{folder}?column=q")
 
 
 def test_a_missing_split_is_a_sentence(folder):
-    with pytest.raises(BadInput, match="cannot load hub:.*split nothing"):
+    with pytest.raises(BadInput, match=r"cannot load hub:.*split nothing"):
         load_questions(f"hub:{folder}?split=nothing&question=q")

@@ -68,7 +68,8 @@ def ask(
     """Answer questions, retrieving only where the gate says so."""
     settings = load_settings(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
-        retriever=retriever, rerank=rerank, second_look=second_look, k=k, max_tokens=max_tokens, lang=lang, prompts=prompts,
+        retriever=retriever, rerank=rerank, second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
+        prompts=prompts,
     )  # fmt: skip
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record)
