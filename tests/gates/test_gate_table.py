@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, NotOffered, UnknownName
-from knowgate.gates import GATES, check_offers, load_gate, markdown_table, score
+from knowgate.gates import FITTED, GATES, check_offers, load_gate, markdown_table, score
 from knowgate.gates.logprob import LogprobGate
 from knowgate.gates.random import RandomGate
 from knowgate.models.fake import FakeModel
@@ -86,5 +86,5 @@ def test_the_markdown_table_has_a_row_for_each_gate_in_order():
         "| gate | retrieves when | needs | extra cost | reference |",
         "| --- | --- | --- | --- | --- |",
     ]
-    assert [line.split("`")[1] for line in lines[2:]] == list(GATES)
+    assert [line.split("`")[1] for line in lines[2:]] == [*GATES, *FITTED]
     assert "| `never` | never retrieve | - | nothing | - |" in lines

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from knowgate.cli import ask, demo, doctor, eval_self, fit, history, index, label, lists, report
+from knowgate.cli import ask, demo, doctor, eval_self, fit, history, import_answers, index, label, lists, report
 from knowgate.cli.usage import CommandLineError, explain
 from knowgate.errors import KnowgateError
 from knowgate.files import cache_dir
@@ -33,6 +33,7 @@ app.command("ask")(ask.ask)
 app.command("decide")(ask.decide)
 app.command("index")(index.index)
 app.command("label")(label.label)
+app.command("import-answers")(import_answers.import_answers)
 app.command("report")(report.report)
 app.command("fit")(fit.fit)
 app.command("eval-self")(eval_self.eval_self)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from knowgate import weights
 from knowgate.files import cache_dir
-from knowgate.gates import GATES, PLAIN
+from knowgate.gates import FITTED, GATES, PLAIN
 from knowgate.models import MODELS
 
 models_app = typer.Typer(help="List LLM backends and cached weights; fetch the embedded ones.")
@@ -22,6 +22,9 @@ def gates() -> None:
     table = Table("gate", "retrieves when", "needs", "extra cost", "reference", box=None)
     for name, entry in GATES.items():
         table.add_row(name, escape(entry.summary), entry.needs or "-", entry.cost, entry.paper or "-")
+    for name, entry in FITTED.items():
+        first = f"{escape(entry.summary)} (first: knowgate fit {name})"
+        table.add_row(name, first, entry.needs or "-", entry.cost, entry.paper or "-")
     Console().print(table)
     typer.echo(f"default: a packaged gate fitted on the LLM (smollm has one), else {PLAIN}", err=True)
     typer.echo("options follow a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)

@@ -183,6 +183,9 @@ def markdown_table() -> str:
     rows = [
         (f"`{name}`", entry.summary, entry.needs or "-", entry.cost, entry.paper or "-")
         for name, entry in GATES.items()
+    ] + [
+        (f"`{name}` (fitted)", entry.summary, entry.needs or "-", entry.cost, entry.paper or "-")
+        for name, entry in FITTED.items()
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
 

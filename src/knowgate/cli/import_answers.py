@@ -1,0 +1,29 @@
+"""`knowgate import-answers`: a label run from answers that were recorded elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knowgate.datasets import load_questions
+from knowgate.labels.grading import load_grader
+from knowgate.labels.imported import import_answers as run_import
+from knowgate.labels.run import RunFolder
+
+
+def import_answers(
+    data: Annotated[str, typer.Option(help="Questions whose meta holds the recorded answers: jsonl:, hub: or bench:.")],
+    llm: Annotated[str, typer.Option(help="Name of the LLM that gave them; labels are bound to it.")],
+    closed: Annotated[str, typer.Option(help="Key in meta of the closed-book answer.")],
+    out: Annotated[Path, typer.Option(help="Run folder.")],
+    opened: Annotated[str, typer.Option("--open", help="Key in meta of the open-book answer, if there is one.")] = "",
+    grade: Annotated[str, typer.Option(help="exact, contains or choice.")] = "contains",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+) -> None:
+    """Make a label run from recorded answers, for LLMs whose weights nobody has; fit gates on it as on any other."""
+    questions = load_questions(data, limit)
+    grader = load_grader(grade)
+    done = run_import(RunFolder(out), questions, grader, llm=llm, data=data, closed=closed, opened=opened)
+    typer.echo(f"{done} of {len(questions)} questions imported into {out}. Look: knowgate report {out}", err=True)

@@ -1,0 +1,98 @@
+"""Label runs from answers somebody else recorded: for LLMs whose weights nobody has. No model is run.
+
+A data set's `meta` holds the closed-book and, if there is one, the open-book answer of each question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from knowgate.errors import BadInput
+from knowgate.files import sha256_text
+from knowgate.labels.grading import Grade, Grader, golds
+from knowgate.labels.indicators import benefit
+from knowgate.labels.rows import LabelRow, Side
+from knowgate.labels.run import RunFolder
+from knowgate.labels.session import about, fingerprint_questions, settings_hash
+from knowgate.prompts import question_language
+from knowgate.types import Question
+
+BATCH = 1000
+
+
+def import_answers(
+    folder: RunFolder,
+    questions: Sequence[Question],
+    grader: Grader,
+    *,
+    llm: str,
+    data: str,
+    closed: str,
+    opened: str = "",
+) -> int:
+    """Write a run of recorded answers; `closed` and `opened` are keys of the questions' meta."""
+    settings = _settings(questions, grader, llm, data)
+    with folder.exclusive():
+        folder.start(settings, about())
+        done = folder.done()
+        waiting = [question for question in questions if question.id not in done]
+        for place in range(0, len(waiting), BATCH):
+            part = waiting[place : place + BATCH]
+            folder.append(_rows(part, grader, closed, opened), {}, len(done) + place)
+    return len(waiting)
+
+
+def _rows(questions: Sequence[Question], grader: Grader, closed: str, opened: str) -> list[LabelRow]:
+    first = [_answer(question, closed) for question in questions]
+    rows = [_blank(question, grader) for question in questions]
+    verdicts = grader.grade(first, questions)
+    rows = [replace(row, closed=Side(a, correct=g.correct)) for row, a, g in zip(rows, first, verdicts, strict=True)]
+    if not opened:
+        return rows
+    second = [_answer(question, opened) for question in questions]
+    judged = grader.grade(second, questions)
+    return [_opened(row, text, grade) for row, text, grade in zip(rows, second, judged, strict=True)]
+
+
+def _opened(row: LabelRow, text: str, grade: Grade) -> LabelRow:
+    known = row.closed.correct if row.closed else None
+    return replace(row, open=Side(text, correct=grade.correct), benefit=benefit(known, grade.correct))
+
+
+def _answer(question: Question, key: str) -> str:
+    value = question.meta.get(key)
+    if not isinstance(value, str):
+        known = ", ".join(sorted(name for name, found in question.meta.items() if isinstance(found, str)))
+        raise BadInput(f"question '{question.id}' has no text in meta.{key}. It has: {known or 'none'}.")
+    return value
+
+
+def _blank(question: Question, grader: Grader) -> LabelRow:
+    return LabelRow(
+        id=question.id,
+        question=question.text,
+        lang=question_language(question),
+        answers=tuple(golds(question)),
+        choices=question.choices,
+        meta=question.meta,
+        grader="choice" if question.choices else grader.name,
+    )
+
+
+def _settings(questions: Sequence[Question], grader: Grader, llm: str, data: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "data": data,
+        "data_fingerprint": fingerprint_questions(questions),
+        "questions": len(questions),
+        "model": f"recorded:{llm}",
+        "model_fingerprint": sha256_text("recorded", llm)[:16],
+        "prompts_fingerprint": "recorded",
+        "retriever": "recorded",
+        "retriever_fingerprint": None,
+        "grader": grader.name,
+        "samples": 0,
+        "temperature": None,
+    }
+    return {**settings, "hash": settings_hash(settings)}

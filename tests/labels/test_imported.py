@@ -1,0 +1,41 @@
+"""Runs from recorded answers."""
+
+import pytest
+
+from knowgate.errors import BadInput
+from knowgate.labels.grading import StringGrader
+from knowgate.labels.imported import import_answers
+from knowgate.labels.run import RunFolder
+from knowgate.types import Question
+
+QUESTIONS = [
+    Question("Capital of France?", id="1", answers=("Paris",), meta={"alone": "Lyon", "with": "Paris"}),
+    Question("Capital of Peru?", id="2", answers=("Lima",), meta={"alone": "Lima", "with": "Lima"}),
+]
+
+
+def imported(tmp_path, closed="alone", opened="with"):
+    folder = RunFolder(tmp_path / "run")
+    import_answers(folder, QUESTIONS, StringGrader(), llm="x", data="jsonl:x", closed=closed, opened=opened)
+    return folder
+
+
+def test_recorded_answers_are_graded_and_compared(tmp_path):
+    rows = list(imported(tmp_path).rows())
+    assert [row.closed.correct for row in rows] == [False, True]
+    assert [row.benefit for row in rows] == [1, 0]
+    assert rows[0].closed.tokens is None
+
+
+def test_importing_again_adds_nothing(tmp_path):
+    imported(tmp_path)
+    assert len(list(imported(tmp_path).rows())) == 2
+
+
+def test_without_open_book_answers_there_is_no_benefit(tmp_path):
+    assert [row.benefit for row in imported(tmp_path, opened="").rows()] == [None, None]
+
+
+def test_a_missing_answer_names_the_keys_there_are(tmp_path):
+    with pytest.raises(BadInput, match=r"no text in meta\.nothing. It has: alone, with"):
+        imported(tmp_path, closed="nothing")
