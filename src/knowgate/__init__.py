@@ -6,7 +6,7 @@ The names below are the public ones. Importing knowgate loads no torch: backends
 from typing import TYPE_CHECKING, Any
 
 from knowgate.errors import KnowgateError
-from knowgate.gates import load_gate
+from knowgate.gates import default_gate, load_gate
 from knowgate.models import load_model
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.retrieval import load_retriever
@@ -24,6 +24,7 @@ __all__ = [
     "Passage",
     "Question",
     "build_index",
+    "default_gate",
     "load_gate",
     "load_model",
     "load_retriever",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from knowgate.cli.config import Settings
@@ -87,7 +88,9 @@ def read_arguments(questions: list[str] | None) -> Iterable[str]:
         return [_checked(question) for question in questions]
     if sys.stdin is None or sys.stdin.isatty():
         raise BadInput("no question given: write it as an argument, or pipe questions in, one per line.")
-    return _lines(sys.stdin.buffer)
+    lines = _lines(sys.stdin.buffer)
+    first = next(lines)  # says that nothing came in before a model is loaded for it
+    return chain([first], lines)
 
 
 def _lines(lines: Iterable[bytes]) -> Iterator[str]:

@@ -69,7 +69,19 @@ def demo(
     console = Console()
     console.print(_question_table(runs[-1]))
     console.print(_comparison(runs))
+    CONSOLE.print(_verdict(runs))
     CONSOLE.print('need: 0 = the LLM knows, 1 = it must look up. Yours: knowgate ask --docs FOLDER "a question"')
+
+
+def _verdict(runs: Sequence[Run]) -> str:
+    """What to conclude, whichever way it went."""
+    _, always, gated = runs
+    change = sum(gated.correct) - sum(always.correct)
+    answers = "as many right answers" if not change else f"{abs(change)} {'more' if change > 0 else 'fewer'} right"
+    return (
+        f"The gate saved {1 - gated.retrieval_rate:.0%} of the searches for {answers} of {len(gated.answers)}, against "
+        "always retrieving. A model this small knows little; the larger yours, the more there is to save."
+    )
 
 
 def demo_folder() -> Path:

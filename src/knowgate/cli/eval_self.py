@@ -9,13 +9,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from knowgate.datasets import load_questions
 from knowgate.evaluate.selfassess import Assessment, assess_direct, assess_freely, assess_with_history
 from knowgate.models import load_model
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import Model, Question
+
+LINE = "{:<12} {:<30} {:>9} {:>11} {:>13} {:>7}"
+WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def eval_self(
@@ -24,8 +26,9 @@ def eval_self(
     ],
     model: Annotated[str, typer.Option(help="Model spec.")] = "smollm",
     words: Annotated[
-        str, typer.Option(help="Label words, known/unknown, separated by commas.")
-    ] = "true/false,false/true,yes/no,1/2,bar/foo",
+        str,
+        typer.Option(help="Label words, known/unknown, separated by commas: true/false,false/true,yes/no,1/2,bar/foo."),
+    ] = "true/false",
     history: Annotated[str | None, typer.Option(help="Log for the rows with history.")] = None,
     k: Annotated[int, typer.Option(min=1, help="Logged questions shown.")] = 20,
     judge: Annotated[str | None, typer.Option(help="Model spec that reads free statements.")] = None,
@@ -37,13 +40,13 @@ def eval_self(
     reader = load_model(judge) if judge else None
     for spec in data:
         questions = load_questions(spec, limit)
-        table = _table(spec, questions)
+        if not as_json:
+            Console().print(_title(spec, questions))
         for row in _rows(llm, questions, words.split(","), history, k, reader):
             if as_json:
                 typer.echo(json.dumps({"data": spec, "model": llm.name, **asdict(row)}))
-            table.add_row(*_cells(row))
-        if not as_json:
-            Console().print(table)
+            else:
+                Console(soft_wrap=True, highlight=False).print(_line(row))
 
 
 def _rows(
@@ -51,6 +54,7 @@ def _rows(
 ) -> Iterator[Assessment]:
     prompts = AnswerPrompts()
     for pair in words:
+        WORDS.print(f"asking {len(questions)} questions with the labels {pair} ...")
         yield assess_direct(model, questions, pair, prompts)
         if history:
             for sign in ("none", "paper", "code"):
@@ -59,14 +63,15 @@ def _rows(
         yield assess_freely(model, questions, judge)
 
 
-def _table(spec: str, questions: Sequence[Question]) -> Table:
+def _title(spec: str, questions: Sequence[Question]) -> str:
     known = sum(bool(question.meta.get("known")) for question in questions)
-    title = f"{spec}: {known} known, {len(questions) - known} unknown"
-    return Table("labels", "method", "accuracy", "predicted known", "predicted unknown", "AUROC", title=title, box=None)
+    heads = LINE.format("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
+    return f"{spec}: {known} known, {len(questions) - known} unknown\n{heads}"
 
 
-def _cells(row: Assessment) -> tuple[str, ...]:
+def _line(row: Assessment) -> str:
+    """One row as soon as it is there: a row with history takes a second or two per question on a CPU."""
     unread = f" ({row.unreadable} unreadable)" if row.unreadable else ""
     ranked = "-" if row.auroc is None else f"{row.auroc:.3f}"
-    counts = (str(row.predicted_known), str(row.predicted_unknown))
-    return (row.words, row.method + unread, f"{row.accuracy:.1%}", *counts, ranked)
+    counts = (row.predicted_known, row.predicted_unknown)
+    return LINE.format(row.words, row.method + unread, f"{row.accuracy:.1%}", *counts, ranked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,6 +18,10 @@ from knowgate.gates import FITTED
 from knowgate.models import load_model
 from knowgate.types import Question
 
+if TYPE_CHECKING:
+    from knowgate.fit.data import Examples
+
+ENOUGH, ENOUGH_TESTED = 300, 50
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
@@ -33,6 +37,9 @@ def fit(
     position: Annotated[str, typer.Option(help="probe: pre (before the answer) or post (after the draft).")] = "pre",
     kind: Annotated[str, typer.Option(help="probe: mlp (the paper's network) or linear.")] = "mlp",
     cheap: Annotated[bool, typer.Option(help="fusion: without samples and extra passes.")] = False,
+    early: Annotated[
+        bool, typer.Option(help="fusion: only what the first answer token shows; retrieving costs a prefill.")
+    ] = False,
     mode: Annotated[str, typer.Option(help="ik: lora (fine-tuned judge) or text (head over embeddings).")] = "lora",
     tokens: Annotated[int, typer.Option(help="ik: draft tokens it reads: 0, 32, 64 or 128.")] = 32,
     base: Annotated[
@@ -80,7 +87,7 @@ def fit(
     elif name == "probe":
         fitted = fit_probe(examples, **options)
     else:
-        fitted = fit_fusion(examples, cheap=cheap)
+        fitted = fit_fusion(examples, cheap=cheap, early=early)
     # the card travels: it names folders, not where they lie on this machine
     made_by = shlex.join(
         ["knowgate", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])]
@@ -94,6 +101,20 @@ def fit(
         table.add_row(measure, found.shown())
     Console().print(table)
     WORDS.print(f"{name} fitted on '{examples.target}', {examples.split.sizes()}. Use it: knowgate ask --gate {out}")
+    _warn(examples, target)
+
+
+def _warn(examples: Examples, target: str | None) -> None:
+    """What a reader of the measures should know."""
+    tested = len(examples.split.test)
+    if tested < ENOUGH_TESTED:
+        WORDS.print(
+            f"[yellow]Only {tested} questions were held out to measure on: intervals are wide and calibration is "
+            f"rough. Label some {ENOUGH * 2} questions or more.[/yellow]"
+        )
+    without = sum(row.benefit is None for row in examples.rows)
+    if target is None and examples.target == "known" and 0 < without < len(examples.rows):
+        WORDS.print(f"'known' was chosen because {without} of {len(examples.rows)} rows have no open-book answer.")
 
 
 def _criteria(spec: str) -> dict[str, list[Question]]:

@@ -94,9 +94,15 @@ def label(
     folder = RunFolder(out)
     if retry_failed and (out / "run.json").is_file():
         WORDS.print(f"trying {folder.drop_failed()} failed questions again")
-    with _bar() as show:
-        tally = label_run(folder, questions, labeller, data=data, on_progress=show)
+    try:
+        with _bar() as show:
+            tally = label_run(folder, questions, labeller, data=data, on_progress=show)
+    except KeyboardInterrupt:
+        WORDS.print(f"{len(folder.done())} of {len(questions)} questions are safe in {out}; the same command goes on.")
+        raise
     _summary(tally, out)
+    if not closed_book:
+        _say_what_was_found(folder)
     if compare:
         WORDS.print(_agreement(folder, judging))
     if kb_sat:
@@ -153,6 +159,15 @@ def _summary(tally: Tally, out: Path) -> None:
         )
     failed = f", {tally.failed} failed (see 'error' in the rows; --retry-failed tries again)" if tally.failed else ""
     WORDS.print(f"{tally.done} of {tally.total} questions in {out}{failed}{pace}. Look: knowgate report {out}")
+
+
+def _say_what_was_found(folder: RunFolder) -> None:
+    """Questions without passages have no open-book answer; whoever compares the two sides should know how many."""
+    without = sum(row.error is None and row.open is None for row in folder.rows())
+    if without:
+        WORDS.print(
+            f"{without} questions have no open-book answer: nothing was found for them, or the data has no contexts."
+        )
 
 
 def _agreement(folder: RunFolder, judge: Model | None) -> Table:

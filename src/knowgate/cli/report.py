@@ -35,4 +35,4 @@ def report(
     if html:
         file = out or Path("report.html")
         write_page(found, file)
-        typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, readable without network", err=True)
+        typer.echo(f"{file.resolve()}: {file.stat().st_size / 1e6:.1f} MB, readable without network", err=True)

@@ -20,12 +20,17 @@ from knowgate.gates.probe import states
 from knowgate.labels.dispersion import SAMPLES
 from knowgate.types import Signal, Vector, Want
 
+EARLY = ("first", "question_length")  # known with the first answer token
 TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
 
 
-def fit_fusion(examples: Examples, *, cheap: bool = False) -> Fitted:
-    """Weigh whichever signals the label runs have; `cheap` leaves out samples and extra passes."""
-    names = [name for name in available(examples.questions, examples.readings) if not (cheap and name in COSTLY)]
+def fit_fusion(examples: Examples, *, cheap: bool = False, early: bool = False) -> Fitted:
+    """Weigh whichever signals the label runs have.
+
+    cheap: leave out samples and extra passes. early: only what is there with the first answer token, so that a question
+    that is retrieved for pays one short prefill.
+    """
+    names = [name for name in available(examples.questions, examples.readings) if _is_wanted(name, cheap, early)]
     if "seakr" in names and not _fits_seakr(examples.settings):
         names.remove("seakr")
     features = matrix(names, examples.questions, examples.readings)
@@ -33,7 +38,7 @@ def fit_fusion(examples: Examples, *, cheap: bool = False) -> Fitted:
     probes: list[dict[str, Any]] = []
     columns = [features]
     for layer in sorted(examples.readings[0].hidden):
-        for position in ("pre", "post"):
+        for position in ("pre",) if early else ("pre", "post"):
             name = f"probe-{position}-{layer}"
             own, column = _probe(states(examples.readings, layer, position), examples)
             tensors |= {f"{name}.{key}": value for key, value in own.items()}
@@ -51,7 +56,7 @@ def fit_fusion(examples: Examples, *, cheap: bool = False) -> Fitted:
     def raw(places: Sequence[int]) -> Floats:
         return apply_network(head, signals[list(places)])
 
-    options = {"features": names, "probes": probes, "cheap": cheap}
+    options = {"features": names, "probes": probes, "cheap": cheap, "early": early}
     return Fitted("fusion", options, _needs(names, probes), _want(names, probes, examples), tensors, raw,
                   notes=contributions(labels, signals, head, examples))  # fmt: skip
 
@@ -59,6 +64,10 @@ def fit_fusion(examples: Examples, *, cheap: bool = False) -> Fitted:
 def _fits_seakr(settings: Mapping[str, Any]) -> bool:
     """The gate draws one set of samples for all its signals: seakr looks at the first 20, the others at all of them."""
     return settings.get("seakr") == SAMPLES and not 0 < int(settings.get("samples", 0)) < SAMPLES
+
+
+def _is_wanted(name: str, cheap: bool, early: bool) -> bool:
+    return not (cheap and name in COSTLY) and not (early and name not in EARLY)
 
 
 def _probe(features: Vector, examples: Examples) -> tuple[Tensors, Vector]:
@@ -110,7 +119,7 @@ def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Exam
     sampled = bool({"certainty", "agreement"} & set(names))
     samples = [int(examples.settings["samples"])] * sampled + [SAMPLES] * ("seakr" in names)
     return Want(
-        draft_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
+        draft_tokens=1 if set(names) <= set(EARLY) else int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
         layers=tuple(sorted({probe["layer"] for probe in probes})),
         after_draft=any(probe["position"] == "post" for probe in probes),
         samples=max(samples, default=0),

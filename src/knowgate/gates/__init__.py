@@ -11,6 +11,7 @@ from pathlib import Path
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates.artefact import is_artefact, read_artefact
+from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
 from knowgate.types import Gate, Model, Question, Reading, Signal
 
@@ -143,12 +144,16 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
     return gate
 
 
-def default_gate(model: Model, prompts: str) -> Gate:
-    """The packaged gate fitted on this LLM and wording, if there is one, else the first token's probability."""
+def default_gate(model: Model, prompts: str | None = None) -> Gate:
+    """The packaged gate fitted on this LLM and wording, if there is one, else the first token's probability.
+
+    prompts: fingerprint of the answer prompts; the packaged ones by default.
+    """
+    wording = packaged("answer").fingerprint if prompts is None else prompts
     if model.depth > 0:  # without hidden states no packaged gate can work, and asking a server who it is takes time
         for folder in sorted(path.parent for path in PACKAGED.glob("*/gate.json")):
             made = read_artefact(folder).manifest
-            if (made["model"]["fingerprint"], made["prompts"]) == (model.fingerprint, prompts):
+            if (made["model"]["fingerprint"], made["prompts"]) == (model.fingerprint, wording):
                 return load_fitted(str(folder))
     return load_gate(PLAIN)
 
