@@ -7,5 +7,5 @@ here="$(cd "$(dirname "$0")/.." && pwd)"
 label() { knowgate label --data "bench:$1/train" --model smollm --limit "$2" --samples 0 --closed-book --out "$scratch/$1-train"; }
 label triviaqa_ctx 1500
 label webqa_zh_ctx 700
-knowgate fit fusion --early --cheap --target known --threshold 0.8 \
+knowgate fit fusion --early --cheap --target known --threshold 0.7 \
   --labels "$scratch/triviaqa_ctx-train" --labels "$scratch/webqa_zh_ctx-train" --out "$here/src/knowgate/gates/packaged/smollm"
