@@ -1,6 +1,6 @@
 """Every gate that can be scored from recorded rows, fitted on one label run and measured on another. No LLM is run.
 
-    python benchmarks/gates.py --train RUN [--train RUN] --test RUN [--by dataset]
+    python benchmarks/gates.py --test RUN [--train RUN] [--gate FITTED] [--by dataset]
 
 Columns: AUROC of "does not know", accuracy of that at 0.5, ECE; then the share retrieved for at the gate's threshold,
 the accuracy of the answers at that share, and what retrieving at random as often would give. `--by dataset` repeats
@@ -127,11 +127,12 @@ def show(title: str, test: Test, needs: dict[str, tuple[Any, float]], places: An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", type=Path, action="append", required=True)
+    parser.add_argument("--train", type=Path, action="append", default=[], help="label run to fit on; may be repeated")
+    parser.add_argument("--gate", type=Path, action="append", default=[], help="a gate that is already fitted")
     parser.add_argument("--test", type=Path, required=True)
     parser.add_argument("--by", default="", help="a key of meta to repeat the table for")
     options = parser.parse_args()
-    from knowgate.gates import score
+    from knowgate.gates import load_gate, score
     from knowgate.gates.reading import read_questions
     from knowgate.labels.readings import recorded_layers
     from knowgate.labels.run import RunFolder
@@ -140,12 +141,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         gates = plain_gates(test)
-        for target in ("known", "benefit"):
+        gates |= {path.name: load_gate(str(path), plug_in=True) for path in options.gate}
+        for target in ("known", "benefit") if options.train else ():
             gates |= fitted_gates(options.train, folder / target, target)
         needs = {
             name: (np.array(score(gate, test.questions, test.readings)), gate.threshold) for name, gate in gates.items()
         }
-        for name, gate in neighbour_gate(options.train, folder, test).items():
+        logged = neighbour_gate(options.train, folder, test) if options.train else {}
+        for name, gate in logged.items():
             readings = read_questions(None, [gate], test.questions, None)  # type: ignore[arg-type]
             needs[name] = (np.array(score(gate, test.questions, readings)), gate.threshold)
     every = np.arange(len(test.rows))
