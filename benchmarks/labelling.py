@@ -79,7 +79,9 @@ def main() -> None:
     at_once = seconds(lambda: library_calls(model, asked, options.samples, options.samples))
     n = options.questions
     print(f"knowgate label: {n / ours:.3f} questions/s (grading, hidden states and self-assessment included)")
-    print(f"(a) loop of single generate calls: {n / loop:.3f} questions/s: {loop / ours:.1f} x (aim >= 6)")
+    print(
+        f"(a) loop of single generate calls (one question timed): {n / loop:.3f} questions/s: {loop / ours:.1f} x (aim >= 6)"
+    )
     print(f"(b) generate(num_return_sequences={options.samples}): {n / at_once:.3f} questions/s: "
           f"{at_once / ours:.1f} x (aim >= 2)")  # fmt: skip
 
