@@ -80,7 +80,7 @@ def main() -> None:
     n = options.questions
     print(f"knowgate label: {n / ours:.3f} questions/s (grading, hidden states and self-assessment included)")
     print(
-        f"(a) loop of single generate calls (one question timed): {n / loop:.3f} questions/s: {loop / ours:.1f} x (aim >= 6)"
+        f"(a) loop of single generate calls (timed on one): {n / loop:.3f} questions/s: {loop / ours:.1f} x (aim >= 6)"
     )
     print(f"(b) generate(num_return_sequences={options.samples}): {n / at_once:.3f} questions/s: "
           f"{at_once / ours:.1f} x (aim >= 2)")  # fmt: skip

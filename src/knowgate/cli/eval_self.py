@@ -41,7 +41,7 @@ def eval_self(
     for spec in data:
         questions = load_questions(spec, limit)
         if not as_json:
-            Console().print(_title(spec, questions))
+            Console(soft_wrap=True, highlight=False).print(_title(spec, questions))
         for row in _rows(llm, questions, words.split(","), history, k, reader):
             if as_json:
                 typer.echo(json.dumps({"data": spec, "model": llm.name, **asdict(row)}))
@@ -57,8 +57,7 @@ def _rows(
         WORDS.print(f"asking {len(questions)} questions with the labels {pair} ...")
         yield assess_direct(model, questions, pair, prompts)
         if history:
-            for sign in ("none", "paper", "code"):
-                yield assess_with_history(model, questions, pair, prompts, history=history, sign=sign, k=k)
+            yield from assess_with_history(model, questions, pair, prompts, history=history, k=k)
     if judge is not None:
         yield assess_freely(model, questions, judge)
 

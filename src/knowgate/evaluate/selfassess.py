@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from knowgate.errors import BadInput
 from knowgate.gates import score
@@ -16,10 +16,15 @@ from knowgate.gates.prompt import PromptGate
 from knowgate.gates.reading import bind, read_questions
 from knowgate.prompts import packaged, question_language
 from knowgate.prompts.answer import AnswerPrompts
-from knowgate.types import Gate, Model, Prompt, Question
+from knowgate.types import Model, Prompt, Question
 
 YES, NO = re.compile(r"\byes\b|是", re.IGNORECASE), re.compile(r"\bno\b|否|不", re.IGNORECASE)
 FREE_TOKENS, VERDICT_TOKENS = 48, 4
+SIGNS: dict[str, Sign] = {
+    "+ history": "none",
+    "+ history, calibrated (paper)": "paper",
+    "+ history, calibrated (code)": "code",
+}
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,22 @@ class Assessment:
 
 def assess_direct(model: Model, questions: Sequence[Question], words: str, prompts: AnswerPrompts) -> Assessment:
     """The LLM is asked outright (section 2.1)."""
-    return _by_gate(model, PromptGate(words), questions, "direct", words, prompts)
+    gate = PromptGate(words)
+    needs = score(gate, questions, read_questions(model, [gate], questions, prompts))
+    return _assessed("direct", words, questions, needs, gate.threshold)
 
 
 def assess_with_history(
-    model: Model, questions: Sequence[Question], words: str, prompts: AnswerPrompts, *, history: str, sign: Sign, k: int
-) -> Assessment:
-    """Similar logged questions come first (section 3)."""
-    gate = bind(DhiclGate(history, k=k, words=words, sign=sign), model, prompts)
-    name = "+ history" if sign == "none" else f"+ history, calibrated ({sign})"
-    return _by_gate(model, gate, questions, name, words, prompts)
+    model: Model, questions: Sequence[Question], words: str, prompts: AnswerPrompts, *, history: str, k: int
+) -> list[Assessment]:
+    """Similar logged questions come first (section 3): without calibration and with either sign, from one pass."""
+    gate = DhiclGate(history, k=k, words=words)
+    bound = bind(gate, model, prompts)
+    readings = read_questions(model, [bound], questions, prompts)
+    return [
+        _assessed(name, words, questions, score(replace(gate, sign=sign), questions, readings), gate.threshold)
+        for name, sign in SIGNS.items()
+    ]
 
 
 def assess_freely(model: Model, questions: Sequence[Question], judge: Model) -> Assessment:
@@ -88,22 +99,14 @@ def auroc(known: Sequence[bool], needs: Sequence[float]) -> float | None:
     return wins / (len(low) * len(high))
 
 
-def _by_gate(
-    model: Model, gate: Gate, questions: Sequence[Question], method: str, words: str, prompts: AnswerPrompts
+def _assessed(
+    method: str, words: str, questions: Sequence[Question], needs: Sequence[float], threshold: float
 ) -> Assessment:
     known = truths(questions)
-    needs = score(gate, questions, read_questions(model, [gate], questions, prompts))
-    says_known = [need <= gate.threshold for need in needs]
+    says_known = [need <= threshold for need in needs]
     right = sum(said == truth for said, truth in zip(says_known, known, strict=True))
-    return Assessment(
-        method,
-        words,
-        len(questions),
-        right / len(questions),
-        sum(says_known),
-        len(questions) - sum(says_known),
-        auroc(known, needs),
-    )
+    counts = (sum(says_known), len(questions) - sum(says_known))
+    return Assessment(method, words, len(questions), right / len(questions), *counts, auroc(known, needs))
 
 
 def _read(text: str) -> bool | None:
