@@ -9,6 +9,7 @@ from typing import Literal
 
 from knowgate.errors import BadSetting
 from knowgate.gates.logged import bound_scope, opened
+from knowgate.gates.words import split_words
 from knowgate.history.entries import HistoryStore, Scope
 from knowgate.prompts import packaged, question_language
 from knowgate.types import Gate, LabelPrompt, Model, Neighbour, Question, Reading, Signal, Vector, Want
@@ -45,16 +46,13 @@ class DhiclGate:
     threshold = 0.5
 
     def __post_init__(self) -> None:
-        known, slash, unknown = self.words.partition("/")
-        if not (slash and known.strip() and unknown.strip()):
-            raise BadSetting(f"dhicl: words is '{self.words}'; write two labels as known/unknown.")
+        split_words(self.words, self.name)
         if self.k < 1:
             raise BadSetting(f"dhicl: k is {self.k}; it must be at least 1.")
 
     @property
     def labels(self) -> tuple[str, ...]:
-        known, _, unknown = self.words.partition("/")
-        return known.strip(), unknown.strip()
+        return split_words(self.words, self.name)
 
     def bind(self, model: Model, prompts: str) -> Gate:
         return replace(self, scope=bound_scope(self.history, model.fingerprint, prompts, self.tenant))

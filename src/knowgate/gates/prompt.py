@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.errors import BadSetting
+from knowgate.gates.words import split_words
 from knowgate.prompts.assess import self_assessment
 from knowgate.types import LabelPrompt, Question, Reading, Signal, Want
 
@@ -29,14 +29,11 @@ class PromptGate:
     threshold = 0.5
 
     def __post_init__(self) -> None:
-        known, slash, unknown = self.words.partition("/")
-        if not (slash and known.strip() and unknown.strip()):
-            raise BadSetting(f"prompt: words is '{self.words}'; write two labels as known/unknown.")
+        split_words(self.words, self.name)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        known, _, unknown = self.words.partition("/")
-        return known.strip(), unknown.strip()
+        return split_words(self.words, self.name)
 
     def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         known, unknown = self.labels
