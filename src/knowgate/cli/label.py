@@ -41,6 +41,9 @@ def label(
         str | None, typer.Option(help="Index folder or http:URL. Default: the data's own contexts.")
     ] = None,
     samples: Annotated[int, typer.Option(min=0, help="Sampled answers per question and way of answering.")] = 30,
+    open_samples: Annotated[
+        int | None, typer.Option(min=0, help="Samples with passages, if not as many; 0 saves most of the time.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Of the samples; nothing is truncated (top_p 1, top_k 0).")] = 1.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 32,
     grade: Annotated[
@@ -87,6 +90,7 @@ def label(
         k=k,
         open_book=not closed_book,
         seakr=SAMPLES if seakr else 0,
+        open_samples=open_samples,
     )
     grader = load_grader(grade, judging, _style(judge_prompt))
     retriever = load_retriever(index) if index else None

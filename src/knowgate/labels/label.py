@@ -31,6 +31,7 @@ class Plan:
     """How to label. `layers` are indices of the hidden-state tuple; k: passages, None for all of a data set's own.
 
     seakr: samples whose end states are compared (SeaKR's uncertainty; they are among `samples` where there are enough).
+    open_samples: sampled answers with passages; None for as many as without.
     """
 
     samples: int = 30
@@ -42,6 +43,7 @@ class Plan:
     k: int | None = None
     open_book: bool = True
     seakr: int = 0
+    open_samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,12 @@ class Labeller:
     def _read(self, prompts: Sequence[Prompt], *, states: bool) -> list[Reading]:
         plan = self.plan
         seakr = plan.seakr if states else 0
+        samples = plan.samples if states or plan.open_samples is None else plan.open_samples
         want = Want(
             draft_tokens=plan.max_tokens,
             layers=plan.layers if states else (),
             after_draft=states,
-            samples=max(plan.samples, seakr),
+            samples=max(samples, seakr),
             sample_tokens=plan.max_tokens,
             temperature=plan.temperature,
             seed=plan.seed,
@@ -138,7 +141,7 @@ class Labeller:
         )
         # handles hold the passes' caches; nobody goes on from here, so let go of them
         readings = self.model.read(prompts, want)
-        return [replace(reading, resume=None, samples=reading.samples[: plan.samples]) for reading in readings]
+        return [replace(reading, resume=None, samples=reading.samples[:samples]) for reading in readings]
 
     def _signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
         """What the LLM says about itself, and how far apart its samples end."""

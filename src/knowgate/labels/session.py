@@ -117,6 +117,8 @@ def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> di
     }
     if not labeller.plan.seakr:  # runs started before there was such a thing can go on
         del settings["seakr"], settings["seakr_layer"]
+    if labeller.plan.open_samples is None:
+        del settings["open_samples"]
     return {**settings, "hash": settings_hash(settings)}
 
 

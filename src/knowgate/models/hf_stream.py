@@ -178,23 +178,42 @@ def draft(
 
     With `layers`, each row's `after` gets the states at its last token.
     """
-    alive = list(range(len(rows)))
+    alive, ends = list(range(len(rows))), Ends(len(rows))
     while alive and len(rows[alive[0]].tokens) < max_tokens:
         steps = measure(stream.ready(layers))
-        _remember(stream, rows, alive)
+        ends.remember(stream, alive)
         for place, i in enumerate(alive):
             _append(rows[i], steps[place], stop)
         alive = _carry_on(stream, rows, alive, [step.token for step in steps])
-    if layers and alive:
-        stream.ready(layers)
-        _remember(stream, rows, alive)
+    ends.finish(stream, rows, alive, layers)
     return alive
 
 
-def _remember(stream: Stream, rows: list[Row], alive: list[int]) -> None:
-    """The states at the token fed last: if the next one ends the answer, those of its last token."""
-    for place, i in enumerate(alive):
-        rows[i].after = {layer: state[place] for layer, state in stream.hidden.items()}
+@dataclass
+class Ends:
+    """The states at the token each row was fed last: if the next one ends the answer, those of its last token.
+
+    One block per layer for all rows: slices row by row cost more than the pass itself once there are thousands.
+    """
+
+    n_rows: int
+    blocks: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def remember(self, stream: Stream, alive: list[int]) -> None:
+        if not stream.hidden:
+            return
+        index = torch.tensor(alive, device=stream.mask.device)
+        for layer, state in stream.hidden.items():
+            block = self.blocks.setdefault(layer, state.new_zeros(self.n_rows, state.shape[-1]))
+            block[index] = state
+
+    def finish(self, stream: Stream, rows: list[Row], alive: list[int], layers: Sequence[int]) -> None:
+        """Feed what is pending, so that rows cut off by the limit have states too, and hand all of them out."""
+        if layers and alive:
+            stream.ready(layers)
+            self.remember(stream, alive)
+        for i, row in enumerate(rows):
+            row.after = {layer: block[i] for layer, block in self.blocks.items()}
 
 
 def _append(row: Row, step: Step, stop: frozenset[int]) -> None:
@@ -240,10 +259,10 @@ def sample(
     on what else was in the batch or on the device. With `layers`, each row's `after` gets the states at its last token.
     """
     rows = [Row() for _ in range(len(stream))]
-    alive = list(range(len(rows)))
+    alive, ends = list(range(len(rows))), Ends(len(rows))
     for position in range(uniforms.shape[1]):
         tokens = draw(stream.ready(layers), uniforms[alive, position], temperature)
-        _remember(stream, rows, alive)
+        ends.remember(stream, alive)
         for i, token in zip(alive, tokens, strict=True):
             if token in stop:
                 rows[i].finished = True
@@ -252,9 +271,7 @@ def sample(
         alive = _carry_on(stream, rows, alive, tokens)
         if not alive:
             break
-    if layers and alive:
-        stream.ready(layers)
-        _remember(stream, rows, alive)
+    ends.finish(stream, rows, alive, layers)
     return rows
 
 
