@@ -22,6 +22,7 @@ from knowgate.models.hf_batches import Work, limits_of, run_batched
 from knowgate.models.hf_half import can_stop
 from knowgate.models.hf_labels import cut_prompt, label_ids, read_labels
 from knowgate.models.hf_prefix import Prefixes
+from knowgate.models.hf_score import Scored, mean_logprobs
 from knowgate.models.hf_stream import Row, Stream
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Result, Signal, Token, Vector, Want
 
@@ -118,10 +119,10 @@ class HFModel:
             return [[completion] for completion in self._go_on(resume, max_tokens)]
         ids = self._encode(prompts, max_tokens)
         if temperature == 0:
-            want = Want(draft_tokens=max_tokens)
+            want = Want(draft_tokens=max_tokens, resumable=False)
             drafts = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}))
             return [[reading.draft or Completion("")] * n for reading in drafts]
-        want = Want(samples=n, sample_tokens=max_tokens, temperature=temperature, seed=seed)
+        want = Want(samples=n, sample_tokens=max_tokens, temperature=temperature, seed=seed, resumable=False)
         sampled = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
         return [list(reading.samples) for reading in sampled]
 
@@ -130,6 +131,16 @@ class HFModel:
         cut = [cut_prompt(self, prompt, columns) for prompt in prompts]
         return self.batched(
             [prompt.ids for prompt in cut], lambda places: read_labels(self, [cut[place] for place in places], columns)
+        )
+
+    def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
+        said = [self.tokenise(answer.strip()) for answer in answers]
+        if not all(said):
+            raise BadInput("an answer to be scored is empty.")
+        asked = self._encode(prompts, max(map(len, said), default=0))
+        rows = [Scored([*ids, *answer], len(answer)) for ids, answer in zip(asked, said, strict=True)]
+        return self.batched(
+            [row.ids for row in rows], lambda places: mean_logprobs(self, [rows[place] for place in places])
         )
 
     # --- prompts to tokens ------------------------------------------------------------------------
@@ -198,7 +209,7 @@ class HFModel:
                 hidden=before[i],
                 hidden_after={names[x]: _vector(state) for x, state in row.after.items() if x in names},
                 samples=samples[i],
-                resume=Handle(stream, alive.index(i) if i in alive else None, row),
+                resume=Handle(stream, alive.index(i) if i in alive else None, row) if want.resumable else None,
                 sample_states=states[i],
             )
             for i, row in enumerate(rows)

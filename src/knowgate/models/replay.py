@@ -216,6 +216,7 @@ def _want_settings(want: Want) -> dict[str, Any]:
     settings = asdict(want)
     if want.sample_layer is None:
         del settings["sample_layer"]  # recordings made before it was there keep their keys
+    del settings["resumable"]  # says what is kept in memory, not what is read
     return settings
 
 

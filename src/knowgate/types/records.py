@@ -97,6 +97,7 @@ class Want:
 
     layers: indices into the hidden-state tuple (0 = embeddings); negative ones count from the end.
     sample_layer: the layer whose state at the last token of each sample is wanted.
+    resumable: whether somebody may go on from the reading; if not, nothing of the pass is held in memory.
     """
 
     draft_tokens: int = 0
@@ -107,6 +108,7 @@ class Want:
     temperature: float = 1.0
     seed: int | None = None
     sample_layer: int | None = None
+    resumable: bool = True
 
     @property
     def is_nothing(self) -> bool:
@@ -124,6 +126,7 @@ class Want:
             temperature=self.temperature if self.samples else other.temperature,
             seed=self.seed if self.seed is not None else other.seed,
             sample_layer=self.sample_layer if self.sample_layer is not None else other.sample_layer,
+            resumable=self.resumable or other.resumable,
         )
 
 

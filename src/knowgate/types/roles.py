@@ -156,6 +156,15 @@ class TokenisingModel(Protocol):
     def tokenise(self, text: str) -> list[int]: ...
 
 
+@runtime_checkable
+class ScoringModel(Protocol):
+    """A model that can say how probable a given answer is."""
+
+    def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
+        """Mean log-probability per token of each answer after its prompt."""
+        ...
+
+
 class Runner(Protocol):
     """Does per-question work in batches: here, or on many machines. Work must be idempotent: it may be repeated."""
 
