@@ -12,7 +12,8 @@ from knowgate.fit.metrics import auroc
 from knowgate.fit.save import save_fitted
 from knowgate.gates import load_gate, score
 from knowgate.gates.artefact import read_artefact
-from knowgate.gates.ik import IkGate, first_pieces
+from knowgate.gates.ik import IkGate
+from knowgate.gates.sentences import first_pieces
 from knowgate.models.fake import FakeModel
 from knowgate.types import Question, Reading, Signal
 from tests.fit.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere

@@ -17,7 +17,21 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from knowgate.cli import ask, demo, doctor, eval_self, fit, history, import_answers, index, label, lists, report
+from knowgate.cli import (
+    ask,
+    calibrate,
+    demo,
+    doctor,
+    eval,
+    eval_self,
+    fit,
+    history,
+    import_answers,
+    index,
+    label,
+    lists,
+    report,
+)
 from knowgate.cli.usage import CommandLineError, explain
 from knowgate.errors import KnowgateError
 from knowgate.files import cache_dir
@@ -36,6 +50,8 @@ app.command("label")(label.label)
 app.command("import-answers")(import_answers.import_answers)
 app.command("report")(report.report)
 app.command("fit")(fit.fit)
+app.command("calibrate")(calibrate.calibrate_command)
+app.command("eval")(eval.eval_)
 app.command("eval-self")(eval_self.eval_self)
 app.add_typer(history.app, name="history")
 app.command("gates")(lists.gates)

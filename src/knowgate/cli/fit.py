@@ -40,6 +40,10 @@ def fit(
     early: Annotated[
         bool, typer.Option(help="fusion: only what the first answer token shows; retrieving costs a prefill.")
     ] = False,
+    text: Annotated[
+        bool | None,
+        typer.Option("--text/--no-text", help="fusion: read question and draft as text. Default: if no hidden states."),
+    ] = None,
     mode: Annotated[str, typer.Option(help="ik: lora (fine-tuned judge) or text (head over embeddings).")] = "lora",
     tokens: Annotated[int, typer.Option(help="ik: draft tokens it reads: 0, 32, 64 or 128.")] = 32,
     base: Annotated[
@@ -87,7 +91,7 @@ def fit(
     elif name == "probe":
         fitted = fit_probe(examples, **options)
     else:
-        fitted = fit_fusion(examples, cheap=cheap, early=early)
+        fitted = fit_fusion(examples, cheap=cheap, early=early, text=text)
     # the card travels: it names folders, not where they lie on this machine
     made_by = shlex.join(
         ["knowgate", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])]

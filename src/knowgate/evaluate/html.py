@@ -22,24 +22,28 @@ def write_page(runs: Sequence[RunReport], out: Path) -> None:
 
 
 def page(runs: Sequence[RunReport]) -> str:
+    return whole_page("Knowledge boundary", ", ".join(run.name for run in runs), sections(runs))
+
+
+def whole_page(title: str, about: str, body: Sequence[str]) -> str:
+    """A page of these sections, with the script that draws their charts."""
     (library, library_hash), (drawing, drawing_hash) = markup.script(plotly_js()), markup.script(_piece("page.js"))
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
-    names = ", ".join(run.name for run in runs)
-    body = "\n".join(sections(runs))
+    joined = "\n".join(body)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}; script-src {library_hash} {drawing_hash}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Knowledge boundary: {markup.escape(names)}</title>
+<title>{markup.escape(title)}: {markup.escape(about)}</title>
 <style>{_piece("page.css")}</style>
 </head>
 <body>
-<header><h1>Knowledge boundary</h1><p>{markup.escape(names)} · knowgate {metadata.version("knowgate")}</p></header>
+<header><h1>{markup.escape(title)}</h1><p>{markup.escape(about)} · knowgate {metadata.version("knowgate")}</p></header>
 <noscript><p class="remark">The charts need JavaScript; the tables hold their main numbers.</p></noscript>
 <main>
-{body}
+{joined}
 </main>
 {library}
 {drawing}

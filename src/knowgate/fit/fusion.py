@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
 from knowgate.fit.data import Examples
 from knowgate.fit.metrics import Floats, auroc
@@ -15,20 +16,29 @@ from knowgate.fit.probe import DRAFT_TOKENS, out_of_fold
 from knowgate.fit.save import Fitted
 from knowgate.gates.calibration import logit
 from knowgate.gates.features import COSTLY, available, matrix
+from knowgate.gates.fusion import TEXT, embedded
 from knowgate.gates.network import apply_network
 from knowgate.gates.probe import states
 from knowgate.labels.dispersion import SAMPLES
-from knowgate.types import Signal, Vector, Want
+from knowgate.types import Embedder, Signal, Vector, Want
 
 EARLY = ("first", "question_length")  # known with the first answer token
 TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
 
 
-def fit_fusion(examples: Examples, *, cheap: bool = False, early: bool = False) -> Fitted:
+def fit_fusion(
+    examples: Examples,
+    *,
+    cheap: bool = False,
+    early: bool = False,
+    text: bool | None = None,
+    embedder: str | Embedder = DEFAULT,
+) -> Fitted:
     """Weigh whichever signals the label runs have.
 
     cheap: leave out samples and extra passes. early: only what is there with the first answer token, so that a question
-    that is retrieved for pays one short prefill.
+    that is retrieved for pays one short prefill. text: also a head over sentence embeddings of question and draft; None
+    for LLMs whose hidden states nobody has, where it is the best there is.
     """
     names = [name for name in available(examples.questions, examples.readings) if _is_wanted(name, cheap, early)]
     if "seakr" in names and not _fits_seakr(examples.settings):
@@ -44,21 +54,31 @@ def fit_fusion(examples: Examples, *, cheap: bool = False, early: bool = False) 
             tensors |= {f"{name}.{key}": value for key, value in own.items()}
             probes.append({"name": name, "layer": layer, "position": position})
             columns.append(column)
+    reads_text = not (probes or early) if text is None else text
+    encoded: dict[str, Any] = {}
+    if reads_text:
+        encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
+        own, column = _probe(embedded(encoder, examples.questions, examples.readings), examples)
+        tensors |= {f"{TEXT}.{key}": value for key, value in own.items()}
+        columns.append(column)
+        spec = embedder if isinstance(embedder, str) else "own"
+        encoded = {"embedder": spec, "embedder_fingerprint": encoder.fingerprint}
     signals = np.hstack(columns).astype(np.float32)
     if signals.shape[1] == 0:
         raise BadSetting(
             "the label runs hold no signals to fuse. Label again with a backend that gives log-probabilities."
         )
-    labels = [*names, *(probe["name"] for probe in probes)]
+    labels = [*names, *(probe["name"] for probe in probes), *[TEXT] * reads_text]
     head = _head(signals, examples)
     tensors |= {f"fusion.{key}": value for key, value in head.items()}
 
     def raw(places: Sequence[int]) -> Floats:
         return apply_network(head, signals[list(places)])
 
-    options = {"features": names, "probes": probes, "cheap": cheap, "early": early}
-    return Fitted("fusion", options, _needs(names, probes), _want(names, probes, examples), tensors, raw,
-                  notes=contributions(labels, signals, head, examples))  # fmt: skip
+    options = {"features": names, "probes": probes, "cheap": cheap, "early": early, **encoded}
+    needs, want = _needs(names, probes) | _read(encoded), _want(names, probes, examples)
+    notes = contributions(labels, signals, head, examples)
+    return Fitted("fusion", options, needs, want, tensors, raw, notes=notes)
 
 
 def _fits_seakr(settings: Mapping[str, Any]) -> bool:
@@ -104,6 +124,10 @@ def contributions(names: Sequence[str], signals: Vector, head: Tensors, examples
     if cheap and len(cheap) < len(names):
         lines.append(f"cheap fusion, without {', '.join(COSTLY)}: {score(cheap):.3f} ({score(cheap) - whole:+.3f})")
     return lines
+
+
+def _read(encoded: Mapping[str, Any]) -> frozenset[Signal]:
+    return frozenset({Signal.DRAFT}) if encoded else frozenset()
 
 
 def _needs(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> frozenset[Signal]:

@@ -15,9 +15,10 @@ from knowgate.fit.judges import fit_judge
 from knowgate.fit.metrics import Floats
 from knowgate.fit.networks import best_linear
 from knowgate.fit.save import Fitted
-from knowgate.gates.ik import LABELS, drafts, features, judged
+from knowgate.gates.ik import LABELS, judged
 from knowgate.gates.judge import Judge
 from knowgate.gates.network import apply_network
+from knowgate.gates.sentences import drafts, text_features
 from knowgate.prompts.judge import ik_text
 from knowgate.types import Embedder, Signal, Want
 
@@ -60,7 +61,7 @@ def fit_ik(
 def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedder = DEFAULT) -> Fitted:
     """A linear head over embeddings; recorded answers are enough, the LLM and its weights are not needed."""
     encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
-    rows = features(encoder, examples.questions, _texts(examples, tokens), tokens)
+    rows = text_features(encoder, examples.questions, _texts(examples, tokens), tokens)
     split, needed = examples.split, examples.needed
     tensors = best_linear(rows[split.train], needed[split.train], rows[split.dev], needed[split.dev])
 

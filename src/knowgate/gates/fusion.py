@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,8 +13,12 @@ from knowgate.gates.features import matrix
 from knowgate.gates.fitted import FittedGate
 from knowgate.gates.network import apply_network
 from knowgate.gates.probe import states
+from knowgate.gates.sentences import drafts, fitted_encoder, text_features
 from knowgate.prompts.assess import self_assessment
-from knowgate.types import LabelPrompt, Question, Reading, Vector
+from knowgate.types import Embedder, LabelPrompt, Question, Reading, Vector
+
+TEXT = "text"  # the signal: a linear head over embeddings
+TEXT_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class FusionGate(FittedGate):
     Example:
         >>> gate = FusionGate.load("my-fusion")  # doctest: +SKIP
     """
+
+    embedder: Embedder | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -47,7 +54,20 @@ class FusionGate(FittedGate):
             features = states(readings, probe["layer"], probe["position"])
             need = apply_network(self.artefact.tensors, features, f"{probe['name']}.")
             columns.append(logit(need)[:, None].astype(np.float32))
+        if "embedder" in options:
+            features = embedded(self.encoder, questions, readings)
+            need = apply_network(self.artefact.tensors, features, f"{TEXT}.")
+            columns.append(logit(need)[:, None].astype(np.float32))
         return np.hstack(columns)
+
+    @functools.cached_property
+    def encoder(self) -> Embedder:
+        return fitted_encoder(self.artefact, self.embedder)
+
+
+def embedded(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
+    """Sentence embeddings of the question and of question + draft, side by side."""
+    return text_features(encoder, questions, drafts(readings), TEXT_TOKENS)
 
 
 def _with_own(reading: Reading, name: str) -> Reading:

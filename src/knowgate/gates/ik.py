@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from knowgate.embedding import SentenceEmbedder, check_vectors
-from knowgate.errors import ArtefactError, NotOffered
 from knowgate.gates.calibration import Floats
 from knowgate.gates.fitted import FittedGate
 from knowgate.gates.judge import FOLDER, Judge, open_judge
 from knowgate.gates.network import apply_network
+from knowgate.gates.sentences import drafts, fitted_encoder, text_features
 from knowgate.prompts.judge import ik_text
-from knowgate.text import render_choices
-from knowgate.types import Embedder, Question, Reading, Vector
+from knowgate.types import Embedder, Question, Reading
 
 LABELS = ("Yes", "No")
-PIECE = re.compile(r"[A-Za-z0-9]+|\S")
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,9 @@ class IkGate(FittedGate):
         options = self.artefact.options
         texts = drafts(readings) if options["tokens"] else [""] * len(questions)
         if options["mode"] == "text":
-            return apply_network(self.artefact.tensors, features(self.encoder, questions, texts, options["tokens"]))
+            return apply_network(
+                self.artefact.tensors, text_features(self.encoder, questions, texts, options["tokens"])
+            )
         return judged(self.judge, questions, texts, options["tokens"])
 
     @functools.cached_property
@@ -51,21 +47,7 @@ class IkGate(FittedGate):
 
     @functools.cached_property
     def encoder(self) -> Embedder:
-        options = self.artefact.options
-        encoder = self.embedder or SentenceEmbedder(options["embedder"])
-        if encoder.fingerprint != options["embedder_fingerprint"]:
-            raise ArtefactError(
-                f"the gate '{self.artefact.path.name}' was fitted with the embedding model {options['embedder']} "
-                f"({options['embedder_fingerprint'][:12]}), not {encoder.fingerprint[:12]}. Fit it again."
-            )
-        return encoder
-
-
-def drafts(readings: Sequence[Reading]) -> list[str]:
-    """The text of each draft."""
-    if any(reading.draft is None for reading in readings):
-        raise NotOffered("the reading has no draft, which ik was fitted with. Use a backend that drafts answers.")
-    return [reading.draft.text if reading.draft else "" for reading in readings]
+        return fitted_encoder(self.artefact, self.embedder)
 
 
 def judged(judge: Judge, questions: Sequence[Question], texts: Sequence[str], tokens: int) -> Floats:
@@ -73,17 +55,3 @@ def judged(judge: Judge, questions: Sequence[Question], texts: Sequence[str], to
     pairs = zip(questions, texts, strict=True)
     cuts = [judge.encode(ik_text(question, judge.beginning(text, tokens))) for question, text in pairs]
     return 1 - judge.known(cuts)
-
-
-def features(embedder: Embedder, questions: Sequence[Question], texts: Sequence[str], tokens: int) -> Vector:
-    """Embeddings of the question and of question + draft, side by side."""
-    alone = [render_choices(question) for question in questions]
-    joined = [f"{query}\n{first_pieces(text, tokens)}" for query, text in zip(alone, texts, strict=True)]
-    vectors = [check_vectors(embedder.embed(part), len(alone)) for part in (alone, joined)]
-    return np.hstack(vectors).astype(np.float32)
-
-
-def first_pieces(text: str, n: int) -> str:
-    """The first n words or signs: what stands for tokens where the LLM's tokenizer is not at hand."""
-    ends = [match.end() for match in PIECE.finditer(text)][:n]
-    return text[: ends[-1]].strip() if ends else ""

@@ -1,0 +1,108 @@
+"""`knowgate eval`: gates compared on the same questions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from knowgate.cli.config import path
+from knowgate.errors import BadSetting, MissingExtra
+from knowgate.evaluate import eval_sheets
+from knowgate.evaluate.boundary_tables import render
+from knowgate.evaluate.evaluation import Evaluation, evaluate, to_json
+from knowgate.evaluate.scoring import score_gates
+from knowgate.evaluate.trial import load_trial
+from knowgate.files import write_json, write_text
+
+WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def eval_(
+    labels: Annotated[
+        list[Path] | None,
+        typer.Option(parser=path, metavar="RUN", help="Label run to evaluate on; may be repeated. No LLM is run."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Instead of --labels: questions (data specs, comma-separated) to answer now.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="With --data: model spec.")] = "smollm",
+    index: Annotated[str | None, typer.Option(help="With --data: index folder or http:URL.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="With --data: only the first so many questions.")] = None,
+    gates: Annotated[
+        str,
+        typer.Option(help="Gate specs and folders, separated by commas; auto: every one the rows are enough for."),
+    ] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=path, metavar="DIR", help="Folder for report.html, summary.json and table.md."),
+    ] = None,
+    plug_in: Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")] = False,
+    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 2_000,
+    seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page (needs the 'report' extra).")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
+) -> None:
+    """Compare gates: accuracy, retrieval rate, matched random, harm, waste, ranking, calibration, cost.
+
+    Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
+    """
+    if bool(labels) == bool(data):
+        raise BadSetting("give either --labels RUN (recorded rows) or --data SPEC (questions to answer now).")
+    specs = split_specs(gates)
+    if data:
+        from knowgate.cli.eval_live import answer_now
+
+        if out is None:
+            raise BadSetting(
+                "--data needs --out DIR: the answered questions are kept there and can be evaluated again."
+            )
+        labels, specs = answer_now(data, model, index, specs, out, limit=limit, plug_in=plug_in)
+    try:
+        trial = load_trial(labels or [])
+        found = evaluate(trial, score_gates(trial, specs, plug_in=plug_in), resamples=resamples, seed=seed)
+    except ModuleNotFoundError as error:
+        raise MissingExtra("evaluating", "train") from error
+    if as_json:
+        typer.echo(json.dumps(to_json(found), ensure_ascii=False))
+    else:
+        Console(highlight=False).print(tables(found))
+    if out is not None:
+        write_report(found, out, html=html)
+
+
+def split_specs(text: str) -> list[str]:
+    """Specs between commas; a comma inside a gate's options (`dhicl:k=5,words=1/2`) belongs to them."""
+    specs: list[str] = []
+    for part in text.split(","):
+        if specs and "=" in part and ":" not in part:
+            specs[-1] += f",{part}"
+        elif part.strip():
+            specs.append(part.strip())
+    return specs
+
+
+def tables(found: Evaluation) -> Group:
+    parts: list[RenderableType] = []
+    for sheet in eval_sheets.all_sheets(found):
+        parts += [Text(sheet.title, style="bold"), render(sheet), Text()]
+    return Group(*parts)
+
+
+def write_report(found: Evaluation, out: Path, *, html: bool) -> None:
+    """summary.json, table.md and the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "summary.json", to_json(found))
+    write_text(out / "table.md", eval_sheets.markdown(list(eval_sheets.all_sheets(found))))
+    if html:
+        from knowgate.evaluate.eval_page import write_eval_page
+
+        write_eval_page(found, out / "report.html")
+        size = (out / "report.html").stat().st_size / 1e6
+        WORDS.print(f"{(out / 'report.html').resolve()}: {size:.1f} MB, readable without network")
+    sys.stdout.flush()
