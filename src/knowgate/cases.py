@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from knowgate.types import Decision, Passage, Question, Reading
+from knowgate.types import Completion, Decision, Passage, Question, Reading
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Case:
     passages: tuple[Passage, ...] = ()
     text: str = ""
     steps: int = 1
+    n_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -29,6 +30,11 @@ class Case:
         if self.decision is None:
             raise RuntimeError("a case is asked for its decision before it has one")
         return self.decision
+
+    def take(self, done: Completion) -> None:
+        """The answer; tokens of an earlier round of retrieval count too."""
+        self.text = done.text
+        self.n_tokens += done.n_tokens
 
     def note(self, text: str) -> None:
         """Add to the reason of the decision."""

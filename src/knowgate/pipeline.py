@@ -12,6 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from knowgate import gates
+from knowgate.calibrate.promise import Place, promise
 from knowgate.cases import Case, merged, timed, with_total
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.reading import bind, read_questions
@@ -103,6 +104,13 @@ class AdaptiveRAG:
         gates.check_offers(self.gate, self.model)
         return bind(self.gate, self.model, self.prompts)
 
+    @property
+    def promise(self) -> str:
+        """What is proven about the gate's threshold and whether it holds here; '' where nothing is."""
+        reorders = self.reranker is not None or self.second_look is not None
+        found = self.retriever.fingerprint if self.retriever else None
+        return promise(self.bound, Place(self.threshold, found, self.k, reorders))
+
     # --- stages -----------------------------------------------------------------------------------
 
     def _answer(self, questions: Sequence[Question]) -> list[Answer]:
@@ -115,7 +123,16 @@ class AdaptiveRAG:
         self._go_deeper([case for case in cases if case.passages and case.steps > 1])
         self._answer_closed([case for case in cases if not case.passages])
         return [
-            Answer(case.question, case.text, case.decided, case.passages, with_total(case.seconds)) for case in cases
+            Answer(
+                case.question,
+                case.text,
+                case.decided,
+                case.passages,
+                with_total(case.seconds),
+                case.reading.draft,
+                case.n_tokens,
+            )
+            for case in cases
         ]
 
     def _decide(self, questions: Sequence[Question]) -> list[Case]:
@@ -220,7 +237,7 @@ class AdaptiveRAG:
                     resume=handles if handles[0] is not None else None,
                 )
             for case, completions in zip(group, done, strict=True):
-                case.text = completions[0].text
+                case.take(completions[0])
 
     def _answer_open(self, cases: list[Case]) -> None:
         if not cases:
@@ -229,7 +246,7 @@ class AdaptiveRAG:
             prompts = [self.prompts.open(case.question, case.passages) for case in cases]
             done = self.model.generate(prompts, max_tokens=self.max_tokens)
         for case, completions in zip(cases, done, strict=True):
-            case.text = completions[0].text
+            case.take(completions[0])
 
 
 def _batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Question]]:
@@ -248,4 +265,9 @@ def as_question(question: str | Question) -> Question:
 
 def _reason(need: float, threshold: float, why: str) -> str:
     relation = "above" if need > threshold else "not above"
-    return f"need {need:.2f} is {relation} {threshold:.2f}" + (f": {why}" if why else "")
+    said = (
+        f"is {relation} {threshold:.2f}"
+        if threshold >= 0
+        else "counts for nothing: the gate was set to always retrieve"
+    )
+    return f"need {need:.2f} {said}" + (f": {why}" if why else "")

@@ -41,7 +41,7 @@ Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
 ]
-Explain = Annotated[bool, typer.Option(help="Show the logged questions a decision rests on (dhicl, skr).")]
+Explain = Annotated[bool, typer.Option(help="Show the logged questions a decision rests on (dhicl, skr), and what is proven about the threshold.")]  # fmt: skip  # noqa: E501
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
@@ -73,6 +73,7 @@ def ask(
     )  # fmt: skip
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record)
+    _say_promise(rag, explain)
     for answer in rag.stream(asked):
         _print_json(answer_record(answer, rag)) if as_json else _show(answer)
         if explain and not as_json:
@@ -98,6 +99,7 @@ def decide(
     )
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record, retrieves=False)
+    _say_promise(rag, explain)
     for question, decision in rag.decide_stream(asked):
         if as_json:
             _print_json({"question": question.text, **decision_record(decision), "model": rag.model.name})
@@ -116,7 +118,17 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
         "model": rag.model.name,
         "passages": [_passage_record(passage) for passage in answer.passages],
         "seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()},
+        "tokens": {"draft": answer.draft.n_tokens if answer.draft else 0, "answer": answer.n_tokens},
+        **_draft_record(answer, rag.max_tokens),
     }
+
+
+def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
+    """The closed-book answer that retrieval replaced, where the gate read all of it: for `knowgate replay`."""
+    draft = answer.draft
+    if not answer.passages or draft is None or not (draft.finished or draft.n_tokens >= max_tokens):
+        return {}
+    return {"draft": draft.text}
 
 
 def decision_record(decision: Decision) -> dict[str, Any]:
@@ -128,6 +140,11 @@ def decision_record(decision: Decision) -> dict[str, Any]:
         "reason": decision.reason,
         **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),
     }
+
+
+def _say_promise(rag: AdaptiveRAG, explain: bool) -> None:
+    if explain and (said := rag.promise):
+        typer.echo(said, err=True)
 
 
 def _passage_record(passage: Passage) -> dict[str, Any]:

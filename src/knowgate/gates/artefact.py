@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from knowgate.text import normalise
 
 VERSION = 1
 MANIFEST, WEIGHTS, CARD, SEEN = "gate.json", "weights.safetensors", "README.md", "seen.txt"
+ALWAYS = -1.0  # a threshold below every need: the gate retrieves for each question
 Tensors = Mapping[str, NDArray[Any]]
 
 
@@ -92,6 +94,25 @@ def write_artefact(
         full = {**manifest, "version": VERSION, "weights_sha256": hashlib.sha256(data).hexdigest()}
         write_json(folder / MANIFEST, {**full, "checksum": checksum(full)})
         write_text(folder / CARD, card)
+
+
+def revise_artefact(artefact: Artefact, manifest: Mapping[str, Any], texts: Mapping[str, str], out: Path) -> None:
+    """The same weights under another manifest: in place, or as a copy. `texts`: other files to write, by name."""
+    if out.exists() and out.resolve() == artefact.path.resolve():
+        _revise(out, manifest, texts)
+        return
+    if out.exists() and not is_artefact(out) and (out.is_file() or any(out.iterdir())):
+        raise ArtefactError(f"'{out}' exists and is not a fitted gate; choose another --out.")
+    with new_folder(out) as folder:
+        shutil.copytree(artefact.path, folder, dirs_exist_ok=True)
+        _revise(folder, manifest, texts)
+
+
+def _revise(folder: Path, manifest: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+    """The manifest first: it alone decides."""
+    write_json(folder / MANIFEST, {**manifest, "checksum": checksum(manifest)})
+    for name, text in texts.items():
+        write_text(folder / name, text)
 
 
 def checksum(manifest: Mapping[str, Any]) -> str:

@@ -178,10 +178,15 @@ class Decision:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer with the way it came about. `passages` are those the LLM was shown."""
+    """The answer with the way it came about. `passages` are those the LLM was shown.
+
+    draft: what the gate read of the closed-book answer. n_tokens: generated for `text`, its draft included.
+    """
 
     question: Question
     text: str
     decision: Decision
     passages: tuple[Passage, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    draft: Completion | None = None
+    n_tokens: int = 0

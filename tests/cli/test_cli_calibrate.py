@@ -1,0 +1,68 @@
+"""`knowgate calibrate`: the table on stdout, words on stderr, the gate folder changed or copied."""
+
+from __future__ import annotations
+
+import pytest
+
+from knowgate.gates import load_gate
+from tests.calibrate.hand_gate import varied_rows, write_gate, write_rows
+
+
+@pytest.fixture
+def made(tmp_path):
+    write_gate(tmp_path / "gate")
+    write_rows(tmp_path / "run", varied_rows(300))
+
+
+def test_a_guarantee_is_written_into_the_gate(call, made):
+    outcome = call("calibrate", "gate", "--labels", "run", "--max-loss", "0.1", "--confidence", "0.9")
+    assert outcome.code == 0
+    assert "held out" in outcome.out
+    assert "loses at most 10 % of the answers against always retrieving, with 90 % confidence" in outcome.err
+    assert load_gate("gate").threshold < 0.5
+
+
+def test_out_leaves_the_gate_alone(call, made):
+    assert call("calibrate", "gate", "--labels", "run", "--retrieval-rate", "0.2", "--out", "copy").code == 0
+    assert load_gate("gate").threshold == 0.5
+    assert load_gate("copy").threshold > 0.6
+
+
+def test_a_plain_gate_says_how_to_pass_its_threshold(call, made):
+    outcome = call("calibrate", "logprob:first", "--labels", "run", "--best-accuracy")
+    assert outcome.code == 0
+    assert "knowgate ask --gate logprob:first --threshold 0." in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "one of --max-loss"),
+        (["--max-loss", "0.1", "--best-accuracy"], "one of --max-loss"),
+        (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence belongs to --max-loss"),
+        (["--max-loss", "0"], "must be above 0 and below 1"),
+        (["--max-loss", "0.1", "--confidence", "1"], "the confidence is 1"),
+        (["--retrieval-rate", "2"], "between 0 and 1"),
+        (["--max-loss", "0.001"], "needs at least 2995 questions"),
+    ],
+)
+def test_targets_that_make_no_sense_are_explained(call, made, options, message):
+    outcome = call("calibrate", "gate", "--labels", "run", *options)
+    assert (outcome.code, message in outcome.err) == (1, True)
+    assert load_gate("gate").threshold == 0.5
+
+
+def test_a_copy_of_a_plain_gate_is_refused(call, made):
+    assert "not a fitted gate" in call("calibrate", "logprob", "--labels", "run", "--best-accuracy", "--out", "x").err
+
+
+def test_a_folder_that_is_no_run_names_the_command(call, made):
+    outcome = call("calibrate", "gate", "--labels", "gate", "--best-accuracy")
+    assert (outcome.code, "knowgate label" in outcome.err) == (1, True)
+
+
+def test_ask_explains_the_guarantee(call, made, docs):
+    call("calibrate", "gate", "--labels", "run", "--max-loss", "0.1")
+    outcome = call("ask", "who?", "--model", "fake", "--gate", "gate", "--docs", docs, "--explain")
+    assert outcome.code == 0
+    assert "This does not hold here: it was shown for passages from bm25" in outcome.err
