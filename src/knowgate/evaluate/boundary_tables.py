@@ -17,6 +17,7 @@ from knowgate.labels.rows import LabelRow
 
 SHOWN = 5  # extreme questions; the page has them all
 WIDTH = 60
+NAME = 24
 
 
 def tables(runs: Sequence[RunReport]) -> Group:
@@ -43,8 +44,9 @@ def every_sheet(runs: Sequence[RunReport]) -> Iterator[Sheet]:
 def render(sheet: Sheet) -> Table:
     """Cells are plain text: nothing in a model's name or a question is taken for markup or steers the terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in sheet.columns:
-        table.add_column(plain(column))
+    names = max((len(row[0]) for row in sheet.rows), default=0)  # what a row is about stays whole on a narrow terminal
+    for place, column in enumerate(sheet.columns):
+        table.add_column(plain(column), min_width=min(names, NAME) if place == 0 else None)
     for row in sheet.rows:
         table.add_row(*(plain(cell) for cell in row))
     return table
