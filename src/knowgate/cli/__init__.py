@@ -30,6 +30,7 @@ from knowgate.cli import (
     index,
     label,
     lists,
+    replay,
     report,
 )
 from knowgate.cli.usage import CommandLineError, explain
@@ -52,6 +53,7 @@ app.command("report")(report.report)
 app.command("fit")(fit.fit)
 app.command("calibrate")(calibrate.calibrate_command)
 app.command("eval")(eval.eval_)
+app.command("replay")(replay.replay_command)
 app.command("eval-self")(eval_self.eval_self)
 app.add_typer(history.app, name="history")
 app.command("gates")(lists.gates)

@@ -15,7 +15,7 @@ from rich.markup import escape
 from knowgate.cli.build import build_pipeline, read_arguments
 from knowgate.cli.config import load_settings, path
 from knowgate.pipeline import AdaptiveRAG
-from knowgate.types import Answer, Decision, Passage
+from knowgate.types import Answer, Decision, Passage, TokenisingModel
 
 CONTROL = frozenset([*range(0x20), *range(0x7F, 0xA0)])
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
@@ -118,9 +118,23 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
         "model": rag.model.name,
         "passages": [_passage_record(passage) for passage in answer.passages],
         "seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()},
-        "tokens": {"draft": answer.draft.n_tokens if answer.draft else 0, "answer": answer.n_tokens},
+        "tokens": {
+            "draft": answer.draft.n_tokens if answer.draft else 0,
+            "answer": answer.n_tokens,
+            **_prompt_tokens(answer, rag),
+        },
         **_draft_record(answer, rag.max_tokens),
     }
+
+
+def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
+    """Where the tokenizer is at hand; the few tokens of a chat template are not counted."""
+    if not isinstance(rag.model, TokenisingModel):
+        return {}
+    prompts = {"closed_prompt": rag.prompts.closed(answer.question)}
+    if answer.passages:
+        prompts["open_prompt"] = rag.prompts.open(answer.question, answer.passages)
+    return {name: len(rag.model.tokenise(prompt.text)) for name, prompt in prompts.items()}
 
 
 def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:

@@ -1,0 +1,156 @@
+"""`knowgate replay`: what other thresholds would have saved and risked on logged traffic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from knowgate.cli.config import path
+from knowgate.errors import BadSetting
+from knowgate.evaluate.statistics import Share
+from knowgate.evaluate.traffic import Line, Prices, Saving, Traffic, replay
+from knowgate.evaluate.traffic_log import Log, read_log, read_run, shown_bad
+from knowgate.gates import load_gate
+
+WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+WIDE = 200  # columns where nobody's terminal sets a limit
+RISKS = {"retrieved": "differ, of {} retrieved", "audited": "differ, of {} audited", "graded": "lost, of {} graded"}
+
+
+def replay_command(
+    log: Annotated[
+        Path, typer.Argument(parser=path, metavar="LOG", help="Lines of `knowgate ask --json`, or a label run folder.")
+    ],
+    gate: Annotated[
+        str | None,
+        typer.Option(help="For a label run: the gate to try. For a log: a fitted gate whose threshold to add."),
+    ] = None,
+    thresholds: Annotated[str, typer.Option(help="As 0.1..0.9 (steps of 0.1) or 0.25,0.5,0.75.")] = "0.1..0.9",
+    price_retrieval: Annotated[float, typer.Option(help="Price of one search.")] = 0.0,
+    price_input_token: Annotated[float, typer.Option(help="Price of one prompt token, e.g. 3e-7.")] = 0.0,
+    price_output_token: Annotated[float, typer.Option(help="Price of one generated token, e.g. 1.2e-6.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")] = False,
+) -> None:
+    """Show what each threshold would have saved and risked on logged traffic, against always retrieving.
+
+    Risk on a log is weak: answers with and without passages that disagree. On a label run it is graded.
+
+    Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-retrieval 0.001
+    """
+    prices = Prices(price_retrieval, price_input_token, price_output_token)
+    tried = parse_thresholds(thresholds)
+    found = read_run(log, gate) if log.is_dir() else read_log(log)
+    marks = _marks(found, gate)
+    traffic = Traffic(found.events)
+    lines = replay(traffic, [*tried, *marks], prices)
+    if as_json:
+        typer.echo(json.dumps(_record(found, lines, prices, marks), ensure_ascii=False, allow_nan=False))
+    else:
+        _print(_table(lines, marks, prices))
+    _explain(found, traffic)
+
+
+def _print(table: Table) -> None:
+    console = Console(highlight=False, markup=False)
+    (console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)).print(table)
+
+
+def parse_thresholds(text: str) -> list[float]:
+    """'0.1..0.9' in steps of 0.1, or a list."""
+    first, dots, last = text.partition("..")
+    try:
+        if dots:
+            low, high = round(float(first) * 10), round(float(last) * 10)
+            values = [step / 10 for step in range(low, high + 1)]
+        else:
+            values = [float(part) for part in text.split(",")]
+    except (ValueError, OverflowError):
+        values = []
+    if not values or not all(0 <= value <= 1 for value in values):
+        raise BadSetting(f"--thresholds is '{text}'; write 0.1..0.9, or numbers between 0 and 1 as 0.25,0.5.")
+    return values
+
+
+def _marks(found: Log, gate: str | None) -> dict[float, str]:
+    """Thresholds with a name: the one the traffic ran with, and the one of --gate."""
+    ran = dict.fromkeys(found.thresholds, "as it ran") if len(found.thresholds) == 1 else {}
+    if gate is None:
+        return ran
+    own = found.own if found.own is not None else _own_threshold(found, gate)
+    return {own: "the gate's own", **ran}
+
+
+def _own_threshold(found: Log, gate: str) -> float:
+    loaded = load_gate(gate)
+    if loaded.name not in found.gates:
+        raise BadSetting(
+            f"the log holds needs of the gate {', '.join(found.gates)}, not of '{gate}' ({loaded.name}); "
+            "a threshold means nothing for another gate's needs."
+        )
+    return loaded.threshold
+
+
+def _table(lines: Sequence[Line], marks: dict[float, str], prices: Prices) -> Table:
+    kinds = ["retrievals", "tokens", "seconds", *(["money"] if prices.are_given else [])]
+    risks = {name: RISKS[name].format(found.n) for name, found in lines[0].risks.items()}
+    table = Table("threshold", "retrieved", *(f"{kind} saved" for kind in kinds), *risks.values(), box=None)
+    for line in lines:
+        name = "always" if line.threshold < 0 else f"{line.threshold:g}"
+        mark = f" ({marks[line.threshold]})" if line.threshold in marks else ""
+        cells = [_saving(line.savings[kind]) for kind in kinds] + [_share(line.risks[name]) for name in risks]
+        table.add_row(name + mark, f"{line.rate:.1%}", *cells)
+    return table
+
+
+def _saving(found: Saving | None) -> str:
+    if found is None:
+        return "-"
+    share = f" ({found.saved / found.always:.0%})" if found.always else ""
+    return (f"{found.saved:,.0f}" if abs(found.saved) >= 100 else f"{found.saved:.3g}") + share
+
+
+def _share(found: Share) -> str:
+    return "-" if found.value is None else f"{found.value:.1%} [{found.low:.1%}, {found.high:.1%}]"
+
+
+def _explain(found: Log, traffic: Traffic) -> None:
+    """What the numbers rest on."""
+    n = len(found.events)
+    WORDS.print(f"{n} questions of the gate {', '.join(found.gates)} on {', '.join(found.models)}.")
+    if found.bad:
+        WORDS.print(f"Lines left out: {shown_bad(found)}.")
+    if found.left_out:
+        WORDS.print(
+            "Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in found.left_out.items()) + "."
+        )
+    known = {way: traffic.known(way) for way in ("closed", "opened")}
+    if min(known.values()) < n:
+        WORDS.print(
+            f"What retrieving costs is on record for {known['opened']} of them, what skipping costs for "
+            f"{known['closed']}; the others are taken at the mean."
+        )
+    if found.estimated:
+        WORDS.print(f"Prompt tokens are estimated from the text for {found.estimated} of them.")
+    if not traffic.checks:
+        WORDS.print("No question has both answers, so the risk is unknown: use a gate that drafts, or a label run.")
+
+
+def _record(found: Log, lines: Sequence[Line], prices: Prices, marks: dict[float, str]) -> dict[str, Any]:
+    return {
+        "log": str(found.path),
+        "questions": len(found.events),
+        "gate": ", ".join(found.gates),
+        "model": ", ".join(found.models),
+        "bad_lines": {reason: len(numbers) for reason, numbers in found.bad.items()},
+        "left_out": found.left_out,
+        "estimated_prompts": found.estimated,
+        "prices": asdict(prices),
+        "thresholds": [{**asdict(line), "mark": marks.get(line.threshold, "")} for line in lines],
+    }

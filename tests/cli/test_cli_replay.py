@@ -1,0 +1,92 @@
+"""`knowgate replay`: from what `ask --json` prints to a table, and the other way of asking for it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.calibrate.hand_gate import varied_rows, write_gate, write_rows
+
+
+@pytest.fixture
+def log(call, docs, tmp_path):
+    """Traffic of the fake model, with a gate that drafts."""
+    asked = "\n".join(f"question {number} of the vault" for number in range(30))
+    printed = call("ask", "--model", "fake", "--gate", "logprob:mean", "--docs", docs, "--json", stdin=asked.encode())
+    (tmp_path / "log.jsonl").write_text(printed.out)
+    return tmp_path / "log.jsonl"
+
+
+def test_what_ask_prints_can_be_replayed(call, log):
+    outcome = call("replay", log, "--thresholds", "0.2,0.8", "--price-retrieval", "0.01")
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["0.2", "0.5", "0.8"]
+    assert "money saved" in lines[0]
+    assert "(as it ran)" in lines[2]
+    assert "30 questions of the gate logprob on fake." in outcome.err
+
+
+def test_the_threshold_it_ran_with_retrieves_as_often_as_it_did(call, log):
+    found = json.loads(call("replay", log, "--json").out)
+    retrieved = sum(json.loads(line)["retrieve"] for line in log.read_text().splitlines())
+    ran = next(line for line in found["thresholds"] if line["mark"] == "as it ran")
+    assert (found["questions"], ran["retrieved"]) == (30, retrieved)
+    assert ran["risks"]["retrieved"]["hits"] == 0  # these were looked up
+
+
+def test_json_has_every_threshold(call, log):
+    found = json.loads(call("replay", log, "--json", "--thresholds", "0.1..0.9").out)
+    assert [line["threshold"] for line in found["thresholds"]] == [step / 10 for step in range(1, 10)]
+
+
+def test_bad_lines_are_shown(call, log):
+    log.write_text(log.read_text() + "oops\n")
+    outcome = call("replay", log)
+    assert outcome.code == 0
+    assert "Lines left out: 1 not JSON, first in line 31." in outcome.err
+
+
+def test_what_decide_prints_gives_rates_alone(call, tmp_path):
+    printed = call("decide", "a", "b", "--model", "fake", "--json")
+    (tmp_path / "log.jsonl").write_text(printed.out)
+    outcome = call("replay", "log.jsonl")
+    assert outcome.code == 0
+    assert "the risk is unknown" in outcome.err
+
+
+def test_a_label_run_is_graded(call, tmp_path):
+    write_gate(tmp_path / "gate", threshold=0.35)
+    write_rows(tmp_path / "run", varied_rows(100))
+    outcome = call("replay", "run", "--gate", "gate")
+    assert "lost, of 100 graded" in outcome.out
+    assert "0.35 (the gate's own)" in outcome.out
+
+
+def test_the_threshold_of_a_fitted_gate_can_be_tried_on_its_log(call, log, tmp_path):
+    lines = [json.loads(line) | {"gate": "fusion"} for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_gate(tmp_path / "gate", threshold=0.35)
+    assert "0.35 (the gate's own)" in call("replay", log, "--gate", "gate").out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--thresholds", "high"], "--thresholds is 'high'"),
+        (["--thresholds", "0.9..0.1"], "--thresholds is '0.9..0.1'"),
+        (["--thresholds", "1.5"], "between 0 and 1"),
+        (["--price-retrieval", "-1"], "--price-retrieval is -1.0"),
+        (["--gate", "prompt"], "means nothing for another gate's needs"),
+    ],
+)
+def test_options_that_make_no_sense_are_explained(call, log, options, message):
+    outcome = call("replay", log, *options)
+    assert (outcome.code, message in outcome.err, outcome.out) == (1, True, "")
+
+
+def test_an_empty_log_is_an_error(call, tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    outcome = call("replay", "empty.jsonl")
+    assert (outcome.code, "it is empty" in outcome.err) == (1, True)
