@@ -52,14 +52,15 @@ def test_no_order_beats_the_oracles():
 
 def test_the_bootstrap_interval_of_a_share_is_near_the_normal_one():
     values = np.array([1.0] * 300 + [0.0] * 700)
-    found = estimate(Draws(1000, 2000).apply({"mean": lambda weights: mean(weights, values)})["mean"])
+    found = estimate(Draws(1000, 2000).apply([lambda weights: {"mean": mean(weights, values)}])[0]["mean"])
     half = 1.96 * np.sqrt(0.3 * 0.7 / 1000)
     assert found.value == pytest.approx(0.3)
     assert (found.low, found.high) == pytest.approx((0.3 - half, 0.3 + half), abs=0.004)
 
 
 def test_draws_are_the_same_for_the_same_seed():
-    first, second = (list(Draws(20, 300, seed=5).portions()) for _ in range(2))
+    draws = Draws(20, 300, seed=5)
+    first, second = ([draws.portion(number) for number in range(draws.portions)] for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
     assert sum(len(part) for part in first) == 301
     assert all((part.sum(axis=1) == 20).all() for part in first)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadInput
-from knowgate.evaluate.gate_results import GateResult, measure_gate, never_and_always, oracle, slice_rows
+from knowgate.evaluate.gate_results import GateResult, as_line, lines, measure_gates, slice_rows
 from knowgate.evaluate.paired import Comparison, holm, mcnemar
 from knowgate.evaluate.resample import RESAMPLES, Draws, estimate, p_value
 from knowgate.evaluate.scoring import Scored
@@ -48,18 +48,19 @@ class Evaluation:
 def evaluate(trial: Trial, scored: Sequence[Scored], *, resamples: int = RESAMPLES, seed: int = 0) -> Evaluation:
     """Measure the gates; never and always are added, and the oracle where there are open-book answers."""
     if trial.closed.all() or not trial.closed.any():
-        every = "right" if trial.closed.all() else "wrong"
-        raise BadInput(
-            f"every closed-book answer is {every}: there is nothing to tell apart. Evaluate other questions."
-        )
+        kind = "right" if trial.closed.all() else "wrong"
+        raise BadInput(f"every closed-book answer is {kind}: there is nothing to tell apart. Evaluate other questions.")
     draws = Draws(len(trial.rows), resamples, seed)
-    gates = [measure_gate(trial, one, draws) for one in scored if one.name not in ("never", "always")]
-    if trial.opened is None:
+    beside = lines(trial)
+    asked = [one for one in scored if one.name not in {line.name for line in beside}]
+    results = measure_gates(trial, [*asked, *beside], draws)
+    gates, drawn_lines = results[: len(asked)], [as_line(trial, one) for one in results[len(asked) :]]
+    if not drawn_lines:
         return Evaluation(trial, gates, [], _slices(trial, gates), resamples)
-    lines = never_and_always(trial, draws)
-    compared = _compare(gates, lines[1])
-    gates = [*lines, *gates, oracle(trial, trial.opened, draws)]
-    return Evaluation(trial, gates, compared, _slices(trial, gates), resamples)
+    never, always, oracle = drawn_lines
+    compared = _compare(gates, always)
+    every = [never, always, *gates, oracle]
+    return Evaluation(trial, every, compared, _slices(trial, every), resamples)
 
 
 def _compare(gates: Sequence[GateResult], always: GateResult) -> list[Comparison]:

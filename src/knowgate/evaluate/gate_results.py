@@ -9,7 +9,7 @@ import numpy as np
 
 from knowgate.evaluate import weighted
 from knowgate.evaluate.frontier import Frontier, frontier, oracle_frontier
-from knowgate.evaluate.resample import Draws, Estimate, estimate
+from knowgate.evaluate.resample import Draws, Estimate, Measure, estimate
 from knowgate.evaluate.scoring import Scored
 from knowgate.evaluate.trial import Trial
 from knowgate.evaluate.weighted import Bools, Floats, Ranked, Weights, divided
@@ -58,14 +58,23 @@ class GateResult:
     drawn: dict[str, Floats] = field(default_factory=dict, repr=False)  # value and resamples of each measure
 
 
-def measure_gate(trial: Trial, gate: Scored, draws: Draws) -> GateResult:
+def measure_gates(trial: Trial, gates: Sequence[Scored], draws: Draws) -> list[GateResult]:
+    """All gates on the same resamples."""
+    drawn = draws.apply([_measures(trial, gate) for gate in gates])
+    return [_result(trial, gate, found) for gate, found in zip(gates, drawn, strict=True)]
+
+
+def _measures(trial: Trial, gate: Scored) -> Measure:
+    """Everything about one gate that a bootstrap resample has a value of."""
+    ranking, decisions = _ranking(trial, gate), _decisions(trial, gate)
+    return lambda weights: {**ranking(weights), **(decisions(weights) if decisions else {})}
+
+
+def _result(trial: Trial, gate: Scored, drawn: dict[str, Floats]) -> GateResult:
     retrieve = gate.needs > gate.threshold
-    drawn = _ranking(trial, gate, draws)
-    right = trial.closed
-    curve, at_rate, tuned = None, {}, None
+    right, curve, at_rate, tuned = trial.closed, None, {}, None
     if trial.opened is not None:
         right = np.where(retrieve, trial.opened, trial.closed)
-        drawn |= _decisions(trial, trial.opened, retrieve, right, draws)
         curve = frontier(trial.closed, trial.opened, gate.needs)
         at_rate = {rate: curve.at(rate) for rate in RATES}
         tuned = tune(trial, trial.opened, gate.needs)
@@ -76,27 +85,28 @@ def measure_gate(trial: Trial, gate: Scored, draws: Draws) -> GateResult:
     )
 
 
-def _ranking(trial: Trial, gate: Scored, draws: Draws) -> dict[str, Floats]:
+def _ranking(trial: Trial, gate: Scored) -> Measure:
     """How well need tells what the LLM does not know, and where retrieval helps; whatever the threshold."""
-    unknown, needs = ~trial.closed, gate.needs
-    ranked = Ranked(unknown, needs)
-    helped = Ranked(trial.opened & unknown, needs) if trial.opened is not None else None
-    parts: dict[str, list[Floats]] = {}
-    for weights in draws.portions():
-        values = ranked.measures(weights)
+    unknown, needs, ranked = ~trial.closed, gate.needs, Ranked(gate.needs)
+    helped = trial.opened & unknown if trial.opened is not None else None
+
+    def measure(weights: Weights) -> dict[str, Floats]:
+        drawn = ranked.sorted(weights)
+        values = {"auroc": ranked.auroc(drawn, unknown), **ranked.precision_and_risk(drawn, unknown)}
         values["ece"] = weighted.ece(weights, unknown, needs)
         values["brier"] = weighted.brier(weights, unknown, needs)
-        if helped is not None:
-            values["auroc_benefit"] = helped.measures(weights)["auroc"]
-        for name, value in values.items():
-            parts.setdefault(name, []).append(value)
-    return {name: np.concatenate(found) for name, found in parts.items()}
+        return values if helped is None else {**values, "auroc_benefit": ranked.auroc(drawn, helped)}
+
+    return measure
 
 
-def _decisions(trial: Trial, opened: Bools, retrieve: Bools, right: Bools, draws: Draws) -> dict[str, Floats]:
-    closed = trial.closed
+def _decisions(trial: Trial, gate: Scored) -> Measure | None:
+    """What the decisions at the gate's threshold come to; needs open-book answers."""
+    if trial.opened is None:
+        return None
+    closed, opened, retrieve = trial.closed, trial.opened, gate.needs > gate.threshold
     columns = {
-        "accuracy": right,
+        "accuracy": np.where(retrieve, opened, closed),
         "rate": retrieve,
         "never": closed,
         "always": opened,
@@ -104,11 +114,12 @@ def _decisions(trial: Trial, opened: Bools, retrieve: Bools, right: Bools, draws
         "harm": ~retrieve & opened & ~closed,
         "waste": retrieve & closed,
         "skipped_right": ~retrieve & closed,
-        "retrieved_right": retrieve & closed,
     }
     table = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
-    parts = [mean_columns(weights, table) for weights in draws.portions()]
-    means = dict(zip(columns, np.concatenate(parts).T, strict=True))
+    return lambda weights: _derived(dict(zip(columns, mean_columns(weights, table).T, strict=True)))
+
+
+def _derived(means: dict[str, Floats]) -> dict[str, Floats]:
     random = means["rate"] * means["always"] + (1 - means["rate"]) * means["never"]
     return {
         **{name: means[name] for name in ("accuracy", "rate", "harm", "waste")},
@@ -117,7 +128,7 @@ def _decisions(trial: Trial, opened: Bools, retrieve: Bools, right: Bools, draws
         "loss": means["always"] - means["accuracy"],
         "recovered": divided(means["accuracy"] - means["never"], means["oracle"] - means["never"]),
         "closed_if_known": divided(means["skipped_right"], 1 - means["rate"]),
-        "closed_if_unknown": divided(means["retrieved_right"], means["rate"]),
+        "closed_if_unknown": divided(means["waste"], means["rate"]),
     }
 
 
@@ -160,29 +171,25 @@ def _cost(trial: Trial, gate: Scored, retrieve: Bools) -> Cost:
     return Cost(calls, rate, float(tokens), gate.seconds)
 
 
-def never_and_always(trial: Trial, draws: Draws) -> list[GateResult]:
-    """The two lines every table has. They rank nothing, so they have no measures of rank."""
-    n = len(trial.rows)
-    lines = [
+def lines(trial: Trial) -> list[Scored]:
+    """What every table has beside the gates: never, always and the oracle. They rank nothing."""
+    if trial.opened is None:
+        return []
+    n, helps = len(trial.rows), trial.opened & ~trial.closed
+    return [
         Scored("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
         Scored("always", np.ones(n), 0.5, drafts=False, note="retrieves every time"),
+        Scored("oracle", helps.astype(float), 0.5, drafts=False, note="knows both answers: the ceiling, not a gate"),
     ]
-    return [replace(found, measures=_of_decisions(found)) for found in (measure_gate(trial, x, draws) for x in lines)]
 
 
-def _of_decisions(result: GateResult) -> dict[str, Estimate]:
-    return {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}
-
-
-def oracle(trial: Trial, opened: Bools, draws: Draws) -> GateResult:
-    """Retrieve exactly where it turns a wrong answer right: the ceiling."""
-    helps = opened & ~trial.closed
-    scored = Scored("oracle", helps.astype(float), 0.5, drafts=False, note="knows both answers; a ceiling, not a gate")
-    result = measure_gate(trial, scored, draws)
-    best = oracle_frontier(trial.closed, opened)
-    shown = _of_decisions(result)
-    return GateResult("oracle", 0.5, shown, result.cost, {rate: best.at(rate) for rate in RATES}, None, scored.note,
-                      best, scored.needs, result.right, result.drawn)  # fmt: skip
+def as_line(trial: Trial, result: GateResult) -> GateResult:
+    """A line's result without measures of rank; the oracle's curve takes the best order there is."""
+    shown = {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}
+    if result.gate != "oracle" or trial.opened is None:
+        return replace(result, measures=shown, tuned=None)
+    best = oracle_frontier(trial.closed, trial.opened)
+    return replace(result, measures=shown, tuned=None, frontier=best, at_rate={rate: best.at(rate) for rate in RATES})
 
 
 def slice_rows(trial: Trial, gates: Sequence[GateResult], places: Bools) -> list[tuple[str, float, float, float]]:

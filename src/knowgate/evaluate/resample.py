@@ -5,7 +5,9 @@ All gates are measured on the same draws, so their differences are paired.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,30 +35,42 @@ class Estimate:
         return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
 
+Measure = Callable[[Weights], Mapping[str, Floats]]
+
+
 @dataclass(frozen=True)
 class Draws:
-    """Resamples of n questions. The first row of what `apply` gives belongs to the questions as they are."""
+    """Resamples of n questions. The first value of what `apply` gives belongs to the questions as they are."""
 
     n: int
     resamples: int = RESAMPLES
     seed: int = 0
 
-    def portions(self) -> Iterator[Weights]:
-        yield np.ones((1, self.n), dtype=np.float32)
-        rng = np.random.default_rng(self.seed)
-        for start in range(0, self.resamples, PORTION):
-            size = min(PORTION, self.resamples - start)
-            picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
-            counts = np.bincount(picks.ravel(), minlength=size * self.n)
-            yield counts.reshape(size, self.n).astype(np.float32)
+    @property
+    def portions(self) -> int:
+        return 1 + -(-self.resamples // PORTION)
 
-    def apply(self, measures: dict[str, Callable[[Weights], Floats]]) -> dict[str, Floats]:
-        """Each measure on the questions as they are and on every resample."""
-        found: dict[str, list[Floats]] = {name: [] for name in measures}
-        for weights in self.portions():
-            for name, measure in measures.items():
-                found[name].append(measure(weights))
-        return {name: np.concatenate(parts) for name, parts in found.items()}
+    def portion(self, number: int) -> Weights:
+        """How often each question is drawn: one row of counts per resample. Portion 0 takes every question once."""
+        if number == 0:
+            return np.ones((1, self.n), dtype=np.float32)
+        size = min(PORTION, self.resamples - (number - 1) * PORTION)
+        rng = np.random.default_rng([self.seed, number])
+        picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
+        return np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n).astype(np.float32)
+
+    def apply(self, measures: Sequence[Measure]) -> list[dict[str, Floats]]:
+        """Each measure on the questions as they are and on every resample; all of them on the same draws.
+
+        Portions go to as many threads as there are cores: numpy lets go of the interpreter while it counts.
+        """
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            parts = list(pool.map(lambda number: [m(w) for w in [self.portion(number)] for m in measures],
+                                  range(self.portions)))  # fmt: skip
+        return [
+            {name: np.concatenate([part[place][name] for part in parts]) for name in parts[0][place]}
+            for place in range(len(measures))
+        ]
 
 
 def estimate(values: Floats) -> Estimate:

@@ -38,9 +38,8 @@ def ece(weights: Weights, needed: Bools, needs: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Questions in the order of their need, equal ones together, and which of them are needed."""
+    """Questions in the order of their need, equal ones together."""
 
-    needed: Bools
     needs: Floats
 
     @cached_property
@@ -52,31 +51,36 @@ class Ranked:
         """Where each group of equal needs begins."""
         return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)
 
-    def measures(self, weights: Weights) -> dict[str, Floats]:
-        """auroc, auprc (as scikit-learn's average precision) and aurc; ties count as one group."""
-        drawn = weights[:, self.order]
-        every = self._grouped(drawn)
-        yes = self._grouped(drawn * self.needed[self.order])
-        no = every - yes
-        positives, negatives = yes.sum(axis=1, dtype=np.float64), no.sum(axis=1, dtype=np.float64)
-        no_up_to, all_up_to, yes_up_to = (np.cumsum(part, axis=1) for part in (no, every, yes))
-        total = positives + negatives
-        wins = _dot(yes, no_up_to - no / 2)
-        # from the highest need down: what remains above the groups below
-        hits = positives[:, None] - yes_up_to + yes
-        seen = total[:, None] - all_up_to + every
-        precision = hits / np.maximum(seen, 1)
-        risk = yes_up_to / np.maximum(all_up_to, 1)
-        return {
-            "auroc": divided(wins, positives * negatives),
-            "auprc": divided(_dot(yes, precision), positives),
-            "aurc": divided(_dot(every, risk), total),
-        }
+    def sorted(self, weights: Weights) -> Weights:
+        """The weights in the order of need: what the measures of rank take."""
+        return weights[:, self.order]
 
-    def _grouped(self, weights: Weights) -> Weights:
+    def auroc(self, drawn: Weights, needed: Bools) -> Floats:
+        """Probability that a needed question has more need than another; ties count half."""
+        yes, no = self._split(drawn, needed)
+        below = np.cumsum(no, axis=1)
+        below -= no / 2
+        return divided(_dot(yes, below), _total(yes) * _total(no))
+
+    def precision_and_risk(self, drawn: Weights, needed: Bools) -> dict[str, Floats]:
+        """auprc (as scikit-learn's average precision) and aurc, the area under the risk-coverage curve."""
+        yes, no = self._split(drawn, needed)
+        every = yes + no
+        hits, seen = np.cumsum(yes, axis=1), np.cumsum(every, axis=1)
+        positives, total = _total(yes), _total(every)
+        risk = hits / np.maximum(seen, 1)
+        # from the highest need down: what is left above the groups below
+        hits = positives[:, None].astype(np.float32) - hits + yes
+        seen = total[:, None].astype(np.float32) - seen + every
+        precision = hits / np.maximum(seen, 1)
+        return {"auprc": divided(_dot(yes, precision), positives), "aurc": divided(_dot(every, risk), total)}
+
+    def _split(self, drawn: Weights, needed: Bools) -> tuple[Weights, Weights]:
+        kinds = needed[self.order]
+        yes, no = drawn * kinds, drawn * ~kinds
         if len(self.starts) == len(self.needs):
-            return weights
-        return np.add.reduceat(weights, self.starts, axis=1)
+            return yes, no
+        return np.add.reduceat(yes, self.starts, axis=1), np.add.reduceat(no, self.starts, axis=1)
 
 
 def divided(above: Floats, below: Floats) -> Floats:
@@ -86,5 +90,10 @@ def divided(above: Floats, below: Floats) -> Floats:
 
 
 def _dot(first: NDArray[Any], second: NDArray[Any]) -> Floats:
-    product: Floats = np.einsum("ij,ij->i", first, second, dtype=np.float64)
+    product: Floats = (first * second).sum(axis=1, dtype=np.float64)
     return product
+
+
+def _total(weights: Weights) -> Floats:
+    total: Floats = weights.sum(axis=1, dtype=np.float64)
+    return total

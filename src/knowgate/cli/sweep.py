@@ -1,0 +1,97 @@
+"""`knowgate sweep`: one setting varied over recorded rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from knowgate.cli.config import path
+from knowgate.cli.eval import split_specs
+from knowgate.errors import MissingExtra
+from knowgate.evaluate import eval_sheets, sweeps
+from knowgate.evaluate.boundary_tables import render
+from knowgate.evaluate.scoring import score_gates
+from knowgate.evaluate.sheets import Sheet
+from knowgate.evaluate.trial import load_trial
+
+WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
+app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs.")
+Runs = Annotated[list[Path], typer.Option("--labels", parser=path, metavar="RUN", help="Label run; may be repeated.")]
+Gates = Annotated[str, typer.Option(help="Gate specs and folders, separated by commas; auto: all the rows allow.")]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
+PlugIn = Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")]
+
+
+@app.command()
+def thresholds(labels: Runs, gates: Gates = "auto", plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
+    """Every threshold from 0.1 to 0.9, as the IK paper sweeps it.
+
+    Example: knowgate sweep thresholds --labels runs/test --gates my-ik
+    """
+    trial = load_trial(labels)
+    scored = score_gates(trial, split_specs(gates), plug_in=plug_in)
+    show([sweeps.thresholds(trial, gate) for gate in scored], markdown)
+
+
+@app.command()
+def beta(labels: Runs, gates: Gates = "auto", plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
+    """Answer directly where confidence = 1 - need is above beta: 0.5 to 0.98, as CBDR sweeps it.
+
+    Example: knowgate sweep beta --labels runs/test --gates my-probe
+    """
+    trial = load_trial(labels)
+    scored = score_gates(trial, split_specs(gates), plug_in=plug_in)
+    show([sweeps.betas(trial, gate) for gate in scored], markdown)
+
+
+@app.command()
+def variants(
+    labels: Runs,
+    gate: Annotated[str, typer.Option(help="How the names of the recorded gates begin.")] = "dhicl",
+    markdown: AsMarkdown = False,
+) -> None:
+    """Variants of a gate that are on record: k and label words of DH-ICL, say (made by `knowgate eval --data`).
+
+    Example: knowgate sweep variants --labels runs/test --gate dhicl
+    """
+    show([sweeps.variants(load_trial(labels), gate)], markdown)
+
+
+@app.command()
+def transfer(
+    train: Annotated[list[Path], typer.Option(parser=path, metavar="RUN", help="Label run to fit on; repeat it.")],
+    labels: Runs,
+    fit: Annotated[str, typer.Option(help="What to fit: fusion or probe.")] = "fusion",
+    markdown: AsMarkdown = False,
+) -> None:
+    """Fitted on one data set, tested on others: a matrix of AUROC.
+
+    Example: knowgate sweep transfer --train runs/nq-train --train runs/squad-train --labels runs/nq-test
+    """
+    try:
+        found = sweeps.transfer(fit, train, labels, WORDS.print)
+    except ModuleNotFoundError as error:
+        raise MissingExtra("fitting", "train") from error
+    show([found], markdown)
+
+
+@app.command("plug-in")
+def plug_in_matrix(labels: Runs, gates: Gates, markdown: AsMarkdown = False) -> None:
+    """Gates fitted on one LLM gating another: a matrix of AUROC; * marks a gate of another LLM.
+
+    Example: knowgate sweep plug-in --gates gate-of-a,gate-of-b --labels runs-of-a --labels runs-of-b
+    """
+    show([sweeps.matrix(split_specs(gates), labels)], markdown)
+
+
+def show(sheets: list[Sheet], markdown: bool) -> None:
+    if markdown:
+        typer.echo(eval_sheets.markdown(sheets))
+        return
+    console = Console(highlight=False)
+    for sheet in sheets:
+        console.print(sheet.title, style="bold", markup=False)
+        console.print(render(sheet))
