@@ -27,6 +27,13 @@ class CrossEncoderReranker:
         self._device = device
         self._batch_size = batch_size
 
+    @classmethod
+    def around(cls, model: Any, spec: str) -> CrossEncoderReranker:
+        """A reranker of a cross-encoder that is already loaded."""
+        reranker = cls(spec)
+        reranker.__dict__["_model"] = model
+        return reranker
+
     @property
     def name(self) -> str:
         return f"cross-encoder:{self.spec}"
@@ -36,9 +43,7 @@ class CrossEncoderReranker:
         if len(questions) != len(passages):
             raise BadInput(f"{len(questions)} questions came with {len(passages)} lists of passages.")
         pairs = [
-            (question, _shown(passage))
-            for question, found in zip(questions, passages, strict=True)
-            for passage in found
+            (question, shown(passage)) for question, found in zip(questions, passages, strict=True) for passage in found
         ]
         scores = iter(self._scores(pairs))
         return [[next(scores) for _ in found] for found in passages]
@@ -74,5 +79,6 @@ class CrossEncoderReranker:
         return model
 
 
-def _shown(passage: Passage) -> str:
+def shown(passage: Passage) -> str:
+    """A passage as a cross-encoder reads it."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text

@@ -1,0 +1,40 @@
+"""An aligned reranker on disk: a cross-encoder's files, `reranker.json`, a card to read. Never pickle.
+
+Knows what the manifest says and whether the weights are those it was written for; not how any of it came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from knowgate.errors import ArtefactError, BadInput
+from knowgate.files import read_json, sha256_file
+
+VERSION = 1
+MANIFEST, WEIGHTS = "reranker.json", "model.safetensors"
+BASE = "base"  # the cross-encoder before alignment, where it was made here
+
+
+def is_aligned(path: str | Path) -> bool:
+    return (Path(path).expanduser() / MANIFEST).is_file()
+
+
+def read_manifest(path: str | Path) -> Mapping[str, Any]:
+    """The manifest of an aligned reranker, checked against its weights."""
+    folder = Path(path).expanduser()
+    if not is_aligned(folder):
+        raise ArtefactError(
+            f"'{path}' is not an aligned reranker: it has no {MANIFEST}. Make one: knowgate fit reranker"
+        )
+    try:
+        manifest: Mapping[str, Any] = read_json(folder / MANIFEST)
+        found, wanted = manifest["version"], manifest["weights_sha256"]
+    except (BadInput, KeyError, TypeError) as error:
+        raise ArtefactError(f"{folder / MANIFEST} is broken ({error}). Fit the reranker again.") from None
+    if found != VERSION:
+        raise ArtefactError(f"the reranker '{path}' has format {found}, this knowgate reads {VERSION}. Fit it again.")
+    if not (folder / WEIGHTS).is_file() or sha256_file(folder / WEIGHTS) != wanted:
+        raise ArtefactError(f"the weights of the reranker '{path}' were changed or damaged. Fit it again.")
+    return manifest
