@@ -36,7 +36,7 @@ def frontier(closed: Bools, opened: Bools, needs: Floats) -> Frontier:
     accuracies = (closed.sum() + np.concatenate([[0.0], np.cumsum(means)])) / n
     rates = np.arange(n + 1) / n
     straight = (accuracies[0] + accuracies[-1]) / 2
-    return Frontier(rates, accuracies, float(np.trapezoid(accuracies, rates)), float(straight))
+    return Frontier(rates, accuracies, float((accuracies[:-1] + accuracies[1:]).mean() / 2), float(straight))
 
 
 def oracle_frontier(closed: Bools, opened: Bools) -> Frontier:

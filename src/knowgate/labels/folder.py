@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +53,9 @@ class RowFolder:
         """Each row's record in file order, with its place; memory stays flat."""
         self.manifest()
         file = self.path / self.rows_name
+        if self.packed.is_file():
+            yield from _unpacked(self.packed)
+            return
         if not file.is_file():
             return
         whole = _whole_lines(file)
@@ -61,6 +65,11 @@ class RowFolder:
                     return
                 where = f"{file} line {number}"
                 yield where, _parse(line, where)
+
+    @property
+    def packed(self) -> Path:
+        """The rows of a folder that is finished and put away; it is read, never added to."""
+        return self.path / f"{self.rows_name}.gz"
 
     def done(self) -> dict[str, str | None]:
         """Ids that have a row, with their error if they failed."""
@@ -73,6 +82,8 @@ class RowFolder:
 
     def start(self, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         """Begin, or see that what was begun here has the same settings."""
+        if self.packed.is_file():
+            raise BadSetting(f"'{self.path}' is finished and packed; choose another --out.")
         if (self.path / self.manifest_name).is_file():
             _compare(self.manifest()["settings"], settings, self.path)
             self._mend()
@@ -118,6 +129,16 @@ class RowFolder:
         file = self.path / self.rows_name
         if file.is_file() and (whole := _whole_lines(file)) < file.stat().st_size:
             os.truncate(file, whole)
+
+
+def _unpacked(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        with gzip.open(file, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                where = f"{file} line {number}"
+                yield where, _parse(line, where)
+    except (OSError, EOFError) as error:
+        raise ArtefactError(f"{file} cannot be unpacked ({error}); fetch it again.") from None
 
 
 def _whole_lines(file: Path) -> int:

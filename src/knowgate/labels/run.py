@@ -21,7 +21,6 @@ __all__ = ["MANIFEST", "ROWS", "VERSION", "RunFolder", "disk_error"]
 
 VERSION = 1
 MANIFEST, ROWS = "run.json", "labels.jsonl"
-PACKED = "labels.jsonl.gz"  # a run that is finished and put away; it is read, never added to
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,364 @@
+"""benchmarks/RESULTS.md from the recorded runs in benchmarks/runs: `make results`. No LLM, no benchmark data needed.
+
+Every table is computed anew from the rows and needs on record; nothing is copied from an earlier run of this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+RUNS = HERE / "runs"
+MODELS = {
+    "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B-Instruct (Q4_K_M weights, run in bf16 on one H200)",
+    "smollm": "SmolLM2-135M-Instruct (the embedded model, run in fp32)",
+}
+DATA = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "webqa_zh_ctx", "openbookqa")
+SIGN = "dhicl:k=20,words=true/false,sign="
+NAMES = {f"{SIGN}paper": "dhicl", f"{SIGN}code": "dhicl, code's sign", f"{SIGN}none": "dhicl, not calibrated"}
+RESAMPLES = 2_000
+SPLITS = 300
+EPSILONS = (0.01, 0.02, 0.05, 0.1)
+DELTA = 0.05
+Rows = list[tuple[str, ...]]
+
+
+def table(columns: Sequence[str], rows: Rows) -> str:
+    lines = [tuple(columns), ("---",) * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def bold_best(rows: Rows, columns: Sequence[int], skip: Sequence[str] = ()) -> Rows:
+    """The highest number of each column in bold; what it is measured by is its first number."""
+    cells = [list(row) for row in rows]
+    for column in columns:
+        values = [_first(row[column]) if row[0] not in skip else -np.inf for row in rows]
+        best = max(values)
+        for place, value in enumerate(values):
+            if np.isfinite(best) and value == best:
+                cells[place][column] = f"**{cells[place][column]}**"
+    return [tuple(row) for row in cells]
+
+
+def _first(cell: str) -> float:
+    try:
+        return float(cell.split()[0])
+    except (ValueError, IndexError):
+        return -np.inf
+
+
+def evaluations(model: str, names: Sequence[str] = DATA) -> dict[str, Any]:
+    """Every data set of a model with all gates on record and all that rows allow."""
+    from knowgate.errors import BadInput
+    from knowgate.evaluate.evaluation import evaluate
+    from knowgate.evaluate.scoring import score_gates
+    from knowgate.evaluate.trial import load_trial
+
+    found = {}
+    for name in names:
+        run = RUNS / model / f"{name}-test"
+        if not run.is_dir():
+            continue
+        trial = load_trial([run], states=False)
+        scored = [one for one in score_gates(trial, ["auto"]) if _is_shown(one.name)]
+        try:
+            found[name] = evaluate(trial, scored, resamples=RESAMPLES)
+        except BadInput as error:
+            print(f"{model} {name}: {error}")
+    return found
+
+
+def _is_shown(gate: str) -> bool:
+    """Variants of DH-ICL have a table of their own."""
+    return not gate.startswith("dhicl") or gate in NAMES
+
+
+def shown(gate: str) -> str:
+    return NAMES.get(gate, gate)
+
+
+# --- the main tables ------------------------------------------------------------------------------
+
+
+def facts(found: dict[str, Any]) -> str:
+    rows: Rows = []
+    for name, one in found.items():
+        trial = one.trial
+        values = [one.gate(line).measures["accuracy"].value for line in ("never", "always", "oracle")]
+        hurt = float((trial.closed & ~trial.opened).mean())
+        rows.append((name, str(len(trial.rows)), *(f"{value:.3f}" for value in values), f"{hurt:.3f}"))
+    return table(("data set", "test questions", "never", "always", "oracle", "retrieval hurts"), rows)
+
+
+def gate_names(found: dict[str, Any]) -> list[str]:
+    names: dict[str, None] = {}
+    for one in found.values():
+        names |= {gate.gate: None for gate in one.gates if "auroc" in gate.measures}
+    return list(names)
+
+
+def by_data(found: dict[str, Any], cell: Any) -> str:
+    """Gates down, data sets across."""
+    rows: Rows = []
+    for gate in gate_names(found):
+        have = {name: next((g for g in one.gates if g.gate == gate), None) for name, one in found.items()}
+        rows.append((shown(gate), *("–" if g is None else cell(g) for g in have.values())))
+    return table(("gate", *found), bold_best(rows, range(1, len(found) + 1)))
+
+
+def auroc_cell(gate: Any) -> str:
+    value = gate.measures["auroc"]
+    return f"{value.value:.3f} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def rate_cell(rate: float) -> Any:
+    def cell(gate: Any) -> str:
+        straight = gate.frontier.accuracies[0] * (1 - rate) + gate.frontier.accuracies[-1] * rate
+        return f"{100 * (gate.at_rate[rate] - straight):+.1f}"
+
+    return cell
+
+
+def tuned_cell(gate: Any) -> str:
+    tuned = gate.tuned
+    return f"{100 * (tuned.accuracy - tuned.always):+.1f} @ {100 * tuned.rate:.0f} %"
+
+
+def benefit_cell(gate: Any) -> str:
+    value = gate.measures["auroc_benefit"]
+    return f"{value.value:.3f} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def ece_cell(gate: Any) -> str:
+    return f"{gate.measures['ece'].value:.3f}"
+
+
+def main_tables(model: str, title: str) -> Iterator[str]:
+    found = evaluations(model)
+    if not found:
+        return
+    yield f"## {title}\n"
+    yield facts(found)
+    yield "\n**AUROC of \"does not know\"** (95 % bootstrap interval; best of a column in bold).\n"
+    yield by_data(found, auroc_cell)
+    yield "\n**AUROC of \"retrieval turns the answer right\"** (benefit).\n"
+    yield by_data(found, benefit_cell)
+    for rate in (0.75, 0.5):
+        yield f"\n**Accuracy at {rate:.0%} retrieval, points above retrieving at random** (exact top-k).\n"
+        yield by_data(found, rate_cell(rate))
+    yield (
+        "\n**Threshold chosen on 30 % of the test questions, realised on the others: points against always retrieving "
+        "@ retrieval rate.** 0.0 @ 100 % means that the dev share showed nothing to skip.\n"
+    )
+    yield by_data(found, tuned_cell)
+    yield "\n**ECE of need as the probability of not knowing** (lower is better; nothing in bold).\n"
+    yield by_data(found, ece_cell).replace("**", "")
+    yield from fusion_against_parts(found)
+
+
+def fusion_against_parts(found: dict[str, Any]) -> Iterator[str]:
+    """Where fusion is above each of its parts, and where not; paired over the same resamples."""
+    from knowgate.evaluate.resample import estimate, p_value
+
+    parts = ("logprob:first", "logprob:mean", "logprob:min", "logprob:entropy", "logprob:margin", "prompt", "seakr",
+             "probe", "probe, linear", "probe after draft")  # fmt: skip
+    rows: Rows = []
+    for name, one in found.items():
+        have = {gate.gate: gate for gate in one.gates}
+        inside = [have[part] for part in parts if part in have]
+        if "fusion" not in have or not inside:
+            continue
+        best = max(inside, key=lambda gate: gate.measures["auroc"].value)
+        difference = have["fusion"].drawn["auroc"] - best.drawn["auroc"]
+        gap = estimate(difference)
+        verdict = "above" if gap.low > 0 else "below" if gap.high < 0 else "not told apart"
+        interval = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+        rows.append((name, f"{have['fusion'].measures['auroc'].value:.3f}", best.gate,
+                     f"{best.measures['auroc'].value:.3f}", interval, f"{p_value(difference):.3f}", verdict))  # fmt: skip
+    yield "\n**Fusion against the best of its parts on that data set** (AUROC; paired bootstrap).\n"
+    yield table(("data set", "fusion", "best part", "its AUROC", "difference", "p", "fusion is"), rows)
+
+
+# --- recorded Llama answers -----------------------------------------------------------------------
+
+
+def llama_tables() -> Iterator[str]:
+    from knowgate.evaluate.frontier import frontier
+    from knowgate.evaluate.scoring import score_gates
+    from knowgate.evaluate.sweeps import auroc_of
+    from knowgate.evaluate.trial import load_trial
+
+    run = RUNS / "llama3.1-8b" / "gate_llama3_8b-test"
+    if not run.is_dir():
+        return
+    yield "## Llama-3.1-8B-Instruct, recorded answers (`gate_llama3_8b`): nothing but text\n"
+    yield (
+        "One BM25 passage set per question, answers recorded by others; gates see question and answer text alone. "
+        "Accuracy at the retrieval rate of the gate's own threshold, against random at the same rate.\n"
+    )
+    trial = load_trial([run], states=False)
+    gates = score_gates(trial, list(trial.recorded))
+    kinds = [str(row.meta.get("dataset", "-")) for row in trial.rows]
+    assert trial.opened is not None
+    rows: Rows = []
+    for kind in ["all", *sorted(set(kinds))]:
+        places = np.array([kind in ("all", own) for own in kinds])
+        closed, opened = trial.closed[places], trial.opened[places]
+        lines = [closed.mean(), opened.mean(), (closed | opened).mean()]
+        for gate in gates:
+            needs = gate.needs[places]
+            retrieve = needs > gate.threshold
+            rate = retrieve.mean()
+            accuracy = np.where(retrieve, opened, closed).mean()
+            chance = rate * opened.mean() + (1 - rate) * closed.mean()
+            curve = frontier(closed, opened, needs)
+            auroc = auroc_of(_part(trial, places), _scored(gate, places))
+            rows.append((kind, gate.name, f"{auroc:.3f}", f"{rate:.1%}", f"{accuracy:.3f}", f"{chance:.3f}",
+                         f"{100 * (accuracy - chance):+.1f}", f"{100 * (curve.area - curve.random_area):+.2f}",
+                         " / ".join(f"{value:.3f}" for value in lines)))  # fmt: skip
+    yield table(
+        ("data set", "gate", "AUROC of known", "retrieval", "accuracy", "random", "gain, points", "area gain", "never / always / oracle"),
+        rows,
+    )
+
+
+def _part(trial: Any, places: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(trial, closed=trial.closed[places])
+
+
+def _scored(gate: Any, places: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(gate, needs=gate.needs[places])
+
+
+# --- DH-ICL: variants and KB-SAT ------------------------------------------------------------------
+
+
+def variant_table() -> Iterator[str]:
+    from knowgate.evaluate.scoring import score_gate
+    from knowgate.evaluate.sweeps import auroc_of
+    from knowgate.evaluate.trial import load_trial
+
+    run = RUNS / "qwen2.5-coder-1.5b" / "triviaqa_ctx-test"
+    if not run.is_dir():
+        return
+    trial = load_trial([run], states=False)
+    found: dict[str, dict[str, float]] = {}
+    for name in trial.recorded:
+        if name.startswith("dhicl:"):
+            what, sign = name.removeprefix("dhicl:").split(",sign=")
+            found.setdefault(what, {})[sign] = auroc_of(trial, score_gate(trial, name))
+    yield "## DH-ICL: how many examples, which label words, which sign (Qwen, triviaqa_ctx)\n"
+    yield "AUROC of \"does not know\"; the log is the train run, 21 % known.\n"
+    rows = [(what, *(f"{values[sign]:.3f}" for sign in ("none", "paper", "code"))) for what, values in found.items()]
+    yield table(("variant", "not calibrated", "paper's sign", "code's sign"), rows)
+
+
+def kbsat_table() -> Iterator[str]:
+    file = RUNS / "kbsat-qwen2.5-coder-1.5b.json"
+    if not file.is_file():
+        return
+    yield "## KB-SAT: does the LLM know what it knows? (Qwen)\n"
+    yield (
+        "Balanced: as many questions answered right as wrong, so 0.5 is chance. Swapped: known questions with an entity "
+        "of another question (right: unknown). Rare: a rare word in front of known questions (right: known).\n"
+    )
+    rows = [
+        (one["data"], one["set"], one["words"], one["method"], str(one["n"]), f"{one['accuracy']:.3f}",
+         f"{one['predicted_known']} / {one['predicted_unknown']}", "–" if one["auroc"] is None else f"{one['auroc']:.3f}")
+        for one in json.loads(file.read_text())
+        if one["words"] == "true/false" or one["set"] == "balanced"
+    ]  # fmt: skip
+    yield table(("data set", "set", "words", "method", "n", "accuracy", "said known / unknown", "AUROC"), rows)
+
+
+# --- reranker -------------------------------------------------------------------------------------
+
+
+def rerank_table() -> Iterator[str]:
+    file = RUNS / "rerank.md"
+    if file.is_file():
+        yield "## Reranker aligned with the LLM's confidence (CBDR)\n"
+        yield file.read_text()
+
+
+def matrices() -> Iterator[str]:
+    file = RUNS / "matrices.md"
+    if file.is_file():
+        yield "## Fitted on one data set or LLM, used on another\n"
+        yield file.read_text()
+
+
+# --- the guarantee --------------------------------------------------------------------------------
+
+
+def guarantee_table() -> Iterator[str]:
+    from knowgate.calibrate.guarantee import learn_then_test
+    from knowgate.calibrate.outcomes import Outcomes
+    from knowgate.evaluate.scoring import score_gate
+    from knowgate.evaluate.trial import load_trial
+
+    model = "qwen2.5-coder-1.5b"
+    runs = [RUNS / model / f"{name}-test" for name in DATA]
+    if not all(run.is_dir() for run in runs):
+        return
+    trial = load_trial(runs, states=False)
+    assert trial.opened is not None
+    yield "## The guarantee, kept?\n"
+    yield (
+        f"All test questions of Qwen together ({len(trial.rows)}); {SPLITS} random halvings: the threshold is chosen on "
+        f"one half (Learn-then-Test, confidence {1 - DELTA:.0%}), the loss is realised on the other. Risk is the share of "
+        "questions skipped to their harm, which the guarantee bounds; loss is always minus accuracy, which is lower "
+        "because skipping also saves answers that passages would have destroyed. The realised figure is itself measured "
+        "on a finite half, so some of the excesses are noise of the measurement, not of the guarantee.\n"
+    )
+    rows: Rows = []
+    harm = trial.opened & ~trial.closed
+    for name in ("fusion", "ik-lora-32", "logprob:min"):
+        needs = score_gate(trial, name).needs
+        for epsilon in EPSILONS:
+            rng = np.random.default_rng(0)
+            risks, losses, rates = [], [], []
+            for _ in range(SPLITS):
+                half = rng.permutation(len(needs)) < len(needs) // 2
+                chosen = learn_then_test(_outcomes(Outcomes, needs, trial, half), epsilon, DELTA)
+                skip = needs[~half] <= chosen.threshold
+                risks.append(float((skip & harm[~half]).mean()))
+                right = np.where(skip, trial.closed[~half], trial.opened[~half])
+                losses.append(float(trial.opened[~half].mean() - right.mean()))
+                rates.append(float(1 - skip.mean()))
+            over = float(np.mean(np.array(risks) > epsilon))
+            rows.append((name, f"{epsilon:.0%}", f"{np.mean(rates):.1%}", f"{np.mean(risks):.2%}", f"{np.max(risks):.2%}",
+                         f"{np.mean(losses):+.2%}", f"{over:.1%}"))  # fmt: skip
+    columns = ("gate", "epsilon", "retrieval rate", "mean risk", "largest risk", "mean loss", "splits with risk above epsilon")
+    yield table(columns, rows)
+
+
+def _outcomes(kind: Any, needs: Any, trial: Any, places: Any) -> Any:
+    return kind(needs[places], trial.closed[places], trial.opened[places])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
+    options = parser.parse_args()
+    parts = [(HERE / "results_intro.md").read_text()]
+    for model, title in MODELS.items():
+        parts += main_tables(model, title)
+    for section in (llama_tables, variant_table, kbsat_table, rerank_table, matrices, guarantee_table):
+        parts += section()
+    options.out.write_text("\n".join(parts))
+    print(options.out.name, len("\n".join(parts)), "characters")
+
+
+if __name__ == "__main__":
+    main()
