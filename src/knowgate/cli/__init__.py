@@ -32,6 +32,7 @@ from knowgate.cli import (
     lists,
     replay,
     report,
+    sweep,
 )
 from knowgate.cli.usage import CommandLineError, explain
 from knowgate.errors import KnowgateError
@@ -55,6 +56,7 @@ app.command("calibrate")(calibrate.calibrate_command)
 app.command("eval")(eval.eval_)
 app.command("replay")(replay.replay_command)
 app.command("eval-self")(eval_self.eval_self)
+app.add_typer(sweep.app, name="sweep")
 app.add_typer(history.app, name="history")
 app.command("gates")(lists.gates)
 app.add_typer(lists.models_app, name="models")

@@ -60,7 +60,10 @@ def fit(
     criteria: Annotated[
         str, typer.Option(help="uar: labelled questions for intent, knowledge and time, as name=SPEC,...")
     ] = "intent=bench:uar_gate_intent/train,knowledge=bench:uar_gate_knowledge/train,time=bench:uar_gate_time/train",
-    threshold: Annotated[float, typer.Option(min=0, max=1, help="Retrieve when need is above this.")] = 0.5,
+    threshold: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Retrieve when need is above this. Default: 0.5; chosen on dev for benefit."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the splits and of training.")] = 0,
 ) -> None:
     """Fit a gate to your LLM: splits, training, calibration, measures on held-out questions, a card."""

@@ -22,6 +22,8 @@ Target = Literal["known", "benefit"]
 SHARES = {"train": 0.6, "dev": 0.1, "calibration": 0.15, "test": 0.15}
 FEWEST = 40  # graded rows, below which splits are too small to mean anything
 FEWEST_OF_A_KIND = 8
+OPENED = 0.9  # share of rows with an open-book answer from which on the effect of retrieval can be learnt
+FEWEST_TRAINED = 2  # different questions of each kind in the training split
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ class Examples:
     def seen(self) -> list[str]:
         """Fingerprints of the questions that fitting looked at."""
         used = np.concatenate([self.split.train, self.split.dev, self.split.calibration])
-        return sorted({seen_key(self.questions[place].text) for place in used})
+        asked = [self.questions[place] for place in used]
+        # by text, and by id for rows that were packed without their texts
+        return sorted({seen_key(text) for question in asked for text in (question.text, f"id:{question.id}")})
 
 
 def load_examples(
@@ -66,16 +70,26 @@ def load_examples(
     _check_same(settings, runs)
     kept = [[row for row in folder.rows() if _is_graded(row)] for folder in folders]
     rows = [row for part in kept for row in part]
-    chosen = target or ("benefit" if rows and all(row.benefit is not None for row in rows) else "known")
+    if any(not row.question for row in rows):
+        raise BadInput("the label runs are packed without their questions; fit on the runs they were made from.")
+    chosen = target or _usual_target(rows)
+    if chosen == "benefit" and _usual_target(rows) != "benefit":
+        without = sum(row.benefit is None for row in rows)
+        raise BadSetting(
+            f"{without} of {len(rows)} rows have no open-book answer: label with passages, or use --target known."
+        )
     needed = np.array([_needed(row, chosen) for row in rows], dtype=bool)
     _check_enough(needed, chosen)
     readings = [
         reading
         for folder, part in zip(folders, kept, strict=True)
+        if part  # a run of failed or ungraded rows has nothing to add
         for reading in recorded(folder, part, recorded_layers(folder) if layers is None else layers)
     ]
     questions = [question_of(row) for row in rows]
-    split = split_questions([question.text for question in questions], seed)
+    texts = [question.text for question in questions]
+    split = split_questions(texts, seed)
+    _check_train([texts[place] for place in split.train], needed[split.train])
     return Examples(rows, questions, readings, needed, chosen, split, settings[0], [str(run) for run in runs])
 
 
@@ -87,6 +101,20 @@ def split_questions(texts: Sequence[str], seed: int) -> Split:
     return Split(*(np.flatnonzero(part == number) for number in range(len(SHARES))))
 
 
+def verdicts(texts: Sequence[str], needed: NDArray[np.bool_]) -> dict[str, bool]:
+    """Each different question by its fingerprint, with whether it needs retrieval the first time it is there."""
+    found: dict[str, bool] = {}
+    for text, need in zip(texts, needed.tolist(), strict=True):
+        found.setdefault(seen_key(text), need)
+    return found
+
+
+def _usual_target(rows: Sequence[LabelRow]) -> Target:
+    """Benefit where nearly every question has an open-book answer; the others found nothing to read."""
+    opened = sum(row.benefit is not None for row in rows)
+    return "benefit" if rows and opened >= OPENED * len(rows) else "known"
+
+
 def _is_graded(row: LabelRow) -> bool:
     return row.error is None and row.closed is not None and row.closed.correct is not None
 
@@ -94,9 +122,7 @@ def _is_graded(row: LabelRow) -> bool:
 def _needed(row: LabelRow, target: Target) -> bool:
     if target == "known":
         return not (row.closed and row.closed.correct)
-    if row.benefit is None:
-        raise BadSetting(f"row '{row.id}' has no open-book answer: label with passages, or use --target known.")
-    return row.benefit > 0
+    return row.benefit is not None and row.benefit > 0  # where nothing was found retrieving does not help
 
 
 def _check_same(settings: Sequence[dict[str, Any]], runs: Sequence[Path]) -> None:
@@ -115,4 +141,15 @@ def _check_enough(needed: NDArray[np.bool_], target: Target) -> None:
         raise BadInput(
             f"fitting on '{target}' needs {FEWEST_OF_A_KIND} questions of each kind; the label runs have {yes} "
             f"that need retrieval and {no} that do not. Label more questions, or use the other --target."
+        )
+
+
+def _check_train(texts: Sequence[str], needed: NDArray[np.bool_]) -> None:
+    """Two questions of each kind: one may be put aside and there is still something to tell apart."""
+    kinds = list(verdicts(texts, needed).values())
+    yes, no = kinds.count(True), kinds.count(False)
+    if min(yes, no) < FEWEST_TRAINED:
+        raise BadInput(
+            f"the training split has {yes} different questions that need retrieval and {no} that do not; fitting takes "
+            f"{FEWEST_TRAINED} of each. Label more different questions, or try another --seed."
         )

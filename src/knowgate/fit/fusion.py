@@ -10,8 +10,8 @@ import numpy as np
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
 from knowgate.fit.data import Examples
-from knowgate.fit.metrics import Floats, auroc
-from knowgate.fit.networks import Tensors, best_linear, fit_linear
+from knowgate.fit.metrics import Floats
+from knowgate.fit.networks import Tensors, best_linear, check_finite, fit_linear, ranking, tuned_linear
 from knowgate.fit.probe import DRAFT_TOKENS, out_of_fold
 from knowgate.fit.save import Fitted
 from knowgate.gates.calibration import logit
@@ -44,6 +44,7 @@ def fit_fusion(
     if "seakr" in names and not _fits_seakr(examples.settings):
         names.remove("seakr")
     features = matrix(names, examples.questions, examples.readings)
+    check_finite(features)
     tensors: dict[str, Any] = {}
     probes: list[dict[str, Any]] = []
     columns = [features]
@@ -92,11 +93,13 @@ def _is_wanted(name: str, cheap: bool, early: bool) -> bool:
 
 def _probe(features: Vector, examples: Examples) -> tuple[Tensors, Vector]:
     """A linear probe and its logit for every row; training rows get theirs from probes that did not see them."""
-    split, needed = examples.split, examples.needed
-    tensors = best_linear(features[split.train], needed[split.train], features[split.dev], needed[split.dev])
-    column = logit(apply_network(tensors, features))
-    column[split.train] = logit(out_of_fold(features, needed, split.train, "linear"))
-    return tensors, column[:, None].astype(np.float32)
+    check_finite(features)
+    train, dev, needed = examples.split.train, examples.split.dev, examples.needed
+    tuned = tuned_linear(features[train], needed[train], features[dev], needed[dev])
+    column = logit(apply_network(tuned.tensors, features))
+    texts = [examples.questions[place].text for place in train]
+    column[train] = logit(out_of_fold(features[train], needed[train], texts, tuned.strength))
+    return tuned.tensors, column[:, None].astype(np.float32)
 
 
 def _head(signals: Vector, examples: Examples) -> Tensors:
@@ -111,7 +114,7 @@ def contributions(names: Sequence[str], signals: Vector, head: Tensors, examples
 
     def score(columns: list[int]) -> float:
         tensors = fit_linear(signals[split.train][:, columns], needed[split.train], 0.1)
-        return auroc(needed[dev], apply_network(tensors, signals[dev][:, columns])) or 0.5
+        return ranking(needed[dev], apply_network(tensors, signals[dev][:, columns]))
 
     every = list(range(len(names)))
     whole = score(every)

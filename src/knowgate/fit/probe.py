@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import BadSetting
-from knowgate.fit.data import Examples
+from knowgate.fit.data import Examples, verdicts
 from knowgate.fit.metrics import Bools, Floats
-from knowgate.fit.networks import Tensors, best_linear, fit_mlp
+from knowgate.fit.networks import Tensors, best_linear, check_finite, fit_linear, fit_mlp
 from knowgate.fit.save import Fitted
+from knowgate.gates.artefact import seen_key
 from knowgate.gates.network import apply_network
 from knowgate.gates.probe import states
 from knowgate.types import Signal, Vector, Want
@@ -26,6 +27,7 @@ def fit_probe(examples: Examples, *, layer: str = "mid", position: Position = "p
     """CBDR's network, or a logistic regression, on the state of one layer before the answer or after the draft."""
     number = pick_layer(examples, layer)
     features = states(examples.readings, number, position)
+    check_finite(features)
     tensors = train(features, examples, kind)
 
     def raw(places: Sequence[int]) -> Floats:
@@ -56,12 +58,19 @@ def pick_layer(examples: Examples, layer: str) -> int:
     raise BadSetting(f"--layer is '{layer}'; the label runs have {', '.join(map(str, kept))} (or: mid, late, last).")
 
 
-def out_of_fold(features: Vector, needed: Bools, places: NDArray[np.int64], kind: Kind, folds: int = 5) -> Floats:
-    """Needs of the training rows by probes that did not see them: what a second stage may learn from."""
-    part = np.arange(len(places)) % folds
-    needs = np.empty(len(places))
-    for fold in range(folds):
-        inside, outside = places[part != fold], places[part == fold]
-        tensors = best_linear(features[inside], needed[inside], features[outside], needed[outside])
-        needs[part == fold] = apply_network(tensors, features[outside])
+def out_of_fold(features: Vector, needed: Bools, texts: Sequence[str], strength: float) -> Floats:
+    """Needs of training rows by linear probes that did not see their questions: what a second stage may learn from."""
+    fold = folds(texts, needed)
+    needs = np.empty(len(needed))
+    for number in np.unique(fold):
+        outside = fold == number
+        tensors = fit_linear(features[~outside], needed[~outside], strength)
+        needs[outside] = apply_network(tensors, features[outside])
     return needs
+
+
+def folds(texts: Sequence[str], needed: Bools, count: int = 5) -> NDArray[np.int64]:
+    """A number for each row: equal questions share a fold, and each fold has its share of both kinds."""
+    kinds = verdicts(texts, needed)
+    number = {key: place % count for place, key in enumerate(sorted(kinds, key=lambda key: kinds[key]))}
+    return np.array([number[seen_key(text)] for text in texts])

@@ -46,8 +46,14 @@ class Report:
     metrics: dict[str, Measured]
 
 
-def save_fitted(fitted: Fitted, examples: Examples, out: Path, *, command: str = "", threshold: float = 0.5) -> Report:
-    """Calibrate on the calibration split, measure on the test split, write the folder whole."""
+def save_fitted(
+    fitted: Fitted, examples: Examples, out: Path, *, command: str = "", threshold: float | None = None
+) -> Report:
+    """Calibrate on the calibration split, measure on the test split, write the folder whole.
+
+    threshold: None for 0.5, or, where need is the probability that retrieval helps, for what answers most dev and
+    calibration questions right: helping is rarer than one in two, so 0.5 would hardly ever retrieve.
+    """
     split = examples.split
     calibration = fit_calibration(fitted.raw(split.calibration.tolist()), examples.needed[split.calibration])
     needs = calibrate(fitted.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
@@ -57,13 +63,24 @@ def save_fitted(fitted: Fitted, examples: Examples, out: Path, *, command: str =
         **describe(fitted, examples),
         "calibration": calibration,
         "metrics": {name: asdict(value) for name, value in metrics.items()},
-        "threshold": threshold,
+        "threshold": _threshold(fitted, examples, calibration) if threshold is None else threshold,
     }
     text = card(manifest, fitted.notes, command)
     seen = ("\n".join(examples.seen) + "\n").encode()
     files = {**fitted.files, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
     write_artefact(out, manifest, fitted.tensors, text, files)
     return Report(out, manifest, metrics)
+
+
+def _threshold(fitted: Fitted, examples: Examples, calibration: Mapping[str, Any]) -> float:
+    places = np.concatenate([examples.split.dev, examples.split.calibration]).tolist()
+    if examples.target == "known" or not places:
+        return 0.5
+    needs = calibrate(fitted.raw(places), calibration)
+    gains = np.array([examples.rows[place].benefit or 0 for place in places])
+    tried = np.concatenate([[0.0], np.unique(needs)])
+    scores = [gains[needs > threshold].sum() for threshold in tried]
+    return float(tried[int(np.argmax(scores))])  # the first among equals retrieves most
 
 
 def describe(fitted: Fitted, examples: Examples) -> dict[str, Any]:
