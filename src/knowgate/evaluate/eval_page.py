@@ -57,18 +57,18 @@ def _answers(found: Evaluation) -> str:
         "95 % interval. A gate is worth something where it lies above the dotted line of retrieving at random."
     )
     parts = [
-        markup.table(eval_sheets.main(found)),
+        _table(eval_sheets.main(found)),
         markup.chart(eval_figures.trade_off(found), "Accuracy against retrieval rate"),
-        markup.table(eval_sheets.frontier(found)),
-        markup.table(eval_sheets.judged(found)),
-        markup.table(eval_sheets.costs(found)),
+        _table(eval_sheets.frontier(found)),
+        _table(eval_sheets.judged(found)),
+        _table(eval_sheets.costs(found)),
     ]
     return markup.section("answers", "Answers", intro, parts)
 
 
 def _ranking(found: Evaluation) -> str:
     intro = "How well need tells what the LLM does not know, whatever the threshold; and whether it is calibrated."
-    parts = [markup.table(eval_sheets.ranking(found))]
+    parts = [_table(eval_sheets.ranking(found))]
     for gate in _charted(found):
         parts.append(markup.chart(eval_figures.reliability(found, gate), f"Reliability: {gate.gate}"))
         parts.append(markup.chart(eval_figures.histogram(found, gate), f"Needs: {gate.gate}"))
@@ -82,11 +82,11 @@ def _charted(found: Evaluation) -> list[GateResult]:
 
 def _comparisons(found: Evaluation) -> str:
     intro = "Each gate against always retrieving, and the most accurate gate against the others, on the same questions."
-    return markup.section("compared", "Comparisons", intro, [markup.table(eval_sheets.comparisons(found))])
+    return markup.section("compared", "Comparisons", intro, [_table(eval_sheets.comparisons(found))])
 
 
 def _slices(found: Evaluation) -> str:
-    parts = [markup.table(sheet) for sheet in eval_sheets.slices(found)]
+    parts = [_table(sheet) for sheet in eval_sheets.slices(found)]
     intro = "Accuracy @ retrieval rate, and in brackets the gain over matched random in points."
     return markup.section("slices", "Slices", intro, parts or [markup.remark("The questions are all of one kind.")])
 
@@ -111,7 +111,10 @@ def _rows(found: Evaluation, gate: GateResult, places: list[int]) -> list[str]:
     return shown or [markup.remark("none.")]
 
 
+def _table(sheet: Sheet) -> str:
+    return markup.table(sheet, eval_sheets.HOW)
+
+
 def _how() -> str:
-    rows = tuple(eval_sheets.HOW.items())
-    table = markup.table(Sheet("Definitions", ("number", "how it is computed"), rows))
-    return markup.section("how", "How every number is computed", "Definitions of all columns above.", [table])
+    parts = [markup.definitions("Definitions", eval_sheets.HOW)]
+    return markup.section("how", "How every number is computed", "What the heads of the tables link to.", parts)

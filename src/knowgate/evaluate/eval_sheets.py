@@ -13,7 +13,7 @@ HOW = {
     "accuracy": "share of questions whose final answer is graded right: closed-book where need is at most the "
     "threshold, open-book elsewhere",
     "retrieval": "share of questions with need above the threshold",
-    "random": "accuracy of retrieving at random at the same rate: rate x always + (1 - rate) x never",
+    "matched random": "accuracy of retrieving at random at the same rate: rate x always + (1 - rate) x never",
     "gain": "accuracy minus matched random, in points",
     "loss": "accuracy of always retrieving minus accuracy, in points",
     "harm": "share of all questions skipped although open-book is right and closed-book wrong",
@@ -25,16 +25,26 @@ HOW = {
     "ECE": "expected calibration error of need as the probability of a wrong closed-book answer, 15 equal bins",
     "Brier": "mean squared difference of need and that outcome",
     "AURC": "area under the risk-coverage curve: mean share of wrong answers kept, least need first; lower is better",
+    **{f"at {rate:.0%}": f"accuracy when {rate:.0%} of the questions, those of highest need, are retrieved for (exact "
+       "top-k; equal needs share their mean)" for rate in RATES},
     "area": "area under accuracy against retrieval rate (exact top-k curve)",
-    "tuned": "threshold with the best accuracy on a dev share of the rows, and what it came to on the others",
-    "judged known": "closed-book accuracy among questions below the threshold",
+    "area of random": "area under the straight line from never to always",
+    "tuned: accuracy": "accuracy on the other rows of the threshold with the best accuracy on a dev share of the rows",
+    "at rate": "retrieval rate of that threshold on those rows",
+    "n": "rows it was realised on",
+    "closed-book accuracy, judged known": "closed-book accuracy among questions at or below the threshold",
     "judged unknown": "closed-book accuracy among questions above the threshold",
     "LM calls": "runs of the LLM per question: the answer, the draft of a retrieved question, samples, extra passes",
-    "tokens": "generated per question",
+    "retrievals": "searches per question",
+    "tokens": "generated per question: the answer, the draft of a retrieved question, samples",
     "seconds": "of deciding, per question, where it was timed",
-    "interval": "95 % percentile bootstrap over questions; the same resamples for all gates",
-    "p": "McNemar's exact test on the same questions; Holm: corrected for all comparisons of the table",
-}
+    "difference in points": "difference of accuracy with a 95 % paired bootstrap interval: the same resamples for all "
+    "gates",
+    "only it right": "questions only this gate's final answer has right",
+    "only the other": "questions only the other's final answer has right",
+    "p": "McNemar's exact test on those two counts",
+    "p (Holm)": "the same, corrected for all comparisons of the table",
+}  # fmt: skip
 
 
 def all_sheets(found: Evaluation) -> Iterator[Sheet]:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from knowgate.evaluate.boundary import change
 from knowgate.evaluate.figures import Figure
@@ -23,12 +23,33 @@ def escape(text: str) -> str:
     return html.escape(text.encode("utf-8", "backslashreplace").decode())
 
 
-def table(sheet: Sheet) -> str:
-    """A table that scrolls sideways by itself on a narrow screen."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in sheet.columns)
+def table(sheet: Sheet, how: Mapping[str, str] | None = None) -> str:
+    """A table that scrolls sideways by itself on a narrow screen. how: columns whose head links to its definition."""
+    head = "".join(f'<th scope="col">{_head(column, how or {})}</th>' for column in sheet.columns)
     body = "\n".join(_line(row, len(sheet.columns)) for row in sheet.rows)
     caption = f"<caption>{escape(sheet.title)}</caption>"
     return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+
+
+def _head(column: str, how: Mapping[str, str]) -> str:
+    if column not in how:
+        return escape(column)
+    return f'<a href="#{anchor(column)}" title="{escape(how[column])}">{escape(column)}</a>'
+
+
+def anchor(name: str) -> str:
+    """Where a definition stands in the page."""
+    return "how-" + "".join(char if char.isalnum() else "-" for char in name)
+
+
+def definitions(title: str, how: Mapping[str, str]) -> str:
+    """Names and what they mean, each a place that can be linked to."""
+    rows = "".join(
+        f'<tr id="{anchor(name)}"><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>'
+        for name, text in how.items()
+    )
+    head = '<thead><tr><th scope="col">number</th><th scope="col">how it is computed</th></tr></thead>'
+    return f'<div class="scroll"><table><caption>{escape(title)}</caption>{head}<tbody>{rows}</tbody></table></div>'
 
 
 def _line(row: Sequence[str], width: int) -> str:
