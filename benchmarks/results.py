@@ -213,7 +213,7 @@ def llama_tables() -> Iterator[str]:
     rows: Rows = []
     for kind in ["all", *sorted(set(kinds))]:
         places = [place for place, own in enumerate(kinds) if kind in ("all", own)]
-        part = subset(trial, places)
+        part = trial.subset(places)
         found = evaluate(part, score_gates(part, LLAMA), resamples=RESAMPLES)
         lines = " / ".join(
             f"{found.gate(name).measures['accuracy'].value:.3f}" for name in ("never", "always", "oracle")
@@ -236,16 +236,6 @@ def _llama_cells(gate: Any) -> tuple[str, ...]:
     better = max(tuned.always, never)
     return (auroc_cell(gate), rate_cell(0.75)(gate), rate_cell(0.5)(gate),
             f"{100 * (tuned.accuracy - better):+.1f} @ {100 * tuned.rate:.0f} %")  # fmt: skip
-
-
-def subset(trial: Any, places: Sequence[int]) -> Any:
-    """Some rows of a trial."""
-    from dataclasses import replace
-
-    lists = {
-        name: [getattr(trial, name)[place] for place in places] for name in ("rows", "keys", "questions", "readings")
-    }
-    return replace(trial, closed=trial.closed[places], opened=trial.opened[places], **lists)
 
 
 # --- DH-ICL: variants and KB-SAT ------------------------------------------------------------------

@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -8,8 +9,11 @@ from knowgate.cli.eval import split_specs
 from knowgate.errors import ArtefactError, BadInput, BadSetting, NotOffered
 from knowgate.evaluate.eval_page import write_eval_page
 from knowgate.evaluate.evaluation import evaluate, to_json
-from knowgate.evaluate.scoring import score_gate, score_gates
+from knowgate.evaluate.scoring import score_gate, score_gates, without_seen
 from knowgate.evaluate.trial import load_trial
+from knowgate.fit.data import load_examples
+from knowgate.fit.probe import fit_probe
+from knowgate.fit.save import save_fitted
 from knowgate.labels.needs import FILE, RecordedNeeds, read_needs, write_needs
 from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
@@ -17,6 +21,8 @@ from knowgate.types import Question
 from tests.evaluate.chromium import needs_browser, open_page
 from tests.evaluate.runs_by_hand import row, side, write_run
 from tests.evaluate.trials_by_hand import SETTINGS, four_rows, trial_run, varied_run
+from tests.fit.planted_run import few_resamples, planted_rows
+from tests.fit.planted_run import write_run as planted_run
 
 
 def evaluated(*runs, gates=("auto",), resamples=50):
@@ -156,6 +162,39 @@ def test_a_run_without_graded_rows_is_said_to_be_empty(tmp_path):
 def test_a_gate_that_asks_the_llm_is_refused_with_the_command_that_can(tmp_path):
     with pytest.raises(NotOffered, match="knowgate label"):
         score_gate(load_trial([trial_run(tmp_path / "run")]), "prompt")
+
+
+@pytest.fixture
+def fitted(tmp_path):
+    """A run with a rule in it, and a gate fitted on it."""
+    rows, states = planted_rows(120)
+    run, out = planted_run(tmp_path / "run", rows, states), tmp_path / "gate"
+    with few_resamples():
+        examples = load_examples([run])
+        save_fitted(fit_probe(examples, kind="linear"), examples, out)
+    return run, str(out), len(examples.split.test)
+
+
+def test_a_gate_is_refused_on_questions_it_was_fitted_on(fitted):
+    run, gate, tested = fitted
+    with pytest.raises(BadSetting, match=f"was fitted on {120 - tested} of these 120 questions.*--drop-seen"):
+        score_gate(load_trial([run]), gate)
+
+
+def test_rows_packed_without_their_texts_are_recognised_by_id(fitted):
+    run, gate, tested = fitted
+    trial = load_trial([run])
+    packed = replace(trial, questions=[replace(question, text="") for question in trial.questions])
+    with pytest.raises(BadSetting, match=f"was fitted on {120 - tested} of these"):
+        score_gate(packed, gate)
+
+
+def test_seen_questions_can_be_left_out_and_are_counted(fitted):
+    run, gate, tested = fitted
+    trial = without_seen(load_trial([run]), [gate, "never"])
+    assert len(trial.rows) == len(trial.closed) == tested
+    assert trial.left_out["seen by a gate"] == 120 - tested
+    assert len(score_gate(trial, gate).needs) == tested
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluate import eval_sheets
 from knowgate.evaluate.boundary_tables import render
 from knowgate.evaluate.evaluation import Evaluation, evaluate, to_json
-from knowgate.evaluate.scoring import score_gates
+from knowgate.evaluate.scoring import score_gates, without_seen
 from knowgate.evaluate.trial import load_trial
 from knowgate.files import write_json, write_text
 
@@ -43,6 +43,9 @@ def eval_(
         typer.Option(parser=path, metavar="DIR", help="Folder for report.html, summary.json and table.md."),
     ] = None,
     plug_in: Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")] = False,
+    drop_seen: Annotated[
+        bool, typer.Option("--drop-seen", help="Leave out questions a gate was fitted on, instead of refusing it.")
+    ] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 2_000,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page (needs the 'report' extra).")] = True,
@@ -65,6 +68,7 @@ def eval_(
         labels, specs = answer_now(data, model, index, specs, out, limit=limit, plug_in=plug_in)
     try:
         trial = load_trial(labels or [])
+        trial = without_seen(trial, specs) if drop_seen else trial
         found = evaluate(trial, score_gates(trial, specs, plug_in=plug_in), resamples=resamples, seed=seed)
     except ModuleNotFoundError as error:
         raise MissingExtra("evaluating", "train") from error

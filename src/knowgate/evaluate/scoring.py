@@ -17,8 +17,6 @@ from knowgate.labels.needs import RecordedNeeds
 from knowgate.labels.readings import SELF_GATE
 from knowgate.types import AskingGate, BindingGate, Gate, Reading, RecallingGate, Signal
 
-TOO_MANY_SEEN = "was fitted on {n} of these {total} questions; evaluate it on others."
-
 
 @dataclass(frozen=True)
 class Scored:
@@ -144,10 +142,25 @@ def _advice(missing: frozenset[Signal]) -> str:
 
 def check_unseen(trial: Trial, folder: str) -> None:
     """Refuse a gate on questions it was fitted on: by text, or by id where the rows hold no text."""
-    file = Path(folder).expanduser() / SEEN
-    seen = set(file.read_text().split()) if file.is_file() else set()
-    by_text = [seen_key(q.text) if q.text else seen_key(f"id:{q.id}") for q in trial.questions]
-    same = sum(key in seen for key in by_text)
+    same = sum(seen_by(trial, folder))
     if same:
-        message = TOO_MANY_SEEN.format(n=same, total=len(by_text))
-        raise BadSetting(f"the gate '{read_artefact(folder).path.name}' {message}")
+        raise BadSetting(
+            f"the gate '{read_artefact(folder).path.name}' was fitted on {same} of these {len(trial.rows)} questions; "
+            "evaluate it on others, or leave them out with --drop-seen."
+        )
+
+
+def seen_by(trial: Trial, folder: str) -> list[bool]:
+    """Which rows the gate was fitted on."""
+    file = Path(folder).expanduser() / SEEN
+    seen = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
+    return [seen_key(q.text if q.text else f"id:{q.id}") in seen for q in trial.questions]
+
+
+def without_seen(trial: Trial, specs: Sequence[str]) -> Trial:
+    """The trial without the rows that any of these gates was fitted on; they are counted as left out."""
+    seen = [any(marks) for marks in zip(*(seen_by(trial, spec) for spec in specs if is_artefact(spec)), strict=True)]
+    if not any(seen):
+        return trial
+    kept = trial.subset([place for place, was_seen in enumerate(seen) if not was_seen])
+    return replace(kept, left_out={**trial.left_out, "seen by a gate": sum(seen)})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadInput, KnowgateError, UnknownName
-from knowgate.evaluate.scoring import Scored, score_gate
+from knowgate.evaluate.scoring import Scored, score_gate, without_seen
 from knowgate.evaluate.sheets import NOTHING, Sheet, percent, points
 from knowgate.evaluate.trial import Trial, load_trial
 from knowgate.evaluate.weighted import Ranked
@@ -82,6 +82,7 @@ def matrix(gates: Sequence[str], runs: Sequence[Path]) -> Sheet:
 
 def _cell(trial: Trial, gate: str) -> str:
     try:
+        trial = without_seen(trial, [gate])
         scored = score_gate(trial, gate, plug_in=True)
     except KnowgateError as error:
         return f"({str(error).split(';')[0].split('.')[0]})"

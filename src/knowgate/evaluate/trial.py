@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,15 @@ class Trial:
         """Rows a threshold may be chosen on; which ones depends on the question's id alone."""
         places = [int(sha256_text("dev", row.id)[:8], 16) / 16**8 for row in self.rows]
         return np.array(places) < DEV_SHARE
+
+    def subset(self, places: Sequence[int]) -> Trial:
+        """Some of the rows."""
+        if not places:
+            raise BadInput("no question is left to evaluate.")
+        names = ("rows", "keys", "questions", "readings")
+        lists: dict[str, Any] = {name: [getattr(self, name)[place] for place in places] for name in names}
+        opened = self.opened[places] if self.opened is not None else None
+        return replace(self, closed=self.closed[places], opened=opened, **lists)
 
     def open_tokens(self) -> Floats:
         return np.array([_length(row.open) for row in self.rows])

@@ -1,0 +1,29 @@
+"""The committed results are what the committed runs say."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.mark.timeout(600)
+def test_make_results_reproduces_the_committed_tables(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "RESULTS.md"
+    monkeypatch.setattr(sys, "argv", ["results.py", "--out", str(out)])
+    runpy.run_path(str(BENCHMARKS / "results.py"), run_name="__main__")
+    assert out.read_text(encoding="utf-8") == (BENCHMARKS / "RESULTS.md").read_text(encoding="utf-8")
+
+
+def test_the_recorded_runs_hold_no_questions_answers_or_passages():
+    from knowgate.labels.run import RunFolder
+
+    folders = sorted(path.parent for path in BENCHMARKS.rglob("labels.jsonl.gz"))
+    assert len(folders) >= 24
+    for folder in folders:
+        for row in RunFolder(folder).rows():
+            assert (row.question, row.answers, row.passages) == ("", (), ())
+            assert not any(row.choices)
