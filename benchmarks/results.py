@@ -135,6 +135,10 @@ def benefit_cell(gate: Any) -> str:
     return f"{value.value:.3f} [{value.low:.2f}, {value.high:.2f}]"
 
 
+def judged_cell(gate: Any) -> str:
+    return f"{gate.measures['judged'].value:.3f}"
+
+
 def ece_cell(gate: Any) -> str:
     return f"{gate.measures['ece'].value:.3f}"
 
@@ -157,6 +161,8 @@ def main_tables(model: str, title: str) -> Iterator[str]:
         "@ retrieval rate.** 0.0 @ 100 % means that the dev share showed nothing to skip.\n"
     )
     yield by_data(found, tuned_cell)
+    yield "\n**Accuracy of the verdict known / unknown at the gate's threshold.**\n"
+    yield by_data(found, judged_cell)
     yield "\n**ECE of need as the probability of not knowing** (lower is better; nothing in bold).\n"
     yield by_data(found, ece_cell).replace("**", "")
     yield from fusion_against_parts(found)

@@ -20,6 +20,7 @@ HOW = {
     "waste": "share of all questions retrieved for although closed-book is right",
     "headroom": "(accuracy - never) / (oracle - never)",
     "AUROC": "probability that a question answered wrong closed-book has more need than one answered right; ties half",
+    "judged right": "share of questions rightly judged known (at or below the threshold) or unknown (above it)",
     "AUROC benefit": "the same for questions that retrieval turns right against all others",
     "AUPRC": "average precision of need for 'answered wrong closed-book'",
     "ECE": "expected calibration error of need as the probability of a wrong closed-book answer, 15 equal bins",
@@ -81,9 +82,9 @@ def _main_row(gate: GateResult) -> tuple[str, ...]:
 
 
 def ranking(found: Evaluation) -> Sheet:
-    columns = ("gate", "AUROC", "AUPRC", "ECE", "Brier", "AURC", "AUROC benefit")
+    columns = ("gate", "AUROC", "judged right", "AUPRC", "ECE", "Brier", "AURC", "AUROC benefit")
     rows = [
-        (gate.gate, *(plain(gate.measures.get(name)) for name in ("auroc", "auprc", "ece", "brier", "aurc")),
+        (gate.gate, *(plain(gate.measures.get(name)) for name in ("auroc", "judged", "auprc", "ece", "brier", "aurc")),
          plain(gate.measures.get("auroc_benefit")))
         for gate in found.gates
         if "auroc" in gate.measures

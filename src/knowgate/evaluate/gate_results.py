@@ -89,12 +89,14 @@ def _ranking(trial: Trial, gate: Scored) -> Measure:
     """How well need tells what the LLM does not know, and where retrieval helps; whatever the threshold."""
     unknown, needs, ranked = ~trial.closed, gate.needs, Ranked(gate.needs)
     helped = trial.opened & unknown if trial.opened is not None else None
+    told = (gate.needs > gate.threshold) == unknown
 
     def measure(weights: Weights) -> dict[str, Floats]:
         drawn = ranked.sorted(weights)
         values = {"auroc": ranked.auroc(drawn, unknown), **ranked.precision_and_risk(drawn, unknown)}
         values["ece"] = weighted.ece(weights, unknown, needs)
         values["brier"] = weighted.brier(weights, unknown, needs)
+        values["judged"] = weighted.mean(weights, told)
         return values if helped is None else {**values, "auroc_benefit": ranked.auroc(drawn, helped)}
 
     return measure

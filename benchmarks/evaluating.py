@@ -1,0 +1,36 @@
+"""Twenty gates on 10,000 recorded rows with 2,000 bootstrap resamples; aim: < 60 s on two cores.
+
+python benchmarks/evaluating.py [--gates 20] [--rows 10000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gates", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=10_000)
+    options = parser.parse_args()
+    from knowgate.evaluate.evaluation import evaluate
+    from knowgate.evaluate.scoring import Scored
+    from knowgate.evaluate.trial import Trial
+    from knowgate.labels.rows import LabelRow, Side
+
+    rng, n = np.random.default_rng(0), options.rows
+    rows = [LabelRow(f"q{i}", f"q{i}", "en", closed=Side("a b"), open=Side("a b c")) for i in range(n)]
+    closed, opened = rng.random(n) < 0.3, rng.random(n) < 0.5
+    settings = {"model": "none", "grader": "contains"}
+    trial = Trial(rows, [row.id for row in rows], [], [], closed, opened, settings, ["run"], {}, {})
+    gates = [Scored(f"gate {i}", 0.7 * rng.random(n) + 0.3 * ~closed, 0.5) for i in range(options.gates)]
+    start = time.perf_counter()
+    found = evaluate(trial, gates)
+    print(f"{options.gates} gates, {n} rows, {found.resamples} resamples: {time.perf_counter() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
