@@ -13,7 +13,7 @@ from rich.console import Console
 
 from knowgate.cli.build import build_prompts
 from knowgate.cli.config import Settings
-from knowgate.cli.label import _bar
+from knowgate.cli.label import labelling_bar
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting
 from knowgate.gates import check_offers, load_gate, score
@@ -48,7 +48,7 @@ def answer_now(
         run = out / "runs" / spec.replace(":", "-").replace("/", "-")
         plan = Plan(samples=0, layers=_layers(llm), max_tokens=MAX_TOKENS)
         labeller = Labeller(llm, load_grader("contains", None, "implies"), plan, prompts, retriever)
-        with _bar() as show:
+        with labelling_bar() as show:
             label_run(RunFolder(run), load_questions(spec, limit), labeller, data=spec, on_progress=show)
         _decide(run, llm, gates)
         runs.append(run)

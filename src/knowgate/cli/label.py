@@ -99,7 +99,7 @@ def label(
     if retry_failed and (out / "run.json").is_file():
         WORDS.print(f"trying {folder.drop_failed()} failed questions again")
     try:
-        with _bar() as show:
+        with labelling_bar() as show:
             tally = label_run(folder, questions, labeller, data=data, on_progress=show)
     except KeyboardInterrupt:
         WORDS.print(f"{len(folder.done())} of {len(questions)} questions are safe in {out}; the same command goes on.")
@@ -134,7 +134,7 @@ def _style(word: str) -> Any:
 
 
 @contextmanager
-def _bar() -> Iterator[Any]:
+def labelling_bar() -> Iterator[Any]:
     columns = (
         TextColumn("labelling"),
         BarColumn(),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from knowgate.evaluate.evaluation import Evaluation
-from knowgate.evaluate.figures import GRID, RUNS, Figure, _axis, _figure, _legend
+from knowgate.evaluate.figures import GRID, RUNS, Figure, axis, figure, plain_legend
 from knowgate.evaluate.gate_results import GateResult
 
 POINTS = 120  # of a curve: more cannot be seen
@@ -23,10 +23,10 @@ def trade_off(found: Evaluation) -> Figure:
     for place, gate in enumerate(gates):
         traces += [_curve(gate, place), _point(gate, place)]
     traces += [_line(found, "oracle", "#000000", "dash"), _random(found)]
-    xaxis = {**_axis("retrieval rate"), "tickformat": ".0%", "range": [-0.02, 1.02]}
-    yaxis = {**_axis("accuracy"), "tickformat": ".0%"}
+    xaxis = {**axis("retrieval rate"), "tickformat": ".0%", "range": [-0.02, 1.02]}
+    yaxis = {**axis("accuracy"), "tickformat": ".0%"}
     legend = {"orientation": "v", "x": 1.02, "y": 1, "xanchor": "left", "yanchor": "top"}
-    return _figure(traces, height=520, xaxis=xaxis, yaxis=yaxis, legend=legend)
+    return figure(traces, height=520, xaxis=xaxis, yaxis=yaxis, legend=legend)
 
 
 def _curve(gate: GateResult, place: int) -> Figure:
@@ -122,9 +122,9 @@ def reliability(found: Evaluation, gate: GateResult) -> Figure:
         "type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "hoverinfo": "skip", "showlegend": False,
         "line": {"color": GRID, "width": 2},
     }  # fmt: skip
-    xaxis = {**_axis("need"), "range": [0, float(edges[-1])]}
-    yaxis = _axis("closed-book answer wrong", percent_range=True)
-    return _figure([diagonal, trace], height=300, xaxis=xaxis, yaxis=yaxis, showlegend=False)
+    xaxis = {**axis("need"), "range": [0, float(edges[-1])]}
+    yaxis = axis("closed-book answer wrong", percent_range=True)
+    return figure([diagonal, trace], height=300, xaxis=xaxis, yaxis=yaxis, showlegend=False)
 
 
 def histogram(found: Evaluation, gate: GateResult) -> Figure:
@@ -146,5 +146,6 @@ def histogram(found: Evaluation, gate: GateResult) -> Figure:
                 "hovertemplate": "need %{x:.2f}: %{y:.1%}<extra>%{fullData.name}</extra>",
             }
         )
-    layout = {"xaxis": _axis("need"), "yaxis": {**_axis("share of questions"), "tickformat": ".0%"}}
-    return _figure(traces, height=300, barmode="overlay" if len(traces) == 1 else "group", legend=_legend(), **layout)
+    layout = {"xaxis": axis("need"), "yaxis": {**axis("share of questions"), "tickformat": ".0%"}}
+    mode = "overlay" if len(traces) == 1 else "group"
+    return figure(traces, height=300, barmode=mode, legend=plain_legend(), **layout)

@@ -34,7 +34,7 @@ def accuracy(runs: Sequence[RunReport]) -> Figure:
         found: list[Share] = [getattr(run.boundary.accuracy, side) for run in runs]
         if any(share.n for share in found):
             traces.append(_bars(SIDE_NAMES[side], SIDES[side], runs, found))
-    return _figure(traces, barmode="group", yaxis=_axis("accuracy", percent_range=True), legend=_legend())
+    return figure(traces, barmode="group", yaxis=axis("accuracy", percent_range=True), legend=plain_legend())
 
 
 def copying(runs: Sequence[RunReport]) -> Figure | None:
@@ -49,7 +49,7 @@ def copying(runs: Sequence[RunReport]) -> Figure | None:
             ("says_mask", "answer holds MASK", "#F5D491"),
         )
     ]
-    return _figure(traces, barmode="group", yaxis=_axis("share of answers", percent_range=True), legend=_legend())
+    return figure(traces, barmode="group", yaxis=axis("share of answers", percent_range=True), legend=plain_legend())
 
 
 def effects(run: RunReport, indicator: str) -> Figure:
@@ -68,9 +68,9 @@ def effects(run: RunReport, indicator: str) -> Figure:
         }
         for effect, colour in EFFECTS.items()
     ]
-    xaxis = {**_axis(f"closed-book {indicator}"), "type": "category"}
-    yaxis = _axis("share of questions", percent_range=True)
-    return _figure(traces, barmode="stack", bargap=0.15, xaxis=xaxis, yaxis=yaxis, legend=_legend())
+    xaxis = {**axis(f"closed-book {indicator}"), "type": "category"}
+    yaxis = axis("share of questions", percent_range=True)
+    return figure(traces, barmode="stack", bargap=0.15, xaxis=xaxis, yaxis=yaxis, legend=plain_legend())
 
 
 def _part(item: Interval, effect: str) -> float | None:
@@ -86,9 +86,9 @@ def savings(runs: Sequence[RunReport], indicator: str) -> Figure | None:
             traces += [_curve(run, found, place, indicator), _random(found, place, is_first=not traces)]
     if not traces:
         return None
-    xaxis = {**_axis("retrieval saved"), "tickformat": ".0%", "range": [-0.02, 1.02]}
-    yaxis = {**_axis("accuracy"), "tickformat": ".0%"}
-    return _figure(traces, height=400, xaxis=xaxis, yaxis=yaxis, legend=_legend())
+    xaxis = {**axis("retrieval saved"), "tickformat": ".0%", "range": [-0.02, 1.02]}
+    yaxis = {**axis("accuracy"), "tickformat": ".0%"}
+    return figure(traces, height=400, xaxis=xaxis, yaxis=yaxis, legend=plain_legend())
 
 
 def _curve(run: RunReport, found: Saving, place: int, indicator: str) -> Figure:
@@ -145,16 +145,16 @@ def _bars(name: str, colour: str, runs: Sequence[RunReport], found: Sequence[Sha
     }
 
 
-def _axis(title: str, *, percent_range: bool = False) -> Figure:
-    axis: Figure = {"title": {"text": title, "standoff": 8}, "gridcolor": GRID, "zeroline": False, "automargin": True}
-    return {**axis, "range": [0, 1], "tickformat": ".0%"} if percent_range else axis
+def axis(title: str, *, percent_range: bool = False) -> Figure:
+    plain: Figure = {"title": {"text": title, "standoff": 8}, "gridcolor": GRID, "zeroline": False, "automargin": True}
+    return {**plain, "range": [0, 1], "tickformat": ".0%"} if percent_range else plain
 
 
-def _legend() -> Figure:
+def plain_legend() -> Figure:
     return {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"}
 
 
-def _figure(traces: Sequence[Figure], *, height: int = 340, **layout: Any) -> Figure:
+def figure(traces: Sequence[Figure], *, height: int = 340, **layout: Any) -> Figure:
     base = {
         "height": height,
         "margin": {"l": 60, "r": 16, "t": 16, "b": 56},
