@@ -18,6 +18,7 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.reading import bind, read_questions
 from knowgate.prompts.answer import AnswerPrompts, fit_passages
 from knowgate.rerank import rerank
+from knowgate.rerank.margin import SURE, is_sure
 from knowgate.text import normalise
 from knowgate.types import (
     Answer,
@@ -52,6 +53,7 @@ class AdaptiveRAG:
 
     threshold: retrieve when need is above it; the gate's own by default.
     k: passages shown to the LLM. second_look: drops passages that turn out useless (None: keep all).
+    rerank_margin: nothing is reranked where the retriever's best score leads by this share of it (None: always).
 
     Example:
         >>> rag = AdaptiveRAG(load_model("smollm"), load_gate("logprob"), load_retriever("my-index"))
@@ -65,6 +67,7 @@ class AdaptiveRAG:
     threshold: float | None = None
     k: int = 3
     second_look: SecondLook | None = None
+    rerank_margin: float | None = None
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
 
@@ -73,6 +76,8 @@ class AdaptiveRAG:
             raise BadSetting(f"the threshold is {self.threshold}; it must be between 0 and 1.")
         if self.k < 1 or self.max_tokens < 1:
             raise BadSetting(f"k is {self.k} and max_tokens {self.max_tokens}; both must be at least 1.")
+        if self.rerank_margin is not None and not 0 <= self.rerank_margin <= 1:
+            raise BadSetting(f"the rerank margin is {self.rerank_margin}; it must be between 0 and 1.")
 
     def answer(self, question: str | Question) -> Answer:
         return self.answer_many([question])[0]
@@ -183,9 +188,23 @@ class AdaptiveRAG:
             fresh = retriever.search(queries, self.k if self.reranker is None else CANDIDATES)
         found = [merged(case.passages, new) if case.passages else new for case, new in zip(cases, fresh, strict=True)]
         if self.reranker is not None:
-            with timed(cases, "rerank"):
-                found = rerank(self.reranker, queries, found, self.k)
+            found = self._rerank(self.reranker, cases, queries, found)
         return [passages[: self.k] for passages in found]
+
+    def _rerank(
+        self, reranker: Reranker, cases: list[Case], queries: list[str], found: list[list[Passage]]
+    ) -> list[list[Passage]]:
+        """Reorder what the retriever is not sure of; later rounds mix its scores with others, so they are reordered."""
+        unsure = []
+        for place, case in enumerate(cases):
+            if not case.passages and found[place] and is_sure(found[place], self.rerank_margin):
+                case.note(SURE)
+            else:
+                unsure.append(place)
+        with timed([cases[place] for place in unsure], "rerank"):
+            best = rerank(reranker, [queries[place] for place in unsure], [found[place] for place in unsure], self.k)
+        reordered = dict(zip(unsure, best, strict=True))
+        return [reordered.get(place, passages) for place, passages in enumerate(found)]
 
     def _go_deeper(self, cases: list[Case]) -> None:
         """Look up question and last answer together, answer again; until nothing new comes or the answer repeats."""

@@ -23,6 +23,7 @@ from knowgate.cli import (
     demo,
     doctor,
     eval,
+    eval_rerank,
     eval_self,
     fit,
     history,
@@ -30,6 +31,7 @@ from knowgate.cli import (
     index,
     label,
     lists,
+    prefer,
     replay,
     report,
     sweep,
@@ -52,10 +54,12 @@ app.command("label")(label.label)
 app.command("import-answers")(import_answers.import_answers)
 app.command("report")(report.report)
 app.command("fit")(fit.fit)
+app.command("prefer")(prefer.prefer)
 app.command("calibrate")(calibrate.calibrate_command)
 app.command("eval")(eval.eval_)
 app.command("replay")(replay.replay_command)
 app.command("eval-self")(eval_self.eval_self)
+app.command("eval-rerank")(eval_rerank.eval_rerank)
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(history.app, name="history")
 app.command("gates")(lists.gates)

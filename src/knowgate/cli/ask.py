@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from rich.markup import escape
 from knowgate.cli.build import build_pipeline, read_arguments
 from knowgate.cli.config import load_settings, path
 from knowgate.pipeline import AdaptiveRAG
+from knowgate.rerank.margin import SURE
 from knowgate.types import Answer, Decision, Passage, TokenisingModel
 
 CONTROL = frozenset([*range(0x20), *range(0x7F, 0xA0)])
@@ -28,7 +29,10 @@ Threshold = Annotated[float | None, typer.Option(help="Retrieve when need is abo
 Docs = Annotated[Path | None, typer.Option(parser=path, metavar="PATH", help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
 Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, or http:URL of a search endpoint.")]  # fmt: skip  # noqa: E501
 Kind = Annotated[str | None, typer.Option("--retriever", help="bm25 (default), dense or hybrid.")]
-Rerank = Annotated[str | None, typer.Option(help="Cross-encoder that reorders 20 candidates: hub name or folder.")]
+Rerank = Annotated[str | None, typer.Option(help="Reranker of 20 candidates: folder made by `fit reranker`, or any cross-encoder.")]  # fmt: skip  # noqa: E501
+RerankMargin = Annotated[float | None, typer.Option(min=0, max=1, help="Skip reranking where the best passage leads by this share of its score.")]  # fmt: skip  # noqa: E501
+Preset = Annotated[str | None, typer.Option(help="cbdr: probe (--gate) with --beta, aligned reranker (--rerank), top --k.")]  # fmt: skip  # noqa: E501
+Beta = Annotated[float | None, typer.Option(min=0, max=1, help="With --preset cbdr: answer directly above this confidence. Default 0.95.")]  # fmt: skip  # noqa: E501
 SecondLook = Annotated[str | None, typer.Option(help="Folder of a fitted kbm gate that drops useless passages.")]
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
@@ -55,6 +59,9 @@ def ask(
     index: Index = None,
     retriever: Kind = None,
     rerank: Rerank = None,
+    rerank_margin: RerankMargin = None,
+    preset: Preset = None,
+    beta: Beta = None,
     second_look: SecondLook = None,
     k: K = None,
     max_tokens: MaxTokens = None,
@@ -68,16 +75,33 @@ def ask(
     """Answer questions, retrieving only where the gate says so."""
     settings = load_settings(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
-        retriever=retriever, rerank=rerank, second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
+        retriever=retriever, rerank=rerank, rerank_margin=rerank_margin, preset=preset, beta=beta,
+        second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
         prompts=prompts,
     )  # fmt: skip
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record)
     _say_promise(rag, explain)
+    sure = Sure()
     for answer in rag.stream(asked):
+        sure.see(answer)
         _print_json(answer_record(answer, rag)) if as_json else _show(answer)
         if explain and not as_json:
             _show_neighbours(answer.decision)
+    if rag.rerank_margin is not None and rag.reranker is not None:
+        typer.echo(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.", err=True)
+
+
+@dataclass
+class Sure:
+    """How often the margin rule held."""
+
+    retrieved: int = 0
+    skipped: int = 0
+
+    def see(self, answer: Answer) -> None:
+        self.retrieved += bool(answer.passages)
+        self.skipped += SURE in answer.decision.reason
 
 
 def decide(

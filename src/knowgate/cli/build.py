@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
 from knowgate.cli.config import Settings
+from knowgate.cli.preset import with_preset
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import cache_dir, sha256_text
 from knowgate.gates import DEFAULT, default_gate, load_gate
@@ -17,13 +19,17 @@ from knowgate.pipeline import AdaptiveRAG
 from knowgate.prompts import load_templates, packaged
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.rerank import load_reranker
+from knowgate.rerank.manifest import is_aligned, read_manifest
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import build_index
-from knowgate.types import Model, Retriever, SecondLook
+from knowgate.types import Model, Reranker, Retriever, SecondLook
+
+log = logging.getLogger(__name__)
 
 
 def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves: bool = True) -> AdaptiveRAG:
     """Everything `ask` needs; `decide` retrieves nothing and so needs no documents."""
+    settings = with_preset(settings)
     chosen = None if settings.gate == DEFAULT else load_gate(settings.gate, plug_in=settings.plug_in)
     retriever = build_retriever(settings) if retrieves else None
     if retrieves and retriever is None and (chosen is None or chosen.name != "never"):
@@ -33,13 +39,23 @@ def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves:
         model,
         chosen or default_gate(model, prompts.fingerprint),
         retriever,
-        reranker=load_reranker(settings.rerank) if settings.rerank and retrieves else None,
+        reranker=build_reranker(settings, model) if settings.rerank and retrieves else None,
         threshold=settings.threshold,
         second_look=load_second_look(settings.second_look) if settings.second_look and retrieves else None,
+        rerank_margin=settings.rerank_margin if retrieves else None,
         k=settings.k,
         prompts=prompts,
         max_tokens=settings.max_tokens,
     )
+
+
+def build_reranker(settings: Settings, model: Model) -> Reranker:
+    """A reranker aligned to another LLM still ranks, but not for this one: say so."""
+    spec = str(settings.rerank)
+    reranker = load_reranker(spec)
+    if is_aligned(spec) and (made := read_manifest(spec)["aligned_to"])["model_fingerprint"] != model.fingerprint:
+        log.warning("The reranker '%s' was aligned to %s, not to %s.", spec, made["model"], model.name)
+    return reranker
 
 
 def load_second_look(folder: str) -> SecondLook:

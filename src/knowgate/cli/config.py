@@ -27,6 +27,9 @@ class Settings(BaseModel):
     index: str | None = None
     retriever: str | None = None
     rerank: str | None = None
+    rerank_margin: float | None = None
+    preset: str | None = None
+    beta: float | None = None
     second_look: str | None = None
     k: int = 3
     max_tokens: int = 32

@@ -1,4 +1,4 @@
-"""`knowgate fit`: train a gate from label runs."""
+"""`knowgate fit`: train a gate from label runs, or a reranker from preferences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from knowgate.cli.config import path
 from knowgate.cli.fit_judge import JUDGES, JudgeOptions, fit_judge_gate
+from knowgate.cli.fit_reranker import RERANKER, RerankerOptions, fit_reranker_folder
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.gates import FITTED
@@ -26,9 +28,11 @@ WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def fit(
-    name: Annotated[str, typer.Argument(help="Which gate: probe, fusion, ik, kbm, uar or adaptive.")],
-    labels: Annotated[list[Path], typer.Option(help="Label run; may be repeated.")],
-    out: Annotated[Path, typer.Option(help="Folder of the fitted gate; use it as --gate FOLDER.")],
+    name: Annotated[str, typer.Argument(help="Which gate: probe, fusion, ik, kbm, uar or adaptive; or reranker.")],
+    out: Annotated[Path, typer.Option(help="Folder of the fitted gate; use it as --gate FOLDER (--rerank FOLDER).")],
+    labels: Annotated[
+        list[Path] | None, typer.Option(help="Label run; may be repeated. Every gate is fitted on some.")
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(help="known or benefit. Default: benefit where open-book answers exist; known for ik and kbm."),
@@ -47,15 +51,20 @@ def fit(
     mode: Annotated[str, typer.Option(help="ik: lora (fine-tuned judge) or text (head over embeddings).")] = "lora",
     tokens: Annotated[int, typer.Option(help="ik: draft tokens it reads: 0, 32, 64 or 128.")] = 32,
     base: Annotated[
-        str | None, typer.Option(help="ik, kbm: model to fine-tune; uar: model to read. Default: the LLM.")
+        str | None,
+        typer.Option(help="ik, kbm: model to fine-tune; uar: model to read. Default: the LLM. reranker: minilm."),
     ] = None,
     head: Annotated[str, typer.Option(help="kbm: mastery or certainty.")] = "mastery",
     tau: Annotated[
         float | None, typer.Option(help="kbm: known from here on. Default: chosen on the dev split.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="ik, kbm: fine-tune all weights instead of LoRA.")] = False,
-    epochs: Annotated[int, typer.Option(help="ik, kbm: walks over the examples.")] = 3,
-    rate: Annotated[float | None, typer.Option(help="ik, kbm: learning rate. Default: 1e-4, 1e-5 with --full.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="ik, kbm, reranker: walks over the examples. Default: 3; reranker 1.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Learning rate. Default: ik, kbm 1e-4, with --full 1e-5; reranker 6e-5.")
+    ] = None,
     accumulate: Annotated[int, typer.Option(help="ik, kbm: portions a batch of 4 is run in, to save memory.")] = 1,
     criteria: Annotated[
         str, typer.Option(help="uar: labelled questions for intent, knowledge and time, as name=SPEC,...")
@@ -64,13 +73,44 @@ def fit(
         float | None,
         typer.Option(min=0, max=1, help="Retrieve when need is above this. Default: 0.5; chosen on dev for benefit."),
     ] = None,
+    pref: Annotated[
+        list[Path] | None,
+        typer.Option(parser=path, metavar="PREF", help="reranker: preference folder; may be repeated."),
+    ] = None,
+    relevance: Annotated[
+        str | None, typer.Option(help="reranker: data with contexts the base first learns relevance from.")
+    ] = None,
+    loss: Annotated[str, typer.Option(help="reranker: infonce (the paper's) or listwise (graded shifts).")] = "infonce",
+    temperature: Annotated[float, typer.Option(help="reranker: of the loss.")] = 1.0,
+    batch: Annotated[int, typer.Option(help="reranker: questions in a step.")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="reranker: only the first questions of --relevance.")] = None,
     seed: Annotated[int, typer.Option(help="Of the splits and of training.")] = 0,
 ) -> None:
-    """Fit a gate to your LLM: splits, training, calibration, measures on held-out questions, a card."""
+    """Fit a gate to your LLM: splits, training, calibration, measures on held-out questions, a card.
+
+    `fit reranker --pref PREF` teaches a cross-encoder which passages the LLM can use.
+    """
+    # the card travels: it names folders, not where they lie on this machine
+    made_by = shlex.join(
+        ["knowgate", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])]
+    )
+    if name == RERANKER:
+        training = {
+            "loss": loss,
+            "temperature": temperature,
+            "epochs": epochs,
+            "batch": batch,
+            "rate": rate,
+            "seed": seed,
+        }
+        fit_reranker_folder(RerankerOptions(pref or [], base, relevance, limit, training), out, made_by)
+        return
     _check(target, position, kind)
-    judging = JudgeOptions(mode, tokens, base, head, tau, full, epochs, rate, accumulate)
+    judging = JudgeOptions(mode, tokens, base, head, tau, full, epochs or JudgeOptions.epochs, rate, accumulate)
     if name not in FITTED:
-        raise UnknownName("fitted gate", name, FITTED)
+        raise UnknownName("fitted gate", name, {**FITTED, RERANKER: None})
+    if not labels:
+        raise BadSetting(f"fit {name} learns from label runs: give --labels RUN, made by knowgate label.")
     try:
         from knowgate.fit.adaptive import fit_adaptive
         from knowgate.fit.data import load_examples
@@ -95,10 +135,6 @@ def fit(
         fitted = fit_probe(examples, **options)
     else:
         fitted = fit_fusion(examples, cheap=cheap, early=early, text=text)
-    # the card travels: it names folders, not where they lie on this machine
-    made_by = shlex.join(
-        ["knowgate", *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])]
-    )
     report = save_fitted(fitted, examples, out, command=made_by, threshold=threshold)
     forget_training(out)
     for note in fitted.notes:

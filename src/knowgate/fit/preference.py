@@ -6,7 +6,7 @@ Knows JSON, the types and how positives and negatives are chosen; not how shifts
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from knowgate.errors import ArtefactError
@@ -72,6 +72,16 @@ class Preference:
     def pool(self) -> tuple[int, ...]:
         """Places of all positives and negatives, in the retriever's order: what rankers are measured on."""
         return tuple(sorted({*self.positives, *self.negatives}))
+
+    def only_pool(self) -> Preference:
+        """The row without the candidates that are neither: ranking measures are the same and cost half."""
+        place = {old: new for new, old in enumerate(self.pool)}
+        return replace(
+            self,
+            candidates=tuple(self.candidates[old] for old in self.pool),
+            positives=tuple(place[old] for old in self.positives),
+            negatives=tuple(place[old] for old in self.negatives),
+        )
 
 
 class PreferenceFolder(RowFolder):

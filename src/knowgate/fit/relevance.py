@@ -20,7 +20,7 @@ POSITIVES = 2  # of each question; more of them say the same
 def relevance_groups(
     questions: Sequence[Question], retriever: Retriever | None = None, *, candidates: int = 20, seed: int = 0
 ) -> list[Group]:
-    """A group for each passage that holds a gold answer, against passages of the same question that hold none.
+    """Passages of a question that hold a gold answer against others of the same question that hold none.
 
     Passages are the question's own contexts and what the retriever finds. Where a question has fewer than seven that
     hold no answer, other questions' passages fill up.
@@ -35,7 +35,7 @@ def relevance_groups(
         lacking = [passage for passage in pool if not holds_answer(passage, question)][:NEGATIVES]
         if holding and golds(question):
             lacking += _strangers(question, others, NEGATIVES - len(lacking), rng)
-            groups += [_group(question, positive, lacking) for positive in holding[:POSITIVES] if lacking]
+            groups += [_group(question, holding[:POSITIVES], lacking)] if lacking else []
     return groups
 
 
@@ -51,9 +51,9 @@ def _strangers(question: Question, others: Sequence[Passage], n: int, rng: np.ra
     return [passage for passage in distinct(drawn) if not holds_answer(passage, question)][:n]
 
 
-def _group(question: Question, positive: Passage, negatives: Sequence[Passage]) -> Group:
-    passages = (shown(positive), *(shown(passage) for passage in negatives))
-    return Group(question.text, passages, (1.0, *([0.0] * len(negatives))))
+def _group(question: Question, positives: Sequence[Passage], negatives: Sequence[Passage]) -> Group:
+    passages = tuple(shown(passage) for passage in (*positives, *negatives))
+    return Group(question.text, passages, (*([1.0] * len(positives)), *([0.0] * len(negatives))))
 
 
 def questions_of(rows: Iterable[Preference]) -> list[Question]:

@@ -14,11 +14,11 @@ from knowgate import weights
 from knowgate.errors import MissingExtra, ModelError, WeightsError
 from knowgate.files import sha256_file, sha256_text
 from knowgate.fit.rerank_train import PASSAGE_TOKENS, QUERY_TOKENS
+from knowgate.rerank.manifest import KEPT, check_files
 
 MINILM = "minilm"
 NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 SPECIAL = 4  # tokens that frame a pair, at most
-KEPT = (".json", ".safetensors", ".txt", ".model", ".md", ".jinja")
 
 
 def open_cross_encoder(spec: str, *, seed: int = 0, device: str | None = None) -> Any:
@@ -48,8 +48,11 @@ def _load(path: str, device: str | None, name: str, **options: Any) -> Any:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # it would list the new head's weights
     logging.disable_progress_bar()
+    if Path(path).is_dir():
+        check_files(path)
     try:
-        model = CrossEncoder(path, device=device, local_files_only=Path(path).is_dir(), **options)
+        safe = {"use_safetensors": True}
+        model = CrossEncoder(path, device=device, local_files_only=Path(path).is_dir(), model_kwargs=safe, **options)
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(
             f"the cross-encoder '{name}' cannot be loaded: {error}. Give '{MINILM}', a folder or a hub name."

@@ -15,9 +15,14 @@ from torch import nn
 from knowgate.errors import ModelError
 
 
-def infonce(scores: torch.Tensor, temperature: float) -> torch.Tensor:
-    """-log(f+ / (f+ + sum f-)), f = exp(score / temperature): CBDR, equations 4 and 5. The first score is f+'s."""
-    return -torch.log_softmax(scores / temperature, dim=-1)[0]
+def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) -> torch.Tensor:
+    """-log(f+ / (f+ + sum f-)), f = exp(score / temperature), for each positive: CBDR, equations 4 and 5.
+
+    Positives of one question share its negatives, so each passage is read once for all of them.
+    """
+    logits = scores / temperature
+    negatives = torch.logsumexp(logits[~positive], dim=-1)
+    return torch.logaddexp(logits[positive], negatives) - logits[positive]
 
 
 def listwise(scores: torch.Tensor, shifts: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -30,11 +35,10 @@ def listwise(scores: torch.Tensor, shifts: torch.Tensor, temperature: float) -> 
     return -(wanted * torch.log_softmax(scores, dim=-1)).sum()
 
 
-class GroupLoss(nn.Module):
+class GroupLoss(nn.Module):  # type: ignore[misc]
     """Mean loss of a batch of groups: questions, their passages, and one label per passage.
 
-    kind `infonce`: the first passage is the positive, the others its negatives, labels are not looked at.
-    kind `listwise`: labels are the shifts.
+    kind `infonce`: labels are 1 for positives and 0 for negatives. kind `listwise`: labels are the shifts.
     """
 
     def __init__(self, model: Any, kind: str, temperature: float) -> None:
@@ -52,12 +56,12 @@ class GroupLoss(nn.Module):
         pairs = [(question, passage) for question, group in zip(questions, groups, strict=True) for passage in group]
         parts = self._scores(pairs, prompt, task).split([len(group) for group in groups])
         losses = [self._loss(scores, label) for scores, label in zip(parts, labels, strict=True)]
-        return torch.stack(losses).mean()
+        return torch.cat(losses).mean()
 
     def _loss(self, scores: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         if self.kind == "infonce":
-            return infonce(scores, self.temperature)
-        return listwise(scores, label.to(scores), self.temperature)
+            return infonce(scores, label.to(scores.device) > 0, self.temperature)
+        return listwise(scores, label.to(scores), self.temperature)[None]
 
     def _scores(self, pairs: list[tuple[str, str]], prompt: str | None, task: str | None) -> torch.Tensor:
         tokens = self.model.preprocess(pairs, prompt=prompt, task=task)

@@ -22,7 +22,7 @@ LOSSES = ("infonce", "listwise")
 
 @dataclass(frozen=True)
 class Group:
-    """A question with passages (for InfoNCE the positive first) and a label for each."""
+    """A question with passages and a label for each: 1 or 0 for InfoNCE, shifts for the listwise loss."""
 
     question: str
     passages: tuple[str, ...]

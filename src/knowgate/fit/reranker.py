@@ -81,7 +81,7 @@ def fit_reranker(
 
 
 def preference_groups(rows: Sequence[Preference], loss: str) -> list[Group]:
-    """InfoNCE: each positive with all of its question's negatives. Listwise: all candidates with their shifts."""
+    """InfoNCE: a question's positives (1) with its own negatives (0). Listwise: all candidates with their shifts."""
     groups = []
     for row in rows:
         texts = [shown(found.passage) for found in row.candidates]
@@ -89,14 +89,10 @@ def preference_groups(rows: Sequence[Preference], loss: str) -> list[Group]:
         if loss == "listwise" and len(set(shifts)) > 1:
             groups.append(Group(row.question, tuple(texts), tuple(shifts)))
         elif loss == "infonce" and row.is_kept:
-            groups += [
-                Group(
-                    row.question,
-                    (texts[positive], *(texts[place] for place in row.negatives)),
-                    (shifts[positive], *(shifts[place] for place in row.negatives)),
-                )
-                for positive in row.positives
-            ]
+            labels = (*([1.0] * len(row.positives)), *([0.0] * len(row.negatives)))
+            groups.append(
+                Group(row.question, tuple(texts[place] for place in (*row.positives, *row.negatives)), labels)
+            )
     return groups
 
 
@@ -113,12 +109,13 @@ def limited(model: Any, groups: Sequence[Group]) -> tuple[list[Group], Cut]:
 
 
 def measured(model: Any, rows: Sequence[Preference]) -> dict[str, Floats]:
-    """The ranking measures of each row; nothing where no row was held out."""
+    """The ranking measures of each row, which look at positives and negatives alone; nothing without rows."""
     if not rows:
         return {}
+    pools = [row.only_pool() for row in rows]
     reranker = CrossEncoderReranker.around(model, "trained here")
-    passages = [[found.passage for found in row.candidates] for row in rows]
-    return rank_values(rows, reranker.score([row.question for row in rows], passages))
+    passages = [[found.passage for found in row.candidates] for row in pools]
+    return rank_values(pools, reranker.score([row.question for row in pools], passages))
 
 
 def _copy(model: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadInput, BadSetting, MissingExtra, ModelError, WeightsError
+from knowgate.rerank.manifest import check_files, is_aligned, read_manifest
 from knowgate.types import Passage
 
 
@@ -67,9 +68,14 @@ class CrossEncoderReranker:
             from sentence_transformers import CrossEncoder
         except ModuleNotFoundError as error:
             raise MissingExtra("the cross-encoder", "local") from error
+        local = Path(self.spec).is_dir()
+        if local:
+            check_files(self.spec)
+        if is_aligned(self.spec):
+            read_manifest(self.spec)  # refuses weights that were changed
         try:
-            local = Path(self.spec).is_dir()
-            model = CrossEncoder(self.spec, device=self._device, local_files_only=local)
+            safe = {"use_safetensors": True}
+            model = CrossEncoder(self.spec, device=self._device, local_files_only=local, model_kwargs=safe)
         except (OSError, ValueError, KeyError) as error:
             raise WeightsError(
                 f"the reranker '{self.spec}' cannot be loaded: {error}. Give a folder or a hub name of a cross-encoder."

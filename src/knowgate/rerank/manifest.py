@@ -9,16 +9,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import ArtefactError, BadInput
+from knowgate.errors import ArtefactError, BadInput, WeightsError
 from knowgate.files import read_json, sha256_file
 
 VERSION = 1
+KEPT = (".json", ".safetensors", ".txt", ".model", ".md", ".jinja")
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 MANIFEST, WEIGHTS = "reranker.json", "model.safetensors"
 BASE = "base"  # the cross-encoder before alignment, where it was made here
 
 
 def is_aligned(path: str | Path) -> bool:
     return (Path(path).expanduser() / MANIFEST).is_file()
+
+
+def check_files(path: str | Path) -> None:
+    """Refuse what could run code when it is loaded: a folder of weights holds safetensors and text, nothing else."""
+    folder = Path(path).expanduser()
+    if not any(folder.glob("*.safetensors")):
+        found = sorted(item.name for item in folder.iterdir() if item.suffix in PICKLES)
+        holds = f" (only {', '.join(found)}, which is pickle)" if found else ""
+        raise WeightsError(f"the reranker '{path}' cannot be loaded: it has no safetensors weights{holds}.")
+    foreign = sorted(str(item.relative_to(folder)) for item in folder.rglob("*") if _is_foreign(item))
+    if is_aligned(folder) and foreign:
+        raise ArtefactError(
+            f"the reranker '{path}' holds '{foreign[0]}', which knowgate did not write there. Fit it again."
+        )
+
+
+def _is_foreign(item: Path) -> bool:
+    return item.is_file() and item.suffix not in KEPT
 
 
 def read_manifest(path: str | Path) -> Mapping[str, Any]:

@@ -1,0 +1,169 @@
+"""From labels to an aligned reranker and back into `ask`, by commands alone: a fake LLM, a tiny cross-encoder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from knowgate.cli import run
+from knowgate.fit.preference import PreferenceFolder
+
+pytest.importorskip("sentence_transformers")
+
+GOOD, BAD = "golden evidence that helps this model", "misleading nonsense that confuses the model"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(f"{GOOD} {BAD}".split())]
+TABLE = ["--model", "fake:table.json"]
+
+
+def write_data(folder: Path) -> None:
+    """Half of the questions are known; every question has four passages of each kind, one of them twice."""
+    table = {GOOD: {"closed": "right", "known": True}, BAD: {"closed": "wrong", "known": False}}
+    lines = []
+    for place in range(80):
+        question, known = f"riddle {place}x?", place % 2 == 0
+        table[question] = {"closed": "right" if known else "wrong", "known": known}
+        texts = [f"p{place} {i} {GOOD if i % 2 else BAD}" for i in range(8)]
+        contexts = [{"id": f"{place}.{i}", "text": text, "score": 9 - i} for i, text in enumerate([*texts, texts[0]])]
+        lines.append({"id": f"r{place}", "question": question, "answers": ["right"], "contexts": contexts})
+    (folder / "table.json").write_text(json.dumps(table))
+    (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A label run and a probe, made once."""
+    folder = tmp_path_factory.mktemp("built")
+    write_data(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("knowgate.fit.metrics.RESAMPLES", 5)
+        assert run(["label", "--data", "jsonl:data.jsonl", *TABLE, "--samples", "0", "--out", "run"]) == 0
+        probe = ["fit", "probe", "--labels", "run", "--target", "known", "--kind", "linear", "--out", "probe"]
+        assert run(probe) == 0
+    return folder
+
+
+@pytest.fixture
+def made(built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+
+
+def prefer(call, *options: str):
+    model = [] if "--model" in options else TABLE
+    return call("prefer", "--labels", "run", "--out", "pref", *model, *options)
+
+
+def test_a_reranker_is_aligned_measured_and_used(call, made, tmp_path):
+    from tests.fit.tiny_cross_encoder import save_tiny_cross_encoder
+
+    done = prefer(call, "--gate", "probe", "--data", "jsonl:data.jsonl")
+    assert done.code == 0, done.err
+    assert "Duplicate passages dropped: 80; cut to the context window: 0." in done.err
+    assert len(list(PreferenceFolder(tmp_path / "pref").rows())) == 80
+
+    save_tiny_cross_encoder(tmp_path / "tiny", WORDS)
+    options = ["--base", "tiny", "--batch", "4", "--rate", "3e-3", "--epochs", "2"]
+    fitted = call("fit", "reranker", "--pref", "pref", *options, "--out", "aligned")
+    assert fitted.code == 0, fitted.err
+    assert "P@1" in fitted.out
+    assert "knowgate ask --rerank aligned" in fitted.err
+
+    rankers = ["--rerank", "aligned", "--base", "tiny", "--margin", "0.5"]
+    measured = call("eval-rerank", "--pref", "pref", *rankers, *TABLE, "--out", "e")
+    assert measured.code == 0, measured.err
+    found = json.loads((tmp_path / "e" / "rerank.json").read_text())
+    assert found["values"]["P@1"]["aligned"]["value"] > 0.9
+    assert found["values"]["P@1"]["oracle"]["value"] == 1.0
+    assert found["values"]["accuracy, top 1"]["aligned"]["value"] > 0.9
+    assert found["margin_share"] == 0.0
+    assert "| P@1 |" in measured.out
+
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.txt").write_text(f"riddle {BAD}")
+    (tmp_path / "docs" / "b.txt").write_text(f"riddle {GOOD}")
+    cbdr = [
+        "--preset",
+        "cbdr",
+        "--gate",
+        "probe",
+        "--rerank",
+        "aligned",
+        "--docs",
+        "docs",
+        "--k",
+        "1",
+        *TABLE,
+        "--json",
+    ]
+    answer = call("ask", "riddle 1x?", *cbdr, "--beta", "0.9")
+    assert answer.code == 0, answer.err
+    said = json.loads(answer.out)
+    assert (said["answer"], said["threshold"], said["passages"][0]["id"][:5]) == ("right", 0.1, "b.txt")
+    skipped = call("ask", "riddle 1x?", *cbdr, "--rerank-margin", "0")
+    assert "1 of 1 retrieved questions were not reranked" in skipped.err
+    assert "the retriever is sure" in json.loads(skipped.out)["reason"]
+
+
+@pytest.mark.parametrize("source", ["benefit", "confidence"])
+def test_preferences_that_were_interrupted_go_on(call, made, source, tmp_path):
+    options = ["--gate", "probe", "--data", "jsonl:data.jsonl", "--source", source, "--limit", "12"]
+    assert prefer(call, *options).code == 0
+    whole = (tmp_path / "pref" / "preferences.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    (tmp_path / "pref" / "preferences.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:20])
+    assert prefer(call, *options).code == 0
+    assert (tmp_path / "pref" / "preferences.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "jsonl:data.jsonl"], "--gate is missing. Fit one: knowgate fit probe"),
+        (["--gate", "logprob", "--data", "jsonl:data.jsonl"], "--gate is 'logprob'"),
+        (["--gate", "probe", "--source", "wish"], "--source is 'wish'; allowed: confidence, benefit, likelihood."),
+        (["--gate", "probe", "--split", "all"], "--split is 'all'"),
+        (["--gate", "probe", "--index", "i", "--data", "jsonl:data.jsonl"], "not from both"),
+        (["--gate", "probe", "--model", "fake"], "was labelled by fake"),
+        (["--gate", "probe", "--index", "other"], "no candidate passage was found"),
+        (["--gate", "probe", "--data", "jsonl:few.jsonl"], "lacks 79 of the 80 labelled questions"),
+        (["--source", "likelihood", "--data", "jsonl:data.jsonl"], "cannot score a given answer"),
+    ],
+)
+def test_wrong_preferences_are_explained(call, made, options, message, tmp_path):
+    (tmp_path / "few.jsonl").write_text((tmp_path / "data.jsonl").read_text().splitlines()[0] + "\n")
+    (tmp_path / "doc").mkdir()
+    (tmp_path / "doc" / "x.txt").write_text("nothing of the kind")
+    assert call("index", "doc", "--out", "other").code == 0
+    outcome = prefer(call, *options)
+    assert (outcome.code, message in outcome.err) == (1, True), outcome.err
+
+
+def test_a_probe_of_another_model_is_refused(call, made, tmp_path):
+    (tmp_path / "table2.json").write_text((tmp_path / "table.json").read_text().replace("wrong", "false"))
+    model = ["--model", "fake:table2.json"]
+    assert call("label", "--data", "jsonl:data.jsonl", *model, "--samples", "0", "--out", "run2").code == 0
+    outcome = call(
+        "prefer", "--labels", "run2", "--gate", "probe", *model, "--data", "jsonl:data.jsonl", "--out", "pref2"
+    )
+    assert outcome.code == 1
+    assert "was fitted on" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["fit", "reranker", "--out", "x"], "give --pref PREF"),
+        (["fit", "probe", "--out", "x"], "give --labels RUN"),
+        (["fit", "reranker", "--pref", "nothing", "--out", "x"], "is not a preference folder"),
+        (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
+        (["ask", "q", "--gate", "never", "--beta", "0.9", "--model", "fake"], "--beta belongs to --preset cbdr"),
+        (["ask", "q", "--gate", "never", "--preset", "x", "--model", "fake"], "--preset is 'x'; allowed: cbdr."),
+        (["ask", "q", "--gate", "never", "--preset", "cbdr", "--model", "fake"], "Fit one: knowgate fit probe"),
+    ],
+)
+def test_wrong_commands_are_explained(call, command, message):
+    outcome = call(*command)
+    assert (outcome.code, message in outcome.err) == (1, True), outcome.err
