@@ -5,6 +5,7 @@ Knows strings and questions; not models. Chinese has no word boundaries, so it i
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ ARTICLES = frozenset({"a", "an", "the"})
 CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 BETWEEN_CJK = re.compile(rf"(?<={CJK.pattern})\s+|\s+(?={CJK.pattern})")
 LETTERS = "ABCDEFGHIJ"
+REMEMBERED = 20_000  # texts: a gold answer is normalised again for every sampled answer it is compared with
 # A free-standing letter; before a small letter "A" is the article ("A person ...") and "I" the pronoun, not a choice.
 CHOSEN = re.compile(r"(?<![A-Za-z])([AI](?!\s+[a-z])|[B-HJ])(?![A-Za-z'])")
 
@@ -24,6 +26,7 @@ THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 2,846 is 2846
 SMALL_LETTER = re.compile(r"\s*\(?([a-j])\)?[.:,]?\s*")
 
 
+@functools.lru_cache(maxsize=REMEMBERED)
 def normalise(text: str) -> str:
     """NFKC, lower case, punctuation to spaces, articles dropped, spaces collapsed; none between Chinese characters."""
     words = _spaced(THOUSANDS.sub("", unicodedata.normalize("NFKC", text).lower())).split()
