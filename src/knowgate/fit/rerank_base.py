@@ -25,6 +25,8 @@ def open_cross_encoder(spec: str, *, seed: int = 0, device: str | None = None) -
     """A sentence-transformers CrossEncoder with one score, its input no longer than the paper's limits."""
     if spec == MINILM:
         return _from_minilm(seed, device)
+    if not Path(spec).is_dir() and "/" not in spec:
+        raise WeightsError(f"the base '{spec}' is neither a folder nor a hub name (owner/model) nor '{MINILM}'.")
     return _limited(_load(spec, device, spec))
 
 
