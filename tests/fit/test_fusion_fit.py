@@ -17,6 +17,7 @@ from knowgate.gates.features import FEATURES, matrix
 from knowgate.labels.dispersion import SAMPLES as SEAKR_SAMPLES
 from knowgate.types import Completion, Signal
 from tests.fit.planted_run import LAYER, SAMPLES, few_resamples, planted_rows, scored_elsewhere, write_run
+from tests.history.hash_embedder import HashEmbedder
 
 PROBES = [f"probe-{position}-{LAYER}" for position in ("pre", "post")]
 WITHOUT_SEAKR = [name for name in FEATURES if name != "seakr"]
@@ -75,9 +76,15 @@ def test_fitting_again_gives_the_same_weights(fusion, examples):
 
 def test_without_states_it_makes_do_with_the_rest(tmp_path):
     found = load_examples([write_run(tmp_path / "run", planted_rows(200, token=True)[0])])
-    fitted = fit_fusion(found)
+    fitted = fit_fusion(found, text=False)
     assert fitted.options["probes"] == []
     assert Signal.HIDDEN not in fitted.needs
+
+
+def test_without_states_it_reads_the_text_unless_told_not_to(tmp_path):
+    found = load_examples([write_run(tmp_path / "run", planted_rows(80, token=True)[0])])
+    assert fit_fusion(found, embedder=HashEmbedder()).options["embedder_fingerprint"] == "hash"
+    assert "embedder" not in fit_fusion(found, text=False).options
 
 
 def test_a_signal_that_one_row_lacks_is_left_out(examples):
@@ -110,7 +117,7 @@ def test_seakr_is_read_only_where_the_gate_can_draw_as_many_samples(tmp_path, se
         replace(row, closed=replace(row.closed, samples=()), signals={"seakr": -1.0}) for row in planted_rows(80)[0]
     ]
     run = write_run(tmp_path / "run", rows, samples=0, seakr=seakr, seakr_layer=2)
-    fitted = fit_fusion(load_examples([run]))
+    fitted = fit_fusion(load_examples([run]), text=False)
     assert ("seakr" in fitted.options["features"]) is fits
     assert (fitted.want.samples, fitted.want.sample_layer) == ((SEAKR_SAMPLES, 2) if fits else (0, None))
 

@@ -90,7 +90,8 @@ def load_examples(
     texts = [question.text for question in questions]
     split = split_questions(texts, seed)
     _check_train([texts[place] for place in split.train], needed[split.train])
-    return Examples(rows, questions, readings, needed, chosen, split, settings[0], [str(run) for run in runs])
+    shared = {**settings[0], "data_fingerprint": sha256_text(*(str(one["data_fingerprint"]) for one in settings))[:16]}
+    return Examples(rows, questions, readings, needed, chosen, split, shared, [str(run) for run in runs])
 
 
 def split_questions(texts: Sequence[str], seed: int) -> Split:
@@ -131,6 +132,9 @@ def _check_same(settings: Sequence[dict[str, Any]], runs: Sequence[Path]) -> Non
         if len(found) > 1:
             listed = "; ".join(f"{run}: {item[key]}" for run, item in zip(runs, settings, strict=True))
             raise BadSetting(f"the label runs are of different {key.split('_')[0]}s ({listed}); fit one gate for each.")
+    if len({str(item.get("max_tokens")) for item in settings}) > 1:
+        listed = "; ".join(f"{run}: {item.get('max_tokens')}" for run, item in zip(runs, settings, strict=True))
+        raise BadSetting(f"the label runs drafted answers of different length ({listed}); label with one --max-tokens.")
 
 
 def _check_enough(needed: NDArray[np.bool_], target: Target) -> None:

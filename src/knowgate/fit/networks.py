@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -23,7 +24,11 @@ DROPOUT, RATE, BATCH, EPOCHS = 0.5, 5e-5, 16, 30
 SEEDS = (0, 42, 100)
 PATIENCE = 6  # epochs without a better dev AUROC
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # scikit-learn's C, the inverse of regularisation
-MOST_UPDATES = 200  # in an epoch
+# An epoch is a pass over the rows, or this many updates if a pass has more: the paper's 2,000 rows in batches of 16.
+# More rows get the higher rate. 10,000 x 2,048 with passes of full length took 515 s (dev AUROC .901 on a planted rule) and
+# 319 s (.876 on low-rank states); 200 updates at the paper's rate 86 s (.902) and 82 s (.877), 125 at this one about
+# 55 s (.898, .874) and the same AUROC on held-out rows within .003.
+MOST_UPDATES, HIGHER_RATE = 125, 7e-5
 Tensors = dict[str, NDArray[Any]]
 Layers = list[tuple[NDArray[Any], NDArray[Any]]]  # weight (out x in) and bias of each
 
@@ -83,8 +88,12 @@ def fit_mlp(features: Vector, needed: Bools, dev: Vector, dev_needed: Bools, see
     """The paper's network, one member per seed, each at its best dev epoch. One softmax: the original has two."""
     tensors = standardise(features)
     x, unseen = _scaled(features, tensors), _scaled(dev, tensors)
+    stop = threading.Event()
     with _worker_for_each(seeds) as pool:
-        trained = pool.map(lambda seed: _train(x, needed, unseen, dev_needed, seed), seeds)
+        try:
+            trained = list(pool.map(lambda seed: _train(x, needed, unseen, dev_needed, seed, stop), seeds))
+        finally:
+            stop.set()  # after Ctrl-C the members end with their batch, not with their training
     for number, layers in enumerate(trained):
         for depth, (weight, bias) in enumerate(layers):
             tensors[f"{number}.{depth}.weight"], tensors[f"{number}.{depth}.bias"] = weight, bias
@@ -109,18 +118,21 @@ def _worker_for_each(seeds: Sequence[int]) -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(threads)
 
 
-def _train(x: Vector, needed: Bools, dev: Vector, dev_needed: Bools, seed: int) -> Layers:
+def _train(x: Vector, needed: Bools, dev: Vector, dev_needed: Bools, seed: int, stop: threading.Event) -> Layers:
     """One member at its best dev epoch; where dev rows are all of a kind and cannot tell, at its last."""
     import torch
 
     network = _Network(x.shape[1], seed)
-    optimiser = torch.optim.Adam(itertools.chain(*network.layers), lr=RATE, fused=True)
+    batches, updates = network.batches(len(x)), -(-len(x) // BATCH)
+    rate, updates = (RATE, updates) if updates <= MOST_UPDATES else (HIGHER_RATE, MOST_UPDATES)
+    optimiser = torch.optim.Adam(itertools.chain(*network.layers), lr=rate, fused=True)
     inputs, truth, unseen = (torch.from_numpy(each) for each in (x, needed.astype(np.int64), dev))
     loss = torch.nn.CrossEntropyLoss(weight=len(x) / (2 * torch.bincount(truth, minlength=2).clamp(min=1)))
-    batches, updates = network.batches(len(x)), min(-(-len(x) // BATCH), MOST_UPDATES)
     best, best_score, waited = network.weights(), -1.0, 0
     for _ in range(EPOCHS):
         for rows in itertools.islice(batches, updates):
+            if stop.is_set():
+                return best
             optimiser.zero_grad()
             loss(network.logits(inputs[rows], drop=True), truth[rows]).backward()
             optimiser.step()

@@ -29,7 +29,10 @@ def _token(function: Callable[[Sequence[Token]], float]) -> Feature:
 
 
 def _length(question: Question, reading: Reading) -> float | None:
-    return math.log1p(reading.draft.n_tokens or len(reading.draft.text.split())) if reading.draft else None
+    """Tokens, or words where the backend gives no tokens: a server's own count would not be on record."""
+    if reading.draft is None:
+        return None
+    return math.log1p(len(reading.draft.text.split()) if reading.draft.tokens is None else len(reading.draft.tokens))
 
 
 def _unfinished(question: Question, reading: Reading) -> float | None:
