@@ -25,9 +25,9 @@ SEEDS = (0, 42, 100)
 PATIENCE = 6  # epochs without a better dev AUROC
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # scikit-learn's C, the inverse of regularisation
 # An epoch is a pass over the rows, or this many updates if a pass has more: the paper's 2,000 rows in batches of 16.
-# More rows get the higher rate. 10,000 x 2,048 with passes of full length took 515 s (dev AUROC .901 on a planted rule) and
-# 319 s (.876 on low-rank states); 200 updates at the paper's rate 86 s (.902) and 82 s (.877), 125 at this one about
-# 55 s (.898, .874) and the same AUROC on held-out rows within .003.
+# More rows get the higher rate. 10,000 x 2,048 with passes of full length took 515 s (dev AUROC .901 on a planted rule)
+# and 319 s (.876 on low-rank states); 200 updates at the paper's rate 86 s (.902) and 82 s (.877); 125 at this one
+# about 55 s (.898, .874) and the same AUROC on held-out rows within .003.
 MOST_UPDATES, HIGHER_RATE = 125, 7e-5
 Tensors = dict[str, NDArray[Any]]
 Layers = list[tuple[NDArray[Any], NDArray[Any]]]  # weight (out x in) and bias of each
