@@ -1,0 +1,147 @@
+"""The reranker's speed, and what preferences cost: half the network against all of it, in one process.
+
+    python benchmarks/rerank.py [--questions 4] [--candidates 8] [--rounds 3]
+
+pairs/s: a MiniLM cross-encoder on question-passage pairs of some 100 tokens. Preference rows/s: the embedded model
+reads every candidate and stops at the probe's layer (the middle), against the same prompts read to the last layer; the
+two take turns and the best round counts. Memory: what two preference runs add, one of eight times as many questions
+(fake LLM; the most part is imports).
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WORDS = ["the", "bridge", "strait", "links", "bay", "and", "ocean", "was", "designed", "by", "an", "engineer", "in"]
+FEW, MANY = 250, 2000
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def questions(n: int, candidates: int) -> list[Any]:
+    from knowgate.types import Passage, Question
+
+    rng = np.random.default_rng(0)
+
+    def text() -> str:
+        return " ".join(str(word) for word in rng.choice(WORDS, int(rng.integers(60, 110))))
+
+    return [
+        Question(
+            f"Who designed the bridge number {i}?",
+            id=str(i),
+            contexts=tuple(Passage(f"{i}.{j}", f"{j} {text()}") for j in range(candidates)),
+        )
+        for i in range(n)
+    ]
+
+
+def probe(model: Any, width: int) -> Any:
+    """A probe of the middle layer that knows nothing; reading it costs what any probe's reading costs."""
+    from knowgate.fit.networks import fit_linear
+    from knowgate.gates.artefact import Artefact
+    from knowgate.gates.probe import ProbeGate
+
+    layer = model.depth // 2
+    states = np.random.default_rng(0).standard_normal((40, width)).astype(np.float32)
+    manifest = {
+        "gate": "probe",
+        "needs": ["hidden"],
+        "want": {"layers": [layer]},
+        "threshold": 0.5,
+        "options": {"layer": layer, "position": "pre"},
+        "checksum": "none",
+    }
+    return ProbeGate(Artefact(Path("probe"), manifest, fit_linear(states, states[:, 0] > 0, 1.0)))
+
+
+def pairs_per_second(asked: list[Any]) -> float:
+    from knowgate.fit.rerank_base import open_cross_encoder
+    from knowgate.rerank.cross_encoder import CrossEncoderReranker
+
+    reranker = CrossEncoderReranker.around(open_cross_encoder("minilm"), "minilm")
+    texts, passages = [question.text for question in asked], [question.contexts for question in asked]
+    reranker.score(texts[:1], [passages[0][:2]])  # warm up
+    return sum(map(len, passages)) / seconds(lambda: reranker.score(texts, passages))
+
+
+def preference_speed(asked: list[Any], rounds: int) -> tuple[float, float]:
+    """Best seconds of (half the network, all of it)."""
+    from knowgate.fit.prefer import Confidence, _prompts
+    from knowgate.models import load_model
+    from knowgate.types import Want
+
+    model: Any = load_model("smollm")
+    source = Confidence(model, probe(model, model.loaded.model.config.hidden_size))
+    contexts = [question.contexts for question in asked]
+    prompts = _prompts(source.prompts, asked, contexts)
+    want = Want(layers=(model.depth // 2, model.depth - 1), resumable=False)
+    source.measure(asked[:1], [contexts[0][:1]])  # warm up
+    times = [
+        (seconds(lambda: source.measure(asked, contexts)), seconds(lambda: model.read(prompts, want)))
+        for _ in range(rounds)
+    ]
+    return min(half for half, _ in times), min(full for _, full in times)
+
+
+def peak_of(n: int) -> float:
+    """Peak MB of a preference run of n questions with 20 candidates each, in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, "--peak", str(n)], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def run_for_peak(n: int) -> None:
+    from knowgate.fit.prefer import Confidence, Preferrer
+    from knowgate.fit.prefer_run import prefer_run
+    from knowgate.fit.preference import PreferenceFolder
+    from knowgate.models.fake import FakeModel
+
+    asked = questions(n, 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = FakeModel()
+    with tempfile.TemporaryDirectory() as folder:
+        prefer_run(
+            PreferenceFolder(Path(folder) / "p"), asked, Preferrer(Confidence(model, probe(model, 16))), data="x"
+        )
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=int, default=4, help="questions the LLM and the reranker read")
+    parser.add_argument("--candidates", type=int, default=8, help="passages of each")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of half and full pass; the best counts")
+    parser.add_argument("--peak", type=int, help="only a preference run of so many questions; prints its memory")
+    options = parser.parse_args()
+    if options.peak:
+        run_for_peak(options.peak)
+        return
+    asked = questions(options.questions, options.candidates)
+    print(f"reranker: {pairs_per_second(asked):.1f} pairs/s", flush=True)
+    half, full = preference_speed(asked, options.rounds)
+    rows = options.questions * options.candidates
+    print(
+        f"preferences: {rows / half:.2f} passages/s stopping at the middle layer, {rows / full:.2f} to the last: "
+        f"{full / half:.2f} x (aim >= 1.7)",
+        flush=True,
+    )
+    few, many = peak_of(FEW), peak_of(MANY)
+    print(f"memory added by a preference run: {few:.0f} MB for {FEW} questions, {many:.0f} MB for {MANY} (aim: flat)")
+
+
+if __name__ == "__main__":
+    main()
