@@ -81,14 +81,14 @@ def pairs_per_second(asked: list[Any]) -> float:
 
 def preference_speed(asked: list[Any], rounds: int) -> tuple[float, float]:
     """Best seconds of (half the network, all of it)."""
-    from knowgate.fit.prefer import Confidence, _prompts
+    from knowgate.fit.prefer import Confidence, single_prompts
     from knowgate.models import load_model
     from knowgate.types import Want
 
     model: Any = load_model("smollm")
     source = Confidence(model, probe(model, model.loaded.model.config.hidden_size))
     contexts = [question.contexts for question in asked]
-    prompts = _prompts(source.prompts, asked, contexts)
+    prompts = single_prompts(source.prompts, asked, contexts)
     want = Want(layers=(model.depth // 2, model.depth - 1), resumable=False)
     source.measure(asked[:1], [contexts[0][:1]])  # warm up
     times = [

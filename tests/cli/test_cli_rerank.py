@@ -167,3 +167,16 @@ def test_a_probe_of_another_model_is_refused(call, made, tmp_path):
 def test_wrong_commands_are_explained(call, command, message):
     outcome = call(*command)
     assert (outcome.code, message in outcome.err) == (1, True), outcome.err
+
+
+def test_the_preset_takes_an_aligned_reranker_and_one_threshold(call, made, tmp_path):
+    cbdr = ["ask", "riddle 1x?", "--preset", "cbdr", "--gate", "probe", "--docs", "docs", *TABLE]
+    (tmp_path / "docs").mkdir()
+    assert "--rerank is missing. Make one: knowgate prefer" in call(*cbdr).err
+    assert "--rerank is 'docs'" in call(*cbdr, "--rerank", "docs").err
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "reranker.json").write_text("{}")
+    twice = call(*cbdr, "--rerank", "r", "--beta", "0.9", "--threshold", "0.2")
+    assert "give --beta or --threshold" in twice.err
+    (tmp_path / "docs" / "a.txt").write_text("text")
+    assert "is broken" in call(*cbdr, "--rerank", "r").err

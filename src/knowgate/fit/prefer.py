@@ -63,7 +63,7 @@ class Confidence:
             )
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[Measured]:
-        asked = _prompts(self.prompts, questions, passages)
+        asked = single_prompts(self.prompts, questions, passages)
         want = Want(layers=self.gate.want.layers, resumable=False)
         readings: list[Reading] = self.model.read(asked, want)
         values = 1 - self.gate.raw([Question(prompt.text) for prompt in asked], readings)
@@ -85,7 +85,7 @@ class Likelihood:
             )
         answers = [_first_gold(question) for question in questions]
         spoken = [answer for answer, found in zip(answers, passages, strict=True) for _ in found]
-        values = self.model.answer_logprobs(_prompts(self.prompts, questions, passages), [*answers, *spoken])
+        values = self.model.answer_logprobs(single_prompts(self.prompts, questions, passages), [*answers, *spoken])
         return _grouped(values, [None] * len(values), passages)
 
 
@@ -100,7 +100,7 @@ class Benefit:
     name = "benefit"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[Measured]:
-        said = self.model.generate(_prompts(self.prompts, questions, passages), max_tokens=self.max_tokens)
+        said = self.model.generate(single_prompts(self.prompts, questions, passages), max_tokens=self.max_tokens)
         about = [*questions, *(question for question, found in zip(questions, passages, strict=True) for _ in found)]
         grades = [grade.correct for grade in self.grader.grade([row[0].text for row in said], about)]
         if any(verdict is None for verdict in grades):
@@ -108,7 +108,7 @@ class Benefit:
         return _grouped([float(bool(verdict)) for verdict in grades], grades, passages)
 
 
-def _prompts(
+def single_prompts(
     prompts: AnswerPrompts, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]
 ) -> list[Prompt]:
     """The bare questions, then each question with each of its passages alone."""
@@ -120,7 +120,7 @@ def _prompts(
 def _grouped(
     values: Sequence[float], correct: Sequence[bool | None], passages: Sequence[Sequence[Passage]]
 ) -> list[Measured]:
-    """Values in the order of `_prompts`, back to their questions."""
+    """Values in the order of `single_prompts`, back to their questions."""
     bases, rest, verdicts = values[: len(passages)], iter(values[len(passages) :]), iter(correct[len(passages) :])
     return [
         Measured(base, [next(rest) for _ in found], [next(verdicts) for _ in found])
