@@ -51,6 +51,7 @@ def compare_rankers(
     rerankers: Mapping[str, Reranker],
     *,
     answering: Answering | None = None,
+    shown: Sequence[int] = SHOWN,
     margin: float | None = None,
     on_progress: Callable[[str], None] = lambda word: None,
 ) -> Comparison:
@@ -70,7 +71,7 @@ def compare_rankers(
         for name, numbers in found.items():
             values.setdefault(name, {})[ranker.name] = numbers
     if answering:
-        values |= answer_all(rows, rankers, answering, on_progress)
+        values |= answer_all(rows, rankers, answering, shown, on_progress)
     share = float(np.mean([is_sure(_passages(row), margin) for row in rows])) if margin is not None else None
     chance = float(np.mean([len(row.positives) / len(row.pool) for row in kept]))
     return Comparison(len(kept), len(rows) if answering else 0, chance, values, margin, share)
@@ -99,14 +100,18 @@ def rank_all(
 
 
 def answer_all(
-    rows: Sequence[Preference], rankers: Sequence[Ranker], answering: Answering, on_progress: Callable[[str], None]
+    rows: Sequence[Preference],
+    rankers: Sequence[Ranker],
+    answering: Answering,
+    shown: Sequence[int],
+    on_progress: Callable[[str], None],
 ) -> dict[str, dict[str, Floats]]:
-    """Whether the LLM is right with the first 1 and 3 passages of each ranker, and with none."""
+    """Whether the LLM is right with the first passages of each ranker, as many as `shown` says, and with none."""
     questions = [row.asked for row in rows]
     on_progress(f"answering: {BARE}")
     bare = answering.correct(questions, [[] for _ in rows])
     values: dict[str, dict[str, Floats]] = {}
-    for k in SHOWN:
+    for k in shown:
         values[f"accuracy, top {k}"] = {BARE: bare}
         for ranker in rankers:
             on_progress(f"answering: {ranker.name}, top {k}")
