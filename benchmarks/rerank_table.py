@@ -155,14 +155,29 @@ def paragraph(found: dict[str, Any]) -> str:
         f"({alignment['seconds']:.0f} s; rate {training['rate']:g}, batch {training['batch']}, {training['epochs']} "
         f"epoch; the paper's rate is 6e-05), both on {device}. The paper aligns a reranker already strong on relevance "
         "with 7,622 questions; this is a small part of that: figures of a short run, not of what alignment can reach. "
-        f"Gain of alignment over the base: {'; '.join(gains)}."
+        f"Gain of alignment over the base: {'; '.join(gains)}.{_answers(found)}"
     )
 
 
-def _gain(found: dict[str, Any], measure: str) -> str:
-    value = found["differences"][measure]["aligned - base"]
+def _answers(found: dict[str, Any]) -> str:
+    """The LLM's accuracy with each ranker's passages against the retriever's own order."""
+    said = [
+        f"{measure}: {_gain(found, measure, name, 'retriever')}"
+        for measure in found["differences"]
+        for name in ("aligned", "oracle")
+        if measure.startswith("accuracy")
+    ]
+    if not said:
+        return ""
+    n = found["questions_answered"]
+    return f" The LLM's answers on {n} questions, against the retriever's order: {'; '.join(said)}."
+
+
+def _gain(found: dict[str, Any], measure: str, name: str = "aligned", other: str = "base") -> str:
+    value = found["differences"][measure][f"{name} - {other}"]
     clear = "" if value["low"] > 0 or value["high"] < 0 else ", not told apart from none"
-    return f"{measure} {value['value']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]{clear}"
+    what = measure if other == "base" else name
+    return f"{what} {value['value']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]{clear}"
 
 
 def caution(found: dict[str, Any]) -> str:
