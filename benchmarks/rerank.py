@@ -3,7 +3,7 @@
     python benchmarks/rerank.py [--questions 4] [--candidates 8] [--rounds 3]
 
 pairs/s: a MiniLM cross-encoder on question-passage pairs of some 100 tokens (wall time). Preferences: the embedded
-model reads every candidate and stops at the probe's layer (the middle), against the same prompts read to the last layer;
+model reads every candidate and stops at the middle layer (a probe's), against the same prompts read to the last one;
 they take turns, on one thread, and the median of the CPU times counts. Memory: what two preference runs add, one of
 eight times as many questions (fake LLM; the most part is imports).
 """
