@@ -7,6 +7,7 @@ import pytest
 from knowgate.cli import run as knowgate
 from knowgate.cli.eval import split_specs
 from knowgate.errors import ArtefactError, BadInput, BadSetting, NotOffered
+from knowgate.evaluate import eval_sheets
 from knowgate.evaluate.eval_page import write_eval_page
 from knowgate.evaluate.evaluation import evaluate, to_json
 from knowgate.evaluate.scoring import score_gate, score_gates, without_seen
@@ -148,9 +149,16 @@ def test_two_folders_of_one_name_are_refused(tmp_path):
         load_trial(runs)
 
 
-def test_one_kind_of_question_cannot_be_evaluated(tmp_path):
+def test_one_kind_of_question_without_open_book_answers_cannot_be_evaluated(tmp_path):
     with pytest.raises(BadInput, match="every closed-book answer is wrong"):
-        evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), side(True)) for i in range(3)]))
+        evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), None) for i in range(3)]))
+
+
+def test_with_open_book_answers_one_kind_has_all_but_measures_of_rank(tmp_path):
+    found = evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), side(True)) for i in range(3)]))
+    assert found.gate("good").measures["accuracy"].value == 1.0
+    assert found.gate("good").measures["auroc"].value is None
+    assert {row[0]: row[1] for row in eval_sheets.ranking(found).rows} == {"good": "–", "poor": "–"}
 
 
 def test_a_run_without_graded_rows_is_said_to_be_empty(tmp_path):
@@ -232,8 +240,18 @@ def test_questions_are_answered_now_and_kept_for_another_evaluation(tmp_path, ca
     assert knowgate(["eval", "--labels", str(kept[0]), "--resamples", "20"]) == 0
 
 
+def test_gates_may_be_repeated_and_must_be_named(tmp_path, capsys):
+    run = trial_run(tmp_path / "run")
+    command = ["eval", "--labels", str(run), "--resamples", "10", "--json"]
+    assert knowgate([*command, "--gates", "good", "--gates", "poor"]) == 0
+    named = [gate["gate"] for gate in json.loads(capsys.readouterr().out)["gates"]]
+    assert named == ["never", "always", "good", "poor", "oracle"]
+    assert knowgate([*command, "--gates", ""]) == 1
+    assert "--gates names no gate" in capsys.readouterr().err
+
+
 def test_commas_inside_options_do_not_split_a_gate():
-    assert split_specs("flare,dhicl:k=5,words=1/2, my-gate") == ["flare", "dhicl:k=5,words=1/2", "my-gate"]
+    assert split_specs(["flare,dhicl:k=5,words=1/2, my-gate"]) == ["flare", "dhicl:k=5,words=1/2", "my-gate"]
 
 
 @needs_browser

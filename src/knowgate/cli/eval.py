@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from knowgate.evaluate.trial import load_trial
 from knowgate.files import write_json, write_text
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
+PIPED = 220  # columns
 
 
 def eval_(
@@ -35,9 +37,9 @@ def eval_(
     index: Annotated[str | None, typer.Option(help="With --data: index folder or http:URL.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="With --data: only the first so many questions.")] = None,
     gates: Annotated[
-        str,
-        typer.Option(help="Gate specs and folders, separated by commas; auto: every one the rows are enough for."),
-    ] = "auto",
+        list[str] | None,
+        typer.Option(help="Gate specs and folders, separated by commas. [default: auto, all that the rows allow]"),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(parser=path, metavar="DIR", help="Folder for report.html, summary.json and table.md."),
@@ -75,20 +77,27 @@ def eval_(
     if as_json:
         typer.echo(json.dumps(to_json(found), ensure_ascii=False))
     else:
-        Console(highlight=False).print(tables(found))
+        wide_console().print(tables(found))
     if out is not None:
         write_report(found, out, html=html)
 
 
-def split_specs(text: str) -> list[str]:
+def split_specs(given: Sequence[str] | None) -> list[str]:
     """Specs between commas; a comma inside a gate's options (`dhicl:k=5,words=1/2`) belongs to them."""
     specs: list[str] = []
-    for part in text.split(","):
+    for part in (piece for text in (given or ["auto"]) for piece in text.split(",")):
         if specs and "=" in part and ":" not in part:
             specs[-1] += f",{part}"
         elif part.strip():
             specs.append(part.strip())
+    if not specs:
+        raise BadSetting("--gates names no gate; leave it out for all that the rows allow, or see: knowgate gates")
     return specs
+
+
+def wide_console() -> Console:
+    """Room for all columns where the output is not a terminal of a given width."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED)
 
 
 def tables(found: Evaluation) -> Group:

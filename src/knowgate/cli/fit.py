@@ -22,6 +22,7 @@ from knowgate.types import Question
 
 if TYPE_CHECKING:
     from knowgate.fit.data import Examples
+    from knowgate.fit.save import Report
 
 ENOUGH, ENOUGH_TESTED = 300, 50
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -144,7 +145,19 @@ def fit(
         table.add_row(measure, found.shown())
     Console().print(table)
     WORDS.print(f"{name} fitted on '{examples.target}', {examples.split.sizes()}. Use it: knowgate ask --gate {out}")
+    WORDS.print(_decides(report))
     _warn(examples, target)
+
+
+def _decides(report: Report) -> str:
+    """What the gate will do, and whether it learnt anything."""
+    threshold, auroc = report.manifest["threshold"], report.metrics["auroc"]
+    words = f"It retrieves when need is above {threshold:g}" + (", that is always." if threshold <= 0 else ".")
+    if auroc.low is not None and auroc.low <= 0.5:
+        words += " [yellow]On the held-out questions it is not better than chance"
+        other = "known" if report.manifest["target"] == "benefit" else "benefit"
+        words += f": label more questions, or try --target {other}.[/yellow]"
+    return words
 
 
 def _warn(examples: Examples, target: str | None) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from knowgate.cli.config import path
-from knowgate.cli.eval import split_specs
+from knowgate.cli.eval import split_specs, wide_console
 from knowgate.errors import MissingExtra
 from knowgate.evaluate import eval_sheets, sweeps
 from knowgate.evaluate.boundary_tables import render
@@ -20,13 +20,16 @@ from knowgate.evaluate.trial import load_trial
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs.")
 Runs = Annotated[list[Path], typer.Option("--labels", parser=path, metavar="RUN", help="Label run; may be repeated.")]
-Gates = Annotated[str, typer.Option(help="Gate specs and folders, separated by commas; auto: all the rows allow.")]
+Gates = Annotated[
+    list[str] | None,
+    typer.Option(help="Gate specs and folders, separated by commas. [default: auto, all that the rows allow]"),
+]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 PlugIn = Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")]
 
 
 @app.command()
-def thresholds(labels: Runs, gates: Gates = "auto", plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
+def thresholds(labels: Runs, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
     """Every threshold from 0.1 to 0.9, as the IK paper sweeps it.
 
     Example: knowgate sweep thresholds --labels runs/test --gates my-ik
@@ -37,7 +40,7 @@ def thresholds(labels: Runs, gates: Gates = "auto", plug_in: PlugIn = False, mar
 
 
 @app.command()
-def beta(labels: Runs, gates: Gates = "auto", plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
+def beta(labels: Runs, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
     """Answer directly where confidence = 1 - need is above beta: 0.5 to 0.98, as CBDR sweeps it.
 
     Example: knowgate sweep beta --labels runs/test --gates my-probe
@@ -79,7 +82,7 @@ def transfer(
 
 
 @app.command("plug-in")
-def plug_in_matrix(labels: Runs, gates: Gates, markdown: AsMarkdown = False) -> None:
+def plug_in_matrix(labels: Runs, gates: Gates = None, markdown: AsMarkdown = False) -> None:
     """Gates fitted on one LLM gating another: a matrix of AUROC; * marks a gate of another LLM.
 
     Example: knowgate sweep plug-in --gates gate-of-a,gate-of-b --labels runs-of-a --labels runs-of-b
@@ -91,7 +94,7 @@ def show(sheets: list[Sheet], markdown: bool) -> None:
     if markdown:
         typer.echo(eval_sheets.markdown(sheets))
         return
-    console = Console(highlight=False)
+    console = wide_console()
     for sheet in sheets:
         console.print(sheet.title, style="bold", markup=False)
         console.print(render(sheet))

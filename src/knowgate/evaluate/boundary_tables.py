@@ -46,7 +46,7 @@ def render(sheet: Sheet) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     names = max((len(row[0]) for row in sheet.rows), default=0)  # what a row is about stays whole on a narrow terminal
     for place, column in enumerate(sheet.columns):
-        table.add_column(plain(column), min_width=min(names, NAME) if place == 0 else None)
+        table.add_column(plain(column), overflow="fold", min_width=min(names, NAME) if place == 0 else None)
     for row in sheet.rows:
         table.add_row(*(plain(cell) for cell in row))
     return table

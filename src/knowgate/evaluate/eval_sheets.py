@@ -37,7 +37,7 @@ HOW = {
     "judged unknown": "closed-book accuracy among questions above the threshold",
     "LM calls": "runs of the LLM per question: the answer, the draft of a retrieved question, samples, extra passes",
     "retrievals": "searches per question",
-    "tokens": "generated per question: the answer, the draft of a retrieved question, samples",
+    "generated tokens": "per question: the answer, the draft of a retrieved question, samples; prompts are not in it",
     "seconds": "of deciding, per question, where it was timed",
     "difference in points": "difference of accuracy with a 95 % paired bootstrap interval: the same resamples for all "
     "gates",
@@ -134,7 +134,7 @@ def costs(found: Evaluation) -> Sheet:
         )
         for gate in found.gates
     ]
-    return Sheet("Cost per question", ("gate", "LM calls", "retrievals", "tokens", "seconds"), tuple(rows))
+    return Sheet("Cost per question", ("gate", "LM calls", "retrievals", "generated tokens", "seconds"), tuple(rows))
 
 
 def comparisons(found: Evaluation) -> Sheet:

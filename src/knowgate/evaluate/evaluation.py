@@ -47,9 +47,12 @@ class Evaluation:
 
 def evaluate(trial: Trial, scored: Sequence[Scored], *, resamples: int = RESAMPLES, seed: int = 0) -> Evaluation:
     """Measure the gates; never and always are added, and the oracle where there are open-book answers."""
-    if trial.closed.all() or not trial.closed.any():
+    if trial.opened is None and (trial.closed.all() or not trial.closed.any()):
         kind = "right" if trial.closed.all() else "wrong"
-        raise BadInput(f"every closed-book answer is {kind}: there is nothing to tell apart. Evaluate other questions.")
+        raise BadInput(
+            f"every closed-book answer is {kind} and there are no open-book answers: nothing can be told apart. "
+            "Evaluate other questions, or label them with passages."
+        )
     draws = Draws(len(trial.rows), resamples, seed)
     beside = lines(trial)
     asked = [one for one in scored if one.name not in {line.name for line in beside}]
