@@ -76,9 +76,11 @@ def _how_to_pass(gate: str, threshold: float) -> str:
 
 
 def _target(loss: float | None, confidence: float | None, rate: float | None, best: bool) -> Target:
-    if (loss is not None) + (rate is not None) + best != 1:
+    given = (loss is not None) + (rate is not None) + best
+    if given != 1:
         raise BadSetting(
-            "say what the threshold is for: one of --max-loss 0.02, --retrieval-rate 0.5, --best-accuracy."
+            f"say what the threshold is for: exactly one of --max-loss 0.02, --retrieval-rate 0.5, --best-accuracy "
+            f"({given} were given)."
         )
     if loss is not None:
         return Target("guarantee", loss, round(1 - (0.95 if confidence is None else confidence), 12))

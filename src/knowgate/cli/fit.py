@@ -107,6 +107,8 @@ def fit(
         fit_reranker_folder(RerankerOptions(pref or [], base, relevance, limit, training), out, made_by)
         return
     _check(target, position, kind)
+    if cheap and early:
+        raise BadSetting("--early leaves out all that --cheap does, and the draft; give one of them.")
     judging = JudgeOptions(mode, tokens, base, head, tau, full, epochs or JudgeOptions.epochs, rate, accumulate)
     if name not in FITTED:
         raise UnknownName("fitted gate", name, {**FITTED, RERANKER: None})

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 RERANKER = "reranker"
 SAME = ("model_fingerprint", "prompts_fingerprint", "source")  # what folders that are used together must share
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+FEW = 100  # questions, below which a reranker learns next to nothing
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,12 @@ def _say(fitted: Aligned, out: Path) -> None:
             table.add_row(name, *(part[name].shown() for part in (gains.before, gains.after, gains.gain)))
         Console().print(table)
     else:
-        WORDS.print("No question of these preferences is held out: measure with knowgate eval-rerank.")
+        WORDS.print(
+            "No held-out question of these preferences has passages of both kinds, so nothing was measured. Prefer "
+            "more questions (some hundred), or a folder of test questions: knowgate prefer --split test"
+        )
+    if fitted.alignment.groups < FEW:
+        WORDS.print(f"Only {fitted.alignment.groups} questions were learnt from; the paper has 7,622. Prefer more.")
     cut = fitted.cut
     if cut.questions or cut.passages:
         WORDS.print(f"Cut to the paper's limits: {cut.questions} questions, {cut.passages} passages.")

@@ -62,7 +62,9 @@ def compare_rankers(
     rows = [row for row in rows if row.error is None and row.candidates]
     kept = [row for row in rows if row.is_kept]
     if not kept:
-        raise BadInput(f"none of the {len(rows)} held-out questions has passages of both kinds; prefer more questions.")
+        raise BadInput(
+            f"none of the {len(rows)} held-out questions has passages of both kinds; prefer more questions, or some with --split test."
+        )
     rankers = rank_all(rows, rerankers, margin, on_progress)
     places = [place for place, row in enumerate(rows) if row.is_kept]
     values: dict[str, dict[str, Floats]] = {}
