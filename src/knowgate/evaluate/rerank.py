@@ -63,7 +63,8 @@ def compare_rankers(
     kept = [row for row in rows if row.is_kept]
     if not kept:
         raise BadInput(
-            f"none of the {len(rows)} held-out questions has passages of both kinds; prefer more questions, or some with --split test."
+            f"none of the {len(rows)} held-out questions has passages of both kinds; prefer more questions, or some "
+            "with --split test."
         )
     rankers = rank_all(rows, rerankers, margin, on_progress)
     places = [place for place, row in enumerate(rows) if row.is_kept]
