@@ -130,8 +130,11 @@ def asked_needs(files: Sequence[Path], run: str) -> list[Any]:
     return found
 
 
-def packed(row: Any) -> Any:
-    """The row without what belongs to the data set: questions, gold answers, passages, choices, samples."""
+def packed(row: Any, foreign: bool) -> Any:
+    """The row without what belongs to the data set: questions, gold answers, passages, choices, samples.
+
+    foreign: the answers were recorded by others and are part of the data set too.
+    """
     from knowgate.types import Token
 
     def numbers(side: Any, whole: bool) -> Any:
@@ -143,7 +146,7 @@ def packed(row: Any) -> Any:
             )
             for t in side.tokens
         )
-        return replace(side, tokens=tokens, samples=(), sample_correct=())
+        return replace(side, text="" if foreign else side.text, tokens=tokens, samples=(), sample_correct=())
 
     meta = {key: row.meta[key] for key in ("dataset", "type", "num_hops", "fact_type") if key in row.meta}
     return replace(
@@ -168,7 +171,8 @@ def write_packed(full: Path, out: Path) -> None:
     from knowgate.labels.run import RunFolder
 
     out.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(to_json(packed(row)), ensure_ascii=False) for row in RunFolder(full).rows()]
+    foreign = str(RunFolder(full).manifest()["settings"]["model"]).startswith("recorded:")
+    lines = [json.dumps(to_json(packed(row, foreign)), ensure_ascii=False) for row in RunFolder(full).rows()]
     with gzip.GzipFile(out / "labels.jsonl.gz", "wb", mtime=0) as file:
         file.write(("\n".join(lines) + "\n").encode())
     write_json(out / "run.json", RunFolder(full).manifest())
