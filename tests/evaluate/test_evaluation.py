@@ -143,6 +143,15 @@ def test_runs_of_different_models_are_not_mixed(tmp_path):
         load_trial(runs)
 
 
+def test_a_manifest_that_was_edited_is_named_with_what_it_lacks(tmp_path):
+    run = trial_run(tmp_path / "run")
+    manifest = json.loads((run / "run.json").read_text())
+    del manifest["settings"]["prompts_fingerprint"]
+    (run / "run.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtefactError, match="lacks prompts_fingerprint"):
+        load_trial([run])
+
+
 def test_two_folders_of_one_name_are_refused(tmp_path):
     runs = [trial_run(tmp_path / "a" / "run"), trial_run(tmp_path / "b" / "run")]
     with pytest.raises(BadSetting, match="same folder name"):

@@ -50,7 +50,7 @@ def import_(
             entries = [_from_record(record, f"{run} line {number}") for number, record in read_jsonl(run)]
         else:
             folder = RunFolder(run)
-            scope = scope_of(folder.manifest()["settings"], tenant)
+            scope = scope_of(folder.settings(), tenant)
             entries = list(entries_of(folder.rows(), scope, rule))  # type: ignore[arg-type]
         _add(store, entries)
         typer.echo(f"{len(entries)} questions of {run} logged in {history}", err=True)

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from knowgate.cli.build import build_prompts
 from knowgate.cli.config import Settings
+from knowgate.cli.progress import question_bar
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting
 from knowgate.files import write_text
@@ -135,23 +135,15 @@ def _style(word: str) -> Any:
 
 @contextmanager
 def labelling_bar() -> Iterator[Any]:
-    columns = (
-        TextColumn("labelling"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[pace]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=WORDS, transient=True) as progress:
-        task = progress.add_task("", total=None, pace="")
+    with question_bar("labelling", WORDS) as show:
 
-        def show(tally: Tally) -> None:
+        def show_tally(tally: Tally) -> None:
             pace = ""
             if tally.seconds:
                 pace = f"{tally.fresh / tally.seconds:.2f} questions/s {tally.tokens / tally.seconds:.0f} tokens/s"
-            progress.update(task, completed=tally.done, total=tally.total, pace=pace)
+            show(tally.done, tally.total, pace)
 
-        yield show
+        yield show_tally
 
 
 def _summary(tally: Tally, out: Path) -> None:

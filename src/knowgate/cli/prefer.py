@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from knowgate.cli.build import build_prompts
 from knowgate.cli.config import Settings, path
+from knowgate.cli.progress import question_bar
 from knowgate.datasets import load_questions
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_gate
@@ -83,7 +83,7 @@ def prefer(
     measuring = _source(source, llm, gate, build_prompts(Settings(lang=lang, prompts=prompts)))
     preferrer = Preferrer(measuring, load_retriever(index) if index else None, candidates, top, seed, split)
     folder = PreferenceFolder(out)
-    named = data or ", ".join(str(run.manifest()["settings"].get("data", run.path.name)) for run in folders)
+    named = data or ", ".join(str(run.settings().get("data", run.path.name)) for run in folders)
     try:
         with _bar() as show:
             counts = prefer_run(folder, questions, preferrer, data=named, on_progress=show)
@@ -127,7 +127,7 @@ def _with_contexts(questions: Mapping[str, Question], data: str) -> list[Questio
 
 def _model(folders: Sequence[RunFolder], spec: str | None) -> Model:
     """The LLM that was labelled; another one would mix up whose preferences these are."""
-    settings = [folder.manifest()["settings"] for folder in folders]
+    settings = [folder.settings() for folder in folders]
     llm = load_model(spec or settings[0]["model"])
     for folder, made in zip(folders, settings, strict=True):
         if made.get("model_fingerprint") != llm.fingerprint:
@@ -158,21 +158,13 @@ def _source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> 
 
 @contextmanager
 def _bar() -> Iterator[Any]:
-    columns = (
-        TextColumn("measuring"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[pace]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=WORDS, transient=True) as progress:
-        task = progress.add_task("", total=None, pace="")
+    with question_bar("measuring", WORDS) as show:
 
-        def show(counts: Counts) -> None:
+        def show_counts(counts: Counts) -> None:
             pace = f"{counts.prompts / counts.seconds:.1f} prompts/s" if counts.seconds else ""
-            progress.update(task, completed=counts.done, total=counts.total, pace=pace)
+            show(counts.done, counts.total, pace)
 
-        yield show
+        yield show_counts
 
 
 def _summary(counts: Counts, out: Path) -> None:

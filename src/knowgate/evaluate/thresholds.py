@@ -108,7 +108,7 @@ def load_runs(runs: Sequence[Path]) -> Trial:
     twice = [run for place, run in enumerate(runs) if run.resolve() in {other.resolve() for other in runs[:place]}]
     if twice:
         raise BadSetting(f"the label run '{twice[0]}' is named twice.")
-    found = {run: RunFolder(run).manifest()["settings"].get("retriever_fingerprint") for run in runs}
+    found = {run: RunFolder(run).settings().get("retriever_fingerprint") for run in runs}
     if len(set(found.values())) > 1:
         listed = "; ".join(f"{run}: {name}" for run, name in found.items())
         raise BadSetting(f"the label runs are of different retrievers ({listed}); a threshold holds for one.")

@@ -70,7 +70,7 @@ class Trial:
 def load_trial(runs: Sequence[Path], *, states: bool = True) -> Trial:
     """All graded rows of these runs. states: with the hidden states that probes need."""
     folders = [RunFolder(run) for run in runs]
-    settings = [folder.manifest()["settings"] for folder in folders]
+    settings = [folder.settings() for folder in folders]
     _check_same(settings, runs)
     rows: list[LabelRow] = []
     keys: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any
 WORDS = {
     "auroc": "AUROC (ranks questions that need retrieval above those that do not; .5 is chance)",
     "auprc": "area under precision-recall",
-    "accuracy": "accuracy of the decision at 0.5",
+    "accuracy": "accuracy of need above 0.5 as a verdict, whatever the gate's threshold",
     "ece": "expected calibration error (0 is perfect)",
     "brier": "Brier score (0 is perfect)",
 }
@@ -47,8 +47,13 @@ def _facts(manifest: Mapping[str, Any]) -> str:
         ("needs", ", ".join(manifest["needs"]) or "nothing of the LLM"),
         ("options", _options(manifest["options"])),
         ("calibration", manifest["calibration"]["kind"]),
+        ("retrieves, as fitted", _rule(float(manifest["threshold"]))),
     ]
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows if value)
+
+
+def _rule(threshold: float) -> str:
+    return f"when need is above {threshold:.3g}" if threshold > 0 else "always"
 
 
 def _options(options: Mapping[str, Any]) -> str:

@@ -66,7 +66,7 @@ def load_examples(
 ) -> Examples:
     """Everything a fit needs from label runs. `target` is benefit where open-book answers exist, unless given."""
     folders = [RunFolder(run) for run in runs]
-    settings = [folder.manifest()["settings"] for folder in folders]
+    settings = [folder.settings() for folder in folders]
     _check_same(settings, runs)
     kept = [[row for row in folder.rows() if _is_graded(row)] for folder in folders]
     rows = [row for part in kept for row in part]

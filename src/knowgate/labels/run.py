@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from safetensors.numpy import load_file, save
@@ -21,6 +21,7 @@ __all__ = ["MANIFEST", "ROWS", "VERSION", "RunFolder", "disk_error"]
 
 VERSION = 1
 MANIFEST, ROWS = "run.json", "labels.jsonl"
+IDENTITY = ("model", "model_fingerprint", "prompts_fingerprint", "grader")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,17 @@ class RunFolder(RowFolder):
     rows_name: ClassVar[str] = ROWS
     what: ClassVar[str] = "label run"
     command: ClassVar[str] = "knowgate label"
+
+    def settings(self) -> dict[str, Any]:
+        """What made the run what it is; whoever compares models or wordings needs all of it."""
+        found = self.manifest().get("settings")
+        settings: dict[str, Any] = found if isinstance(found, dict) else {}
+        missing = [key for key in IDENTITY if key not in settings]
+        if missing:
+            raise ArtefactError(
+                f"{self.path / MANIFEST} lacks {', '.join(missing)}: it was changed or damaged. Label again."
+            )
+        return settings
 
     def rows(self) -> Iterator[LabelRow]:
         """The rows in file order; memory stays flat."""
