@@ -294,6 +294,7 @@ def rerank_table() -> Iterator[str]:
     file = RUNS / "rerank.md"
     if file.is_file():
         yield "## Reranker aligned with the LLM's confidence (CBDR)\n"
+        yield "Recorded by `benchmarks/rerank_table.py` on preferences made with `knowgate prefer`.\n"
         lines = file.read_text().splitlines()[2:]  # without its own title
         yield "\n".join(f"#{line}" if line.startswith("##") else line for line in lines) + "\n"
 
