@@ -30,7 +30,7 @@ format: install
 	$(BIN)/ruff format .
 
 readme: install
-	$(BIN)/python -m tests.readme_tables
+	$(BIN)/python -m tests.support.readme_tables
 
 bench: install
 	$(BIN)/python benchmarks/foundation.py

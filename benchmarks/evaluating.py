@@ -16,17 +16,17 @@ def main() -> None:
     parser.add_argument("--gates", type=int, default=20)
     parser.add_argument("--rows", type=int, default=10_000)
     options = parser.parse_args()
-    from knowgate.evaluate.evaluation import evaluate
-    from knowgate.evaluate.scoring import Scored
-    from knowgate.evaluate.trial import Trial
-    from knowgate.labels.rows import LabelRow, Side
+    from knowgate.evaluation.comparison.evaluation import evaluate
+    from knowgate.gates.recorded import GateScores
+    from knowgate.runs.rows import GradedAnswer, LabelRow
+    from knowgate.runs.trial import Trial
 
     rng, n = np.random.default_rng(0), options.rows
-    rows = [LabelRow(f"q{i}", f"q{i}", "en", closed=Side("a b"), open=Side("a b c")) for i in range(n)]
+    rows = [LabelRow(f"q{i}", f"q{i}", "en", closed=GradedAnswer("a b"), open=GradedAnswer("a b c")) for i in range(n)]
     closed, opened = rng.random(n) < 0.3, rng.random(n) < 0.5
     settings = {"model": "none", "grader": "contains"}
     trial = Trial(rows, [row.id for row in rows], [], [], closed, opened, settings, ["run"], {}, {})
-    gates = [Scored(f"gate {i}", 0.7 * rng.random(n) + 0.3 * ~closed, 0.5) for i in range(options.gates)]
+    gates = [GateScores(f"gate {i}", 0.7 * rng.random(n) + 0.3 * ~closed, 0.5) for i in range(options.gates)]
     start = time.perf_counter()
     found = evaluate(trial, gates)
     print(f"{options.gates} gates, {n} rows, {found.resamples} resamples: {time.perf_counter() - start:.1f} s")

@@ -23,9 +23,9 @@ def planted(rows: int, width: int) -> tuple[Any, Any]:
 
 
 def time_fits(rows: int, width: int) -> None:
-    from knowgate.fit.metrics import auroc
-    from knowgate.fit.networks import best_linear, fit_mlp
-    from knowgate.gates.network import apply_network
+    from knowgate.fitting.metrics import auroc
+    from knowgate.fitting.networks import best_linear, fit_mlp
+    from knowgate.gates.fitted.network import apply_network
 
     states, needed = planted(rows, width)
     train, dev = slice(0, int(0.9 * rows)), slice(int(0.9 * rows), rows)
@@ -38,8 +38,8 @@ def time_fits(rows: int, width: int) -> None:
 
 
 def time_scoring(repeats: int = 20) -> None:
-    from knowgate.fit.networks import fit_mlp
-    from knowgate.gates.network import apply_network
+    from knowgate.fitting.networks import fit_mlp
+    from knowgate.gates.fitted.network import apply_network
     from knowgate.models import load_model
     from knowgate.prompts.answer import AnswerPrompts
     from knowgate.types import Question, Want

@@ -105,7 +105,7 @@ class FullLength:
     """The same model with no token that ends an answer."""
 
     def __new__(cls, model: Any) -> Any:
-        from knowgate.models.hf import HFModel
+        from knowgate.models.hf.model import HFModel
 
         twin = HFModel(model.source, model.label)
         twin.__dict__.update(loaded=model.loaded, stop=frozenset(), prefixes=model.prefixes)

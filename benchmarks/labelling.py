@@ -31,7 +31,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 def endless(model: Any) -> Any:
     """The same model with no token that ends an answer."""
-    from knowgate.models.hf import HFModel
+    from knowgate.models.hf.model import HFModel
 
     twin = HFModel(model.source, model.label)
     twin.__dict__.update(loaded=model.loaded, stop=frozenset(), prefixes=model.prefixes)
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=30)
     options = parser.parse_args()
     from knowgate.labels.grading import StringGrader
-    from knowgate.labels.label import Labeller, Plan
+    from knowgate.labels.labeller import Labeller, Plan
     from knowgate.models import load_model
     from knowgate.prompts.answer import AnswerPrompts
     from knowgate.types import Passage, Question

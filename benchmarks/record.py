@@ -50,10 +50,10 @@ class CachedEmbedder:
 
 def makers(embedder: Any) -> dict[str, tuple[str, Callable[[Any], Any]]]:
     """name -> (target, fit)."""
-    from knowgate.fit.adaptive import fit_adaptive
-    from knowgate.fit.fusion import fit_fusion
-    from knowgate.fit.ik import fit_ik_text
-    from knowgate.fit.probe import fit_probe
+    from knowgate.fitting.adaptive import fit_adaptive
+    from knowgate.fitting.fusion import fit_fusion
+    from knowgate.fitting.judges.ik import fit_ik_text
+    from knowgate.fitting.probe import fit_probe
 
     return {
         "probe": ("known", lambda ex: fit_probe(ex, layer="mid", kind="mlp")),
@@ -72,10 +72,10 @@ def makers(embedder: Any) -> dict[str, tuple[str, Callable[[Any], Any]]]:
 def fitted_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> list[Any]:
     """Fit on one run, score another."""
     from knowgate.errors import KnowgateError
-    from knowgate.fit.data import load_examples
-    from knowgate.fit.save import save_fitted
+    from knowgate.fitting.examples import load_examples
+    from knowgate.fitting.save import save_fitted
     from knowgate.gates import load_gate, score
-    from knowgate.labels.needs import RecordedNeeds
+    from knowgate.runs.needs import RecordedNeeds
 
     found = []
     for name, (target, make) in makers(embedder).items():
@@ -102,8 +102,8 @@ def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> An
     from knowgate.gates.skr import SkrGate
     from knowgate.history.sqlite import SqliteHistory
     from knowgate.labels.logbook import entries_of, scope_of
-    from knowgate.labels.needs import RecordedNeeds
-    from knowgate.labels.run import RunFolder
+    from knowgate.runs.needs import RecordedNeeds
+    from knowgate.runs.run_folder import RunFolder
 
     log = SqliteHistory(scratch / "log.db", embedder=embedder)
     scope = scope_of(RunFolder(train).manifest()["settings"])
@@ -118,7 +118,7 @@ def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> An
 
 def asked_needs(files: Sequence[Path], run: str) -> list[Any]:
     """What was recorded where the LLM was."""
-    from knowgate.labels.needs import RecordedNeeds
+    from knowgate.runs.needs import RecordedNeeds
 
     found = []
     for file in files:
@@ -167,8 +167,8 @@ def packed(row: Any, foreign: bool) -> Any:
 
 def write_packed(full: Path, out: Path) -> None:
     from knowgate.files import write_json
-    from knowgate.labels.rows import to_json
-    from knowgate.labels.run import RunFolder
+    from knowgate.runs.rows import to_json
+    from knowgate.runs.run_folder import RunFolder
 
     out.mkdir(parents=True, exist_ok=True)
     foreign = str(RunFolder(full).manifest()["settings"]["model"]).startswith("recorded:")
@@ -185,8 +185,8 @@ def main() -> None:
     parser.add_argument("--needs", type=Path, action="append", default=[])
     parser.add_argument("--only")
     options = parser.parse_args()
-    from knowgate.evaluate.trial import load_trial
-    from knowgate.labels.needs import write_needs
+    from knowgate.runs.needs import write_needs
+    from knowgate.runs.trial import load_trial
 
     embedder = CachedEmbedder()
     for train in sorted(options.full.glob(f"{options.only or '*'}-train")):

@@ -51,8 +51,8 @@ def questions(n: int, candidates: int) -> list[Any]:
 
 def probe(model: Any, width: int) -> Any:
     """A probe of the middle layer that knows nothing; reading it costs what any probe's reading costs."""
-    from knowgate.fit.networks import fit_linear
-    from knowgate.gates.artefact import Artefact
+    from knowgate.fitting.networks import fit_linear
+    from knowgate.gates.fitted.artefact import Artefact
     from knowgate.gates.probe import ProbeGate
 
     layer = model.depth // 2
@@ -69,7 +69,7 @@ def probe(model: Any, width: int) -> Any:
 
 
 def pairs_per_second(asked: list[Any]) -> float:
-    from knowgate.fit.rerank_base import open_cross_encoder
+    from knowgate.fitting.reranker.base import open_cross_encoder
     from knowgate.rerank.cross_encoder import CrossEncoderReranker
 
     reranker = CrossEncoderReranker.around(open_cross_encoder("minilm"), "minilm")
@@ -91,8 +91,8 @@ def preference_speed(asked: list[Any], rounds: int) -> list[tuple[float, float, 
     """
     import torch
 
-    from knowgate.fit.prefer import Confidence, single_prompts
     from knowgate.models import load_model
+    from knowgate.preferences.measure import Confidence, single_prompts
     from knowgate.types import Want
 
     model: Any = load_model("smollm")
@@ -126,10 +126,10 @@ def peak() -> float:
 
 
 def run_for_peak(n: int) -> None:
-    from knowgate.fit.prefer import Confidence, Preferrer
-    from knowgate.fit.prefer_run import prefer_run
-    from knowgate.fit.preference import PreferenceFolder
     from knowgate.models.fake import FakeModel
+    from knowgate.preferences.measure import Confidence, Preferrer
+    from knowgate.preferences.record import PreferenceFolder
+    from knowgate.preferences.session import prefer_run
 
     asked = questions(n, 20)
     before = peak()

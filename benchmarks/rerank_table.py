@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from knowgate.evaluate.rerank import compare_rankers, markdown, summary
-from knowgate.evaluate.rerank_answers import Answering
+from knowgate.evaluation.reranking.answers import Answering
+from knowgate.evaluation.reranking.rankers import compare_rankers, markdown, summary
 from knowgate.files import read_jsonl, sha256_text, write_json, write_text
-from knowgate.fit.preference import Preference, PreferenceFolder, data_hash
-from knowgate.fit.relevance import questions_of, relevance_groups
-from knowgate.fit.rerank_save import save_reranker
-from knowgate.fit.rerank_train import Step, Training
-from knowgate.fit.reranker import fit_reranker
+from knowgate.fitting.reranker.alignment import fit_reranker
+from knowgate.fitting.reranker.relevance import questions_of, relevance_groups
+from knowgate.fitting.reranker.save import save_reranker
+from knowgate.fitting.reranker.training import RerankStep, RerankTraining
 from knowgate.labels.grading import StringGrader
 from knowgate.models import load_model
+from knowgate.preferences.record import Preference, PreferenceFolder, data_hash
 from knowgate.rerank.cross_encoder import CrossEncoderReranker, shown
 from knowgate.rerank.manifest import BASE, MANIFEST
 from knowgate.types import Passage
@@ -111,14 +111,14 @@ def train(rows: Sequence[Preference], settings: dict[str, Any], options: argpars
     chosen = drawn([row for row in learnt if row.is_kept], options.groups)
     say(f"{len(relevance)} groups for relevance, {len(chosen)} for alignment")
 
-    def watch(stage: str, step: Step) -> None:
+    def watch(stage: str, step: RerankStep) -> None:
         say(stage, f"{step.done}/{step.total}", f"loss {step.loss:.3f}", f"{step.rate:.2f} groups/s")
 
     fitted = fit_reranker(
         chosen,
-        training=Training(batch=options.batch, rate=options.rate),
+        training=RerankTraining(batch=options.batch, rate=options.rate),
         relevance=relevance,
-        first=Training(batch=options.batch, rate=options.relevance_rate),
+        first=RerankTraining(batch=options.batch, rate=options.relevance_rate),
         watch=watch,
     )
     save_reranker(fitted, out, settings=settings, data_hash=data_hash(chosen))

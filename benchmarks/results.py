@@ -55,9 +55,9 @@ def _first(cell: str) -> float:
 
 def evaluations(model: str, names: Sequence[str] = DATA) -> dict[str, Any]:
     """Every data set of a model with all gates on record and all that rows allow."""
-    from knowgate.evaluate.evaluation import evaluate
-    from knowgate.evaluate.scoring import score_gates
-    from knowgate.evaluate.trial import load_trial
+    from knowgate.evaluation.comparison.evaluation import evaluate
+    from knowgate.gates.recorded import score_gates
+    from knowgate.runs.trial import load_trial
 
     found = {}
     for name in names:
@@ -168,7 +168,7 @@ def main_tables(model: str, title: str) -> Iterator[str]:
 
 def fusion_against_parts(found: dict[str, Any]) -> Iterator[str]:
     """Where fusion is above each of its parts, and where not; paired over the same resamples."""
-    from knowgate.evaluate.resample import estimate, p_value
+    from knowgate.statistics.bootstrap import estimate, p_value
 
     parts = ("logprob:first", "logprob:mean", "logprob:min", "logprob:entropy", "logprob:margin", "prompt", "seakr",
              "probe", "probe, linear", "probe after draft")  # fmt: skip
@@ -198,9 +198,9 @@ LLAMA = ("skr", "ik, text", "adaptive", "fusion", "fusion on benefit")
 
 
 def llama_tables() -> Iterator[str]:
-    from knowgate.evaluate.evaluation import evaluate
-    from knowgate.evaluate.scoring import score_gates
-    from knowgate.evaluate.trial import load_trial
+    from knowgate.evaluation.comparison.evaluation import evaluate
+    from knowgate.gates.recorded import score_gates
+    from knowgate.runs.trial import load_trial
 
     run = RUNS / "llama3.1-8b" / "gate_llama3_8b-test"
     if not run.is_dir():
@@ -248,9 +248,9 @@ def _llama_cells(gate: Any) -> tuple[str, ...]:
 
 
 def variant_table() -> Iterator[str]:
-    from knowgate.evaluate.scoring import score_gate
-    from knowgate.evaluate.sweeps import auroc_of
-    from knowgate.evaluate.trial import load_trial
+    from knowgate.evaluation.sweeps import auroc_of
+    from knowgate.gates.recorded import score_gate
+    from knowgate.runs.trial import load_trial
 
     run = RUNS / "qwen2.5-coder-1.5b" / "triviaqa_ctx-test"
     if not run.is_dir():
@@ -310,10 +310,10 @@ def matrices() -> Iterator[str]:
 
 
 def guarantee_table() -> Iterator[str]:
-    from knowgate.calibrate.guarantee import learn_then_test
-    from knowgate.calibrate.outcomes import Outcomes
-    from knowgate.evaluate.scoring import score_gate
-    from knowgate.evaluate.trial import load_trial
+    from knowgate.gates.recorded import score_gate
+    from knowgate.runs.trial import load_trial
+    from knowgate.thresholds.guarantee import learn_then_test
+    from knowgate.thresholds.outcomes import Outcomes
 
     model = "qwen2.5-coder-1.5b"
     runs = [RUNS / model / f"{name}-test" for name in DATA]

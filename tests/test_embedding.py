@@ -10,7 +10,7 @@ from knowgate.embedding import SentenceEmbedder
 from knowgate.errors import MissingExtra
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import build_index
-from tests.retrieval.retrieval_fakes import write_records
+from tests.support.retrieval_fakes import write_records
 
 
 def test_embedding_without_sentence_transformers_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

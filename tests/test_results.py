@@ -19,7 +19,7 @@ def test_make_results_reproduces_the_committed_tables(tmp_path, monkeypatch, cap
 
 
 def test_the_recorded_runs_hold_no_questions_answers_or_passages():
-    from knowgate.labels.run import RunFolder
+    from knowgate.runs.run_folder import RunFolder
 
     folders = sorted(path.parent for path in BENCHMARKS.rglob("labels.jsonl.gz"))
     assert len(folders) >= 24

@@ -1,19 +1,21 @@
 """knowgate decides, question by question, whether an LLM already knows the answer or must retrieve.
 
-The names below are the public ones. Importing knowgate loads no torch: backends load when they are used.
+The names below are the public ones. Each is loaded when it is first used, so `import knowgate` costs next to nothing.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from knowgate.errors import KnowgateError
-from knowgate.gates import default_gate, load_gate
-from knowgate.models import load_model
-from knowgate.pipeline import AdaptiveRAG
-from knowgate.retrieval import load_retriever
-from knowgate.types import Answer, Decision, Passage, Question
+from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
-    from knowgate.retrieval.index import build_index
+    from knowgate.errors import KnowgateError
+    from knowgate.gates import default_gate, load_gate
+    from knowgate.models import load_model
+    from knowgate.pipeline import AdaptiveRAG
+    from knowgate.retrieval import build_index, load_retriever
+    from knowgate.types import Answer, Decision, Passage, Question
+else:
+    __getattr__, __dir__ = hand_on(__name__)
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,12 +31,3 @@ __all__ = [
     "load_model",
     "load_retriever",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """`build_index` on first use: reading documents is a quarter of the import time, and few programs index."""
-    if name == "build_index":
-        from knowgate.retrieval.index import build_index
-
-        return build_index
-    raise AttributeError(f"module 'knowgate' has no attribute '{name}'")

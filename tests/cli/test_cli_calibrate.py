@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from knowgate.gates import load_gate
-from tests.calibrate.hand_gate import varied_rows, write_gate, write_rows
+from tests.support.hand_gate import varied_rows, write_gate, write_rows
 
 
 @pytest.fixture

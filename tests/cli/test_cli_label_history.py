@@ -8,7 +8,7 @@ import pytest
 
 from knowgate.cli import run
 from knowgate.embedding import SentenceEmbedder
-from tests.history.hash_embedder import HashEmbedder
+from tests.support.hash_embedder import HashEmbedder
 
 TOWNS = ["Paris", "Lima", "Oslo", "Rome", "Cairo", "Quito", "Bern", "Accra"]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.calibrate.hand_gate import varied_rows, write_gate, write_rows
+from tests.support.hand_gate import varied_rows, write_gate, write_rows
 
 
 @pytest.fixture

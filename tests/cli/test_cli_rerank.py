@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from knowgate.cli import run
-from knowgate.fit.preference import PreferenceFolder
+from knowgate.preferences.record import PreferenceFolder
 
 pytest.importorskip("sentence_transformers")
 
@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_data(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("knowgate.fit.metrics.RESAMPLES", 5)
+        patch.setattr("knowgate.fitting.metrics.RESAMPLES", 5)
         assert run(["label", "--data", "jsonl:data.jsonl", *TABLE, "--samples", "0", "--out", "run"]) == 0
         probe = ["fit", "probe", "--labels", "run", "--target", "known", "--kind", "linear", "--out", "probe"]
         assert run(probe) == 0
@@ -57,7 +57,7 @@ def prefer(call, *options: str):
 
 
 def test_a_reranker_is_aligned_measured_and_used(call, made, tmp_path):
-    from tests.fit.tiny_cross_encoder import save_tiny_cross_encoder
+    from tests.support.tiny_cross_encoder import save_tiny_cross_encoder
 
     done = prefer(call, "--gate", "probe", "--data", "jsonl:data.jsonl")
     assert done.code == 0, done.err

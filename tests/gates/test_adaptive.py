@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knowgate.cases import merged
 from knowgate.errors import ArtefactError
 from knowgate.gates.adaptive import AdaptiveGate, apply_classes
-from knowgate.gates.artefact import Artefact
+from knowgate.gates.fitted.artefact import Artefact
 from knowgate.models.fake import FakeModel
-from knowgate.pipeline import AdaptiveRAG
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.case import merged
 from knowgate.types import Passage, Question, Reading, Signal, StepsGate, Want
 
 

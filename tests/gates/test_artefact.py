@@ -11,8 +11,9 @@ from safetensors.numpy import save
 
 from knowgate.errors import ArtefactError, ModelError, UnknownName
 from knowgate.gates import load_fitted, load_gate
-from knowgate.gates.artefact import checksum, is_artefact, read_artefact, seen_key, write_artefact
+from knowgate.gates.fitted.artefact import checksum, is_artefact, read_artefact, write_artefact
 from knowgate.models.fake import FakeModel
+from knowgate.runs.split import seen_key
 from knowgate.types import Question, Reading, Signal, Want
 
 MODEL, PROMPTS = FakeModel(name="bound"), "wording"

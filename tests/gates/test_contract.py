@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from knowgate.gates import GATES, load_gate, score
-from knowgate.gates.reading import bind, read_questions
+from knowgate.gates.live import bind, read_questions
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope
 from knowgate.history.sqlite import SqliteHistory
 from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import Question
-from tests.history.hash_embedder import HashEmbedder
+from tests.support.hash_embedder import HashEmbedder
 
 QUESTIONS = [Question(f"What is thing {i}?", id=str(i)) for i in range(12)] + [Question("谁写了哈姆雷特?", id="zh")]
 

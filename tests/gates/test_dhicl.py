@@ -9,13 +9,13 @@ import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.gates.dhicl import DhiclGate, calibrated, need
-from knowgate.gates.reading import bind, read_questions
+from knowgate.gates.live import bind, read_questions
 from knowgate.history.entries import Known, LogEntry, Scope
 from knowgate.history.sqlite import SqliteHistory
 from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import Neighbour, Question, Reading
-from tests.history.hash_embedder import HashEmbedder
+from tests.support.hash_embedder import HashEmbedder
 
 # three examples labelled true, true, false; then the question. Columns: z_true, z_false.
 LOGITS = np.array([[2.0, 5.0], [4.0, 1.0], [3.0, 1.0], [6.0, 5.0]], dtype=np.float32)

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from knowgate.errors import ArtefactError, BadSetting, NotOffered
-from knowgate.fit.ik import fit_ik, fit_ik_text
-from knowgate.fit.metrics import auroc
-from knowgate.fit.save import save_fitted
+from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
+from knowgate.fitting.metrics import auroc
+from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score
-from knowgate.gates.artefact import read_artefact
+from knowgate.gates.fitted.artefact import read_artefact
 from knowgate.gates.ik import IkGate
-from knowgate.gates.sentences import first_pieces
 from knowgate.models.fake import FakeModel
+from knowgate.signals.sentences import first_pieces
 from knowgate.types import Question, Reading, Signal
-from tests.fit.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere
-from tests.fit.word_llama import save_word_llama
+from tests.support.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere
+from tests.support.word_llama import save_word_llama
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from knowgate.errors import ArtefactError, BadInput, BadSetting
-from knowgate.fit.kbm import choose_tau, fit_kbm, labels_of
-from knowgate.fit.metrics import auroc
-from knowgate.fit.save import save_fitted
+from knowgate.fitting.judges.kbm import choose_tau, fit_kbm, labels_of
+from knowgate.fitting.metrics import auroc
+from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score
 from knowgate.gates.kbm import with_reference
-from knowgate.labels.rows import Side
-from knowgate.pipeline import AdaptiveRAG
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.prompts.judge import kbm_text
+from knowgate.runs.rows import GradedAnswer
 from knowgate.types import Passage, Question
-from tests.fit.judge_data import QUICK, planted, quick, scored_elsewhere
-from tests.fit.word_llama import save_word_llama
+from tests.support.judge_data import QUICK, planted, quick, scored_elsewhere
+from tests.support.word_llama import save_word_llama
 
 TAUS = {"mastery": 0.8, "certainty": 0.5}
 
@@ -118,13 +118,16 @@ def test_a_pickle_in_place_of_the_adapter_is_not_loaded(made, tmp_path):
 
 
 def test_an_indicator_at_tau_is_true_and_below_it_false():
-    assert labels_of(Side("a", mastery=0.8, certainty=0.49), TAUS) == (True, False)
-    assert labels_of(Side("a", mastery=0.79, certainty=0.5), TAUS) == (False, True)
+    assert labels_of(GradedAnswer("a", mastery=0.8, certainty=0.49), TAUS) == (True, False)
+    assert labels_of(GradedAnswer("a", mastery=0.79, certainty=0.5), TAUS) == (False, True)
 
 
 def test_tau_is_where_skipping_answers_most_dev_questions_right(made):
     def row(row, mastery):
-        closed, opened = Side("a", correct=mastery >= 0.6, mastery=mastery), Side("b", correct=mastery < 0.6)
+        closed, opened = (
+            GradedAnswer("a", correct=mastery >= 0.6, mastery=mastery),
+            GradedAnswer("b", correct=mastery < 0.6),
+        )
         return replace(row, closed=closed, open=opened)
 
     examples = made.examples

@@ -6,21 +6,21 @@ import torch
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates import check_offers, load_gate
-from knowgate.gates.features import FEATURES
-from knowgate.gates.reading import read_questions
+from knowgate.gates.live import read_questions
 from knowgate.gates.seakr import SeakrGate, standardised
-from knowgate.labels.dispersion import log_determinant, states_with
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.label import Labeller, Plan
-from knowgate.labels.readings import recorded
-from knowgate.labels.run import RunFolder
+from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.session import label_run
-from knowgate.models import hf_stream
 from knowgate.models.fake import FakeModel
-from knowgate.models.hf import HFModel, _uniforms
+from knowgate.models.hf import decoding as hf_stream
+from knowgate.models.hf.model import HFModel, _uniforms
 from knowgate.prompts.answer import AnswerPrompts
+from knowgate.runs.readings import recorded
+from knowgate.runs.run_folder import RunFolder
+from knowgate.signals.dispersion import log_determinant, states_with
+from knowgate.signals.features import FEATURES
 from knowgate.types import Prompt, Question, Reading, Signal, Want
-from tests.models.tiny_llama import save_tiny_llama
+from tests.support.tiny_llama import save_tiny_llama
 
 ALPHA = 1e-3
 PROMPTS = [Prompt("Who wrote it?"), Prompt("What is the name of the tallest tower in town?"), Prompt("Why?")]

@@ -4,12 +4,12 @@ import torch
 
 from knowgate.errors import BadSetting
 from knowgate.gates import score
-from knowgate.gates.reading import bind, read_questions
+from knowgate.gates.live import bind, read_questions
 from knowgate.gates.selfrag import NO, YES, SelfragGate
-from knowgate.models.hf import HFModel
+from knowgate.models.hf.model import HFModel
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import Question, Reading
-from tests.models.tiny_llama import save_tiny_llama
+from tests.support.tiny_llama import save_tiny_llama
 
 QUESTIONS = [Question("Who wrote it?"), Question("What is the name of the tower?")]
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.gates.logistic import fit_logistic
-from knowgate.gates.reading import bind
+from knowgate.gates.live import bind
+from knowgate.gates.parts.logistic import fit_logistic
 from knowgate.gates.skr import SkrGate, majority, smooth
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope
 from knowgate.history.sqlite import SqliteHistory
 from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import Neighbour, Question, Reading
-from tests.history.hash_embedder import HashEmbedder
+from tests.support.hash_embedder import HashEmbedder
 
 
 def near(*outcomes, similarity=1.0, weight=1.0):

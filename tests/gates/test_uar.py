@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import NotOffered
-from knowgate.gates.artefact import Artefact
+from knowgate.gates.fitted.artefact import Artefact
 from knowgate.gates.uar import Heads, UarGate, apply_head, hard_tree, soft_tree
 from knowgate.types import Question, Reading
 

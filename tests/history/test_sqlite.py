@@ -13,7 +13,7 @@ from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source
 from knowgate.history.index import VectorIndex
 from knowgate.history.sqlite import SqliteHistory
-from tests.history.hash_embedder import HashEmbedder
+from tests.support.hash_embedder import HashEmbedder
 
 SCOPE = Scope("model-a", "prompts-a")
 
@@ -160,7 +160,7 @@ WRITER = """
 import sys
 from knowgate.history.entries import Known, LogEntry, Scope
 from knowgate.history.sqlite import SqliteHistory
-from tests.history.hash_embedder import HashEmbedder
+from tests.support.hash_embedder import HashEmbedder
 
 log = SqliteHistory(sys.argv[1], HashEmbedder())
 for i in range(0, 1000, 20):

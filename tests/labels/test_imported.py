@@ -5,7 +5,7 @@ import pytest
 from knowgate.errors import BadInput
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.imported import import_answers
-from knowgate.labels.run import RunFolder
+from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Question
 
 QUESTIONS = [

@@ -4,12 +4,12 @@ import pytest
 
 from knowgate.errors import BadInput
 from knowgate.labels.kbsat import make_sets
-from knowgate.labels.rows import LabelRow, Side
+from knowgate.runs.rows import GradedAnswer, LabelRow
 
 
 def row(number, correct, question=None, lang="en"):
     text = question or f"Which film did Anna Smith{number} make in 19{number:02d}?"
-    return LabelRow(id=str(number), question=text, lang=lang, answers=("x",), closed=Side("a", correct=correct))
+    return LabelRow(id=str(number), question=text, lang=lang, answers=("x",), closed=GradedAnswer("a", correct=correct))
 
 
 ROWS = [row(i, i < 4) for i in range(10, 20)] + [row(i, True) for i in range(20, 23)]

@@ -5,13 +5,13 @@ import pytest
 from knowgate.errors import BadInput
 from knowgate.history.entries import Known, Outcome, Scope, Source
 from knowgate.labels.logbook import entries_of
-from knowgate.labels.rows import LabelRow, Side
+from knowgate.runs.rows import GradedAnswer, LabelRow
 
 SCOPE = Scope("m", "p")
 
 
 def row(correct=True, samples=(), **values):
-    return LabelRow("1", "Who?", "en", closed=Side("x", correct=correct, sample_correct=samples), **values)
+    return LabelRow("1", "Who?", "en", closed=GradedAnswer("x", correct=correct, sample_correct=samples), **values)
 
 
 def only(*rows, rule="greedy"):

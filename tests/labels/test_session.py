@@ -14,12 +14,12 @@ import pytest
 
 from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError, ServerError
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.label import Labeller, Plan
-from knowgate.labels.rows import from_json, to_json
-from knowgate.labels.run import RunFolder
+from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.runner import LocalRunner
 from knowgate.labels.session import label_run
 from knowgate.models.fake import FakeModel
+from knowgate.runs.rows import from_json, to_json
+from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Passage, Question
 
 TABLE = {

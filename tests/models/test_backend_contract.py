@@ -6,11 +6,11 @@ import pytest
 
 from knowgate.errors import KnowgateError
 from knowgate.models.fake import FakeModel
-from knowgate.models.openai import OpenAIModel
-from knowgate.models.openai_wire import Patience
+from knowgate.models.openai.model import OpenAIModel
+from knowgate.models.openai.wire import Patience
 from knowgate.models.replay import RecordingModel, ReplayModel
 from knowgate.types import LabelPrompt, Prompt, Signal, Want
-from tests.models.chat_server import ChatServer
+from tests.support.chat_server import ChatServer
 
 PROMPTS = [Prompt("What is the capital of France?"), Prompt("Hi"), Prompt("1 + 1 = ?")]
 DRAFT = 2

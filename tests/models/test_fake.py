@@ -7,7 +7,7 @@ import pytest
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.models.fake import FakeModel, open_fake
 from knowgate.types import LabelPrompt, Prompt, Signal, Want
-from tests.models.counting import CountingModel
+from tests.support.counting import CountingModel
 
 CAPITAL = "What is the capital of France?"
 TABLE = {

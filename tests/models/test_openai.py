@@ -6,11 +6,11 @@ import httpx
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, NotOffered, ServerError
-from knowgate.models.openai import OpenAIModel, open_openai
-from knowgate.models.openai_reply import label_logprobs
-from knowgate.models.openai_wire import Patience
+from knowgate.models.openai.model import OpenAIModel, open_openai
+from knowgate.models.openai.reply import label_logprobs
+from knowgate.models.openai.wire import Patience
 from knowgate.types import LabelPrompt, Prompt, Signal, Want
-from tests.models.chat_server import ChatServer
+from tests.support.chat_server import ChatServer
 
 URL = "http://server.test/v1"
 PROMPTS = [Prompt(f"q{i}") for i in range(20)]

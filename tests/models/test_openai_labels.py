@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, NotOffered, ServerError
-from knowgate.models.openai import OpenAIModel
-from knowgate.models.openai_wire import Patience
+from knowgate.models.openai.model import OpenAIModel
+from knowgate.models.openai.wire import Patience
 from knowgate.types import LabelPrompt
-from tests.models.chat_server import ChatServer
+from tests.support.chat_server import ChatServer
 
 # One character is one token, but for the labels; a beginning has the special token 1 before it.
 WORDS = {"true": 900, "false": 901, "truth": 900}

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, ServerError
-from knowgate.models.openai import OpenAIModel
-from knowgate.models.openai_wire import Patience, Wire
+from knowgate.models.openai.model import OpenAIModel
+from knowgate.models.openai.wire import Patience, Wire
 from knowgate.types import Prompt
 
 GOOD = (200, {}, {"choices": [{"message": {"content": "fine"}, "finish_reason": "stop"}]})

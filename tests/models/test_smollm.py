@@ -8,7 +8,7 @@ import torch
 from knowgate import weights
 from knowgate.models import load_model
 from knowgate.models.gguf import converted
-from knowgate.pipeline import AdaptiveRAG
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import Question, Want
 

@@ -10,7 +10,7 @@ from knowgate.errors import BadInput, BrokenIndex
 from knowgate.retrieval import load_retriever, opening
 from knowgate.retrieval.index import IndexReport, build_index
 from knowgate.retrieval.opening import open_bm25, open_dense, open_hybrid
-from tests.retrieval.retrieval_fakes import CountingEmbedder, write_records
+from tests.support.retrieval_fakes import CountingEmbedder, write_records
 
 TEXTS = {"a": "red apple", "b": "green tree", "c": "blue sky"}
 

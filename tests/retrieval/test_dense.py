@@ -9,7 +9,7 @@ from knowgate.errors import ModelError
 from knowgate.retrieval.ann import AnnSearch, build_ann
 from knowgate.retrieval.dense import DenseRetriever, ExactSearch
 from knowgate.types import Passage, Vector
-from tests.retrieval.retrieval_fakes import CountingEmbedder
+from tests.support.retrieval_fakes import CountingEmbedder
 
 
 def unit_vectors(n: int, width: int = 8) -> Vector:

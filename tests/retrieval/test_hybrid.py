@@ -4,7 +4,7 @@ import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.retrieval.hybrid import HybridRetriever
-from tests.retrieval.retrieval_fakes import FixedRetriever
+from tests.support.retrieval_fakes import FixedRetriever
 
 
 def test_scores_are_sums_of_reciprocal_ranks():

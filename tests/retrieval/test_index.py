@@ -12,7 +12,7 @@ from knowgate.retrieval import ann, load_retriever
 from knowgate.retrieval.index import IndexReport, build_index
 from knowgate.retrieval.opening import open_bm25, open_dense
 from knowgate.types import Vector
-from tests.retrieval.retrieval_fakes import CountingEmbedder, write_records
+from tests.support.retrieval_fakes import CountingEmbedder, write_records
 
 TEXTS = {"a": "red apple", "b": "green tree", "c": "blue sky"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from knowgate.cli.build import build_pipeline, read_arguments
-from knowgate.cli.config import load_settings, path
-from knowgate.pipeline import AdaptiveRAG
-from knowgate.rerank.margin import SURE
-from knowgate.types import Answer, Decision, Passage, TokenisingModel
+from knowgate.cli.paths import path
+from knowgate.cli.questions import read_arguments
+from knowgate.pipeline import AdaptiveRAG, answer_record, build_pipeline, decision_record, load_settings
+from knowgate.rerank import SURE
+from knowgate.types import Answer, Decision
 
 CONTROL = frozenset([*range(0x20), *range(0x7F, 0xA0)])
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
@@ -133,60 +133,9 @@ def decide(
             _show_neighbours(decision)
 
 
-def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
-    """What `--json` prints for one question."""
-    return {
-        "question": answer.question.text,
-        "answer": answer.text,
-        **decision_record(answer.decision),
-        "model": rag.model.name,
-        "passages": [_passage_record(passage) for passage in answer.passages],
-        "seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()},
-        "tokens": {
-            "draft": answer.draft.n_tokens if answer.draft else 0,
-            "answer": answer.n_tokens,
-            **_prompt_tokens(answer, rag),
-        },
-        **_draft_record(answer, rag.max_tokens),
-    }
-
-
-def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
-    """Where the tokenizer is at hand; the few tokens of a chat template are not counted."""
-    if not isinstance(rag.model, TokenisingModel):
-        return {}
-    prompts = {"closed_prompt": rag.prompts.closed(answer.question)}
-    if answer.passages:
-        prompts["open_prompt"] = rag.prompts.open(answer.question, answer.passages)
-    return {name: len(rag.model.tokenise(prompt.text)) for name, prompt in prompts.items()}
-
-
-def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
-    """The closed-book answer that retrieval replaced, where the gate read all of it: for `knowgate replay`."""
-    draft = answer.draft
-    if not answer.passages or draft is None or not (draft.finished or draft.n_tokens >= max_tokens):
-        return {}
-    return {"draft": draft.text}
-
-
-def decision_record(decision: Decision) -> dict[str, Any]:
-    return {
-        "retrieve": decision.retrieve,
-        "need": round(decision.need, 6),
-        "threshold": decision.threshold,
-        "gate": decision.gate,
-        "reason": decision.reason,
-        **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),
-    }
-
-
 def _say_promise(rag: AdaptiveRAG, explain: bool) -> None:
     if explain and (said := rag.promise):
         typer.echo(said, err=True)
-
-
-def _passage_record(passage: Passage) -> dict[str, Any]:
-    return {"id": passage.id, "title": passage.title, "text": passage.text, "score": passage.score}
 
 
 def _print_json(record: dict[str, Any]) -> None:

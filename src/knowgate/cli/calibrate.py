@@ -10,13 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from knowgate.calibrate.evidence import sentence
-from knowgate.calibrate.outcomes import Reached
-from knowgate.cli.config import path
+from knowgate.cli.paths import path
 from knowgate.errors import BadSetting
-from knowgate.evaluate.statistics import wilson
-from knowgate.evaluate.thresholds import Calibrated, Target, calibrate, store
-from knowgate.gates.artefact import ALWAYS, is_artefact
+from knowgate.gates import ALWAYS, is_artefact
+from knowgate.statistics import wilson
+from knowgate.thresholds import Calibration, Target, ThresholdResult, calibrate, sentence, store
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
@@ -89,7 +87,7 @@ def _target(loss: float | None, confidence: float | None, rate: float | None, be
     return Target("accuracy") if rate is None else Target("budget", rate)
 
 
-def _table(found: Calibrated) -> Table:
+def _table(found: Calibration) -> Table:
     """Shares with their 95 % intervals (Wilson)."""
     threshold = "always retrieve" if found.threshold == ALWAYS else f"{found.threshold:g}"
     table = Table("", "chosen on", *(["held out"] if found.held else []), box=None)
@@ -105,7 +103,7 @@ def _share(hits: int, n: int) -> str:
     return f"{hits / n:.1%} [{low:.1%}, {high:.1%}]"
 
 
-CELLS: dict[str, Callable[[Reached], str]] = {
+CELLS: dict[str, Callable[[ThresholdResult], str]] = {
     "questions": lambda one: str(one.n),
     "retrieval rate": lambda one: _share(one.retrieved, one.n),
     "accuracy": lambda one: _share(one.right, one.n),

@@ -15,13 +15,12 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from knowgate.cli.build import cached_index
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting
 from knowgate.gates import DEFAULT, default_gate, load_gate
 from knowgate.models import load_model
-from knowgate.pipeline import AdaptiveRAG
-from knowgate.prompts.answer import AnswerPrompts
+from knowgate.pipeline import AdaptiveRAG, cached_index
+from knowgate.prompts import AnswerPrompts
 from knowgate.retrieval import load_retriever
 from knowgate.text import grade_contains
 from knowgate.types import Answer, Question

@@ -12,14 +12,14 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from knowgate.cli.config import path
+from knowgate.cli.paths import path
+from knowgate.display import markdown_tables
 from knowgate.errors import BadSetting, MissingExtra
-from knowgate.evaluate import eval_sheets
-from knowgate.evaluate.boundary_tables import render
-from knowgate.evaluate.evaluation import Evaluation, evaluate, to_json
-from knowgate.evaluate.scoring import score_gates, without_seen
-from knowgate.evaluate.trial import load_trial
+from knowgate.evaluation import Evaluation, evaluate, evaluation_json
 from knowgate.files import write_json, write_text
+from knowgate.gates import score_gates, without_seen
+from knowgate.report import all_sheets, render
+from knowgate.runs import load_trial
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 PIPED = 220  # columns
@@ -75,7 +75,7 @@ def eval_(
     except ModuleNotFoundError as error:
         raise MissingExtra("evaluating", "train") from error
     if as_json:
-        typer.echo(json.dumps(to_json(found), ensure_ascii=False))
+        typer.echo(json.dumps(evaluation_json(found), ensure_ascii=False))
     else:
         wide_console().print(tables(found))
     if out is not None:
@@ -102,7 +102,7 @@ def wide_console() -> Console:
 
 def tables(found: Evaluation) -> Group:
     parts: list[RenderableType] = []
-    for sheet in eval_sheets.all_sheets(found):
+    for sheet in all_sheets(found):
         parts += [Text(sheet.title, style="bold"), render(sheet), Text()]
     return Group(*parts)
 
@@ -110,10 +110,10 @@ def tables(found: Evaluation) -> Group:
 def write_report(found: Evaluation, out: Path, *, html: bool) -> None:
     """summary.json, table.md and the page."""
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "summary.json", to_json(found))
-    write_text(out / "table.md", eval_sheets.markdown(list(eval_sheets.all_sheets(found))))
+    write_json(out / "summary.json", evaluation_json(found))
+    write_text(out / "table.md", markdown_tables(list(all_sheets(found))))
     if html:
-        from knowgate.evaluate.eval_page import write_eval_page
+        from knowgate.report import write_eval_page
 
         write_eval_page(found, out / "report.html")
         size = (out / "report.html").stat().st_size / 1e6

@@ -11,21 +11,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from knowgate.cli.build import build_prompts
-from knowgate.cli.config import Settings
 from knowgate.cli.label import labelling_bar
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting
-from knowgate.gates import check_offers, load_gate, score
-from knowgate.gates.reading import bind, read_questions
-from knowgate.labels.grading import load_grader
-from knowgate.labels.label import Labeller, Plan
-from knowgate.labels.needs import RecordedNeeds, read_needs, write_needs
-from knowgate.labels.readings import question_of
-from knowgate.labels.run import RunFolder
-from knowgate.labels.session import label_run
+from knowgate.gates import bind, check_offers, load_gate, read_questions, score
+from knowgate.labels import Labeller, Plan, label_run, load_grader
 from knowgate.models import load_model
+from knowgate.pipeline import Settings, build_prompts
 from knowgate.retrieval import load_retriever
+from knowgate.runs import RecordedNeeds, RunFolder, question_of, read_needs, write_needs
 from knowgate.types import Gate, Model, Question, Signal
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)

@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from knowgate.cli.config import path
 from knowgate.cli.fit_reranker import shared_settings
+from knowgate.cli.paths import path
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import write_json, write_text
 from knowgate.models import load_model
-from knowgate.rerank import load_reranker
-from knowgate.rerank.manifest import BASE, is_aligned, read_manifest
+from knowgate.rerank import BASE, is_aligned, load_reranker, read_manifest
 from knowgate.types import Reranker
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
@@ -43,10 +42,9 @@ def eval_rerank(
 
     Example: knowgate eval-rerank --pref pref --rerank my-reranker --model smollm --out result
     """
-    from knowgate.evaluate.rerank import compare_rankers, markdown, summary
-    from knowgate.evaluate.rerank_answers import Answering
-    from knowgate.fit.preference import PreferenceFolder
-    from knowgate.labels.grading import load_grader
+    from knowgate.evaluation import Answering, compare_rankers, markdown, summary
+    from knowgate.labels import load_grader
+    from knowgate.preferences import PreferenceFolder
 
     if split not in SPLITS:
         raise BadSetting(f"--split is '{split}'; allowed: {', '.join(SPLITS)}.")

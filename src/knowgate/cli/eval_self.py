@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from knowgate.datasets import load_questions
-from knowgate.evaluate.selfassess import Assessment, assess_direct, assess_freely, assess_with_history
+from knowgate.evaluation import Assessment, assess_direct, assess_freely, assess_with_history
 from knowgate.models import load_model
-from knowgate.prompts.answer import AnswerPrompts
+from knowgate.prompts import AnswerPrompts
 from knowgate.types import Model, Question
 
 LINE = "{:<12} {:<30} {:>9} {:>11} {:>13} {:>7}"

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from knowgate.cli.config import path
 from knowgate.cli.fit_judge import JUDGES, JudgeOptions, fit_judge_gate
 from knowgate.cli.fit_reranker import RERANKER, RerankerOptions, fit_reranker_folder
+from knowgate.cli.paths import path
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.gates import FITTED
@@ -21,8 +21,7 @@ from knowgate.models import load_model
 from knowgate.types import Question
 
 if TYPE_CHECKING:
-    from knowgate.fit.data import Examples
-    from knowgate.fit.save import Report
+    from knowgate.fitting import Examples, FitReport
 
 ENOUGH, ENOUGH_TESTED = 300, 50
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -115,13 +114,15 @@ def fit(
     if not labels:
         raise BadSetting(f"fit {name} learns from label runs: give --labels RUN, made by knowgate label.")
     try:
-        from knowgate.fit.adaptive import fit_adaptive
-        from knowgate.fit.data import load_examples
-        from knowgate.fit.fusion import fit_fusion
-        from knowgate.fit.judge_state import forget_training
-        from knowgate.fit.probe import fit_probe
-        from knowgate.fit.save import save_fitted
-        from knowgate.fit.uar import fit_uar
+        from knowgate.fitting import (
+            fit_adaptive,
+            fit_fusion,
+            fit_probe,
+            fit_uar,
+            forget_training,
+            load_examples,
+            save_fitted,
+        )
     except ModuleNotFoundError as error:
         raise MissingExtra("fitting", "train") from error
     chosen: Any = target or ("known" if name in JUDGES or name == "uar" else None)
@@ -151,7 +152,7 @@ def fit(
     _warn(examples, target)
 
 
-def _decides(report: Report) -> str:
+def _decides(report: FitReport) -> str:
     """What the gate will do, and whether it learnt anything."""
     threshold, auroc = report.manifest["threshold"], report.metrics["auroc"]
     words = f"It retrieves when need is above {threshold:g}" + (", that is always." if threshold <= 0 else ".")

@@ -14,9 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from knowgate.errors import BadSetting
 
 if TYPE_CHECKING:
-    from knowgate.fit.data import Examples
-    from knowgate.fit.judge import Step, Watch
-    from knowgate.fit.save import Fitted
+    from knowgate.fitting import Examples, FitResult, JudgeStep, Watch
 
 JUDGES = ("ik", "kbm")
 
@@ -44,16 +42,13 @@ class JudgeOptions:
                 raise BadSetting(f"--{option} is '{value}'; allowed: {', '.join(allowed)}.")
 
 
-def fit_judge_gate(name: str, examples: Examples, options: JudgeOptions, out: Path, seed: int) -> Fitted:
+def fit_judge_gate(name: str, examples: Examples, options: JudgeOptions, out: Path, seed: int) -> FitResult:
     """Train, or go on with what an interrupted command left beside `out`."""
-    from knowgate.fit.ik import fit_ik, fit_ik_text
-    from knowgate.fit.judge_model import Training
-    from knowgate.fit.judge_state import training_folder
-    from knowgate.fit.kbm import fit_kbm
+    from knowgate.fitting import JudgeTraining, fit_ik, fit_ik_text, fit_kbm, training_folder
 
     if name == "ik" and options.mode == "text":
         return fit_ik_text(examples, tokens=options.tokens)
-    training = Training(
+    training = JudgeTraining(
         options.epochs, accumulate=options.accumulate, rate=options.rate, full=options.full, seed=seed
     )  # fmt: skip
     with watching() as watch:
@@ -75,7 +70,7 @@ def watching() -> Iterator[Watch]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("training", rate="")
 
-        def watch(step: Step) -> None:
+        def watch(step: JudgeStep) -> None:
             said = f"epoch {step.epoch}, loss {step.loss:.3f}"
             rate = f"{step.rate:.1f} examples/s"
             progress.update(task, description=said, completed=step.done, total=step.total, rate=rate)

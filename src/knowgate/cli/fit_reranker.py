@@ -16,9 +16,8 @@ from knowgate.datasets import load_questions
 from knowgate.errors import BadInput, BadSetting, MissingExtra
 
 if TYPE_CHECKING:
-    from knowgate.fit.preference import PreferenceFolder
-    from knowgate.fit.rerank_train import Group, Step
-    from knowgate.fit.reranker import Aligned
+    from knowgate.fitting import AlignedReranker, Group, RerankStep
+    from knowgate.preferences import PreferenceFolder
 
 RERANKER = "reranker"
 SAME = ("model_fingerprint", "prompts_fingerprint", "source")  # what folders that are used together must share
@@ -40,11 +39,8 @@ class RerankerOptions:
 def fit_reranker_folder(options: RerankerOptions, out: Path, command: str) -> None:
     """Train, measure before and after, write the folder."""
     try:
-        from knowgate.fit.preference import PreferenceFolder, data_hash
-        from knowgate.fit.rerank_base import MINILM
-        from knowgate.fit.rerank_save import save_reranker
-        from knowgate.fit.rerank_train import Training
-        from knowgate.fit.reranker import fit_reranker
+        from knowgate.fitting import MINILM, RerankTraining, fit_reranker, save_reranker
+        from knowgate.preferences import PreferenceFolder, data_hash
     except ModuleNotFoundError as error:
         raise MissingExtra("fitting", "train") from error
     if not options.pref:
@@ -56,7 +52,7 @@ def fit_reranker_folder(options: RerankerOptions, out: Path, command: str) -> No
     relevance = _relevance(options.relevance, options.limit) if options.relevance else None
     with _watching() as watch:
         fitted = fit_reranker(
-            rows, base=options.base or MINILM, training=Training(**given), relevance=relevance, watch=watch
+            rows, base=options.base or MINILM, training=RerankTraining(**given), relevance=relevance, watch=watch
         )
     save_reranker(fitted, out, settings=settings, data_hash=data_hash(rows), command=command)
     _say(fitted, out)
@@ -76,7 +72,7 @@ def shared_settings(folders: Sequence[PreferenceFolder]) -> dict[str, Any]:
 
 
 def _relevance(spec: str, limit: int | None) -> list[Group]:
-    from knowgate.fit.relevance import relevance_groups
+    from knowgate.fitting import relevance_groups
 
     groups = relevance_groups(load_questions(spec, limit))
     if not groups:
@@ -91,7 +87,7 @@ def _watching() -> Iterator[Any]:
     with Progress(*columns, console=WORDS, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
-        def watch(stage: str, step: Step) -> None:
+        def watch(stage: str, step: RerankStep) -> None:
             if stage not in tasks:
                 tasks[stage] = progress.add_task(stage, pace="")
             pace = f"{step.rate:.1f} questions/s, loss {step.loss:.3f}"
@@ -100,9 +96,9 @@ def _watching() -> Iterator[Any]:
         yield watch
 
 
-def _say(fitted: Aligned, out: Path) -> None:
-    from knowgate.fit.rank_metrics import NAMES
-    from knowgate.fit.rerank_save import gains_of
+def _say(fitted: AlignedReranker, out: Path) -> None:
+    from knowgate.fitting import gains_of
+    from knowgate.preferences import NAMES
 
     gains = gains_of(fitted)
     if fitted.tested:

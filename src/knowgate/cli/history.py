@@ -16,10 +16,9 @@ from rich.table import Table
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import read_jsonl
-from knowgate.history import open_history
-from knowgate.history.entries import HistoryStore, Known, LogEntry, Outcome, Scope, Source
-from knowgate.labels.logbook import entries_of, scope_of
-from knowgate.labels.run import RunFolder
+from knowgate.history import HistoryStore, Known, LogEntry, Outcome, Scope, Source, open_history
+from knowgate.labels import entries_of, scope_of
+from knowgate.runs import RunFolder
 
 app = typer.Typer(
     help="The log of questions with what the LLM knew: what dhicl and skr learn from.", no_args_is_help=True

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from knowgate.datasets import load_questions
-from knowgate.labels.grading import load_grader
-from knowgate.labels.imported import import_answers as run_import
-from knowgate.labels.run import RunFolder
+from knowgate.labels import import_answers as run_import
+from knowgate.labels import load_grader
+from knowgate.runs import RunFolder
 
 
 def import_answers(

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from knowgate.cli.config import path
-from knowgate.retrieval.index import IndexReport, build_index
+from knowgate.cli.paths import path
+from knowgate.retrieval import IndexReport, build_index
 
 COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 

@@ -12,21 +12,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from knowgate.cli.build import build_prompts
-from knowgate.cli.config import Settings
 from knowgate.cli.progress import question_bar
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting
 from knowgate.files import write_text
-from knowgate.labels.agreement import compare_graders
-from knowgate.labels.dispersion import SAMPLES
-from knowgate.labels.grading import load_grader
-from knowgate.labels.kbsat import make_sets
-from knowgate.labels.label import Labeller, Plan
-from knowgate.labels.run import RunFolder
-from knowgate.labels.session import Tally, label_run
+from knowgate.labels import Labeller, Plan, Tally, compare_graders, label_run, load_grader, make_sets
 from knowgate.models import load_model
+from knowgate.pipeline import Settings, build_prompts
 from knowgate.retrieval import load_retriever
+from knowgate.runs import RunFolder
+from knowgate.signals import SAMPLES
 from knowgate.types import Model, Signal
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)

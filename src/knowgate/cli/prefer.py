@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from knowgate.cli.build import build_prompts
-from knowgate.cli.config import Settings, path
+from knowgate.cli.paths import path
 from knowgate.cli.progress import question_bar
 from knowgate.datasets import load_questions
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_gate
-from knowgate.labels.grading import load_grader
-from knowgate.labels.readings import question_of
-from knowgate.labels.run import RunFolder
+from knowgate.labels import load_grader
 from knowgate.models import load_model
-from knowgate.prompts.answer import AnswerPrompts
+from knowgate.pipeline import Settings, build_prompts
+from knowgate.prompts import AnswerPrompts
 from knowgate.retrieval import load_retriever
+from knowgate.runs import RunFolder, question_of
 from knowgate.types import Model, Question
 
 if TYPE_CHECKING:
-    from knowgate.fit.prefer import Source
-    from knowgate.fit.prefer_run import Counts
+    from knowgate.preferences import PreferenceCounts, Source
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 SOURCES = ("confidence", "benefit", "likelihood")
@@ -72,9 +70,7 @@ def prefer(
 
     Example: knowgate prefer --labels run --gate my-probe --index my-index --out pref
     """
-    from knowgate.fit.prefer import Preferrer
-    from knowgate.fit.prefer_run import prefer_run
-    from knowgate.fit.preference import PreferenceFolder
+    from knowgate.preferences import PreferenceFolder, Preferrer, prefer_run
 
     _check(source, split, index, data)
     folders = [RunFolder(run) for run in labels]
@@ -139,8 +135,8 @@ def _model(folders: Sequence[RunFolder], spec: str | None) -> Model:
 
 
 def _source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> Source:
-    from knowgate.fit.prefer import Benefit, Confidence, Likelihood
-    from knowgate.gates.probe import ProbeGate
+    from knowgate.gates import ProbeGate
+    from knowgate.preferences import Benefit, Confidence, Likelihood
 
     if name == "benefit":
         return Benefit(llm, load_grader("contains", None, "implies"), prompts)
@@ -160,14 +156,14 @@ def _source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> 
 def _bar() -> Iterator[Any]:
     with question_bar("measuring", WORDS) as show:
 
-        def show_counts(counts: Counts) -> None:
+        def show_counts(counts: PreferenceCounts) -> None:
             pace = f"{counts.prompts / counts.seconds:.1f} prompts/s" if counts.seconds else ""
             show(counts.done, counts.total, pace)
 
         yield show_counts
 
 
-def _summary(counts: Counts, out: Path) -> None:
+def _summary(counts: PreferenceCounts, out: Path) -> None:
     left = (
         (counts.one_sided, "with passages of one kind only"),
         (counts.bare, "without passages"),

@@ -12,12 +12,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from knowgate.cli.config import path
+from knowgate.cli.paths import path
 from knowgate.errors import BadSetting
-from knowgate.evaluate.statistics import Share
-from knowgate.evaluate.traffic import Line, Prices, Saving, Traffic, replay
-from knowgate.evaluate.traffic_log import Log, read_log, read_run, shown_bad
+from knowgate.evaluation import (
+    Log,
+    Prices,
+    ThresholdLine,
+    Traffic,
+    TrafficSaving,
+    read_log,
+    read_run,
+    replay,
+    shown_bad,
+)
 from knowgate.gates import load_gate
+from knowgate.statistics import Share
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 WIDE = 200  # columns where nobody's terminal sets a limit
@@ -97,7 +106,7 @@ def _own_threshold(found: Log, gate: str) -> float:
     return loaded.threshold
 
 
-def _table(lines: Sequence[Line], marks: dict[float, str], prices: Prices) -> Table:
+def _table(lines: Sequence[ThresholdLine], marks: dict[float, str], prices: Prices) -> Table:
     kinds = ["retrievals", "tokens", "seconds", *(["money"] if prices.are_given else [])]
     risks = {name: RISKS[name].format(found.n) for name, found in lines[0].risks.items()}
     table = Table("threshold", "retrieved", *(f"{kind} saved" for kind in kinds), *risks.values(), box=None)
@@ -109,7 +118,7 @@ def _table(lines: Sequence[Line], marks: dict[float, str], prices: Prices) -> Ta
     return table
 
 
-def _saving(found: Saving | None) -> str:
+def _saving(found: TrafficSaving | None) -> str:
     if found is None:
         return "-"
     share = f" ({found.saved / found.always:.0%})" if found.always else ""
@@ -142,7 +151,7 @@ def _explain(found: Log, traffic: Traffic) -> None:
         WORDS.print("No question has both answers, so the risk is unknown: use a gate that drafts, or a label run.")
 
 
-def _record(found: Log, lines: Sequence[Line], prices: Prices, marks: dict[float, str]) -> dict[str, Any]:
+def _record(found: Log, lines: Sequence[ThresholdLine], prices: Prices, marks: dict[float, str]) -> dict[str, Any]:
     return {
         "log": str(found.path),
         "questions": len(found.events),

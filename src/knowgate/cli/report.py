@@ -10,10 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from knowgate.cli.config import path
-from knowgate.evaluate.boundary_tables import tables
-from knowgate.evaluate.html import write_page
-from knowgate.evaluate.runs import read_runs, to_json
+from knowgate.cli.paths import path
+from knowgate.evaluation import read_runs, run_report_json
+from knowgate.report import tables, write_page
 
 
 def report(
@@ -29,7 +28,9 @@ def report(
     found = read_runs(runs)
     if as_json:
         has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
-        typer.echo(json.dumps({"runs": [to_json(run) for run in found]}, ensure_ascii=not has_utf8, allow_nan=False))
+        typer.echo(
+            json.dumps({"runs": [run_report_json(run) for run in found]}, ensure_ascii=not has_utf8, allow_nan=False)
+        )
     else:
         Console(highlight=False).print(tables(found))
     if html:

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from knowgate.cli.config import path
 from knowgate.cli.eval import split_specs, wide_console
+from knowgate.cli.paths import path
+from knowgate.display import Sheet, markdown_tables
 from knowgate.errors import MissingExtra
-from knowgate.evaluate import eval_sheets, sweeps
-from knowgate.evaluate.boundary_tables import render
-from knowgate.evaluate.scoring import score_gates
-from knowgate.evaluate.sheets import Sheet
-from knowgate.evaluate.trial import load_trial
+from knowgate.evaluation import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
+from knowgate.gates import score_gates
+from knowgate.report import render
+from knowgate.runs import load_trial
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs.")
@@ -36,7 +36,7 @@ def thresholds(labels: Runs, gates: Gates = None, plug_in: PlugIn = False, markd
     """
     trial = load_trial(labels)
     scored = score_gates(trial, split_specs(gates), plug_in=plug_in)
-    show([sweeps.thresholds(trial, gate) for gate in scored], markdown)
+    show([sweep_thresholds(trial, gate) for gate in scored], markdown)
 
 
 @app.command()
@@ -47,7 +47,7 @@ def beta(labels: Runs, gates: Gates = None, plug_in: PlugIn = False, markdown: A
     """
     trial = load_trial(labels)
     scored = score_gates(trial, split_specs(gates), plug_in=plug_in)
-    show([sweeps.betas(trial, gate) for gate in scored], markdown)
+    show([sweep_betas(trial, gate) for gate in scored], markdown)
 
 
 @app.command()
@@ -60,7 +60,7 @@ def variants(
 
     Example: knowgate sweep variants --labels runs/test --gate dhicl
     """
-    show([sweeps.variants(load_trial(labels), gate)], markdown)
+    show([sweep_variants(load_trial(labels), gate)], markdown)
 
 
 @app.command()
@@ -75,7 +75,7 @@ def transfer(
     Example: knowgate sweep transfer --train runs/nq-train --train runs/squad-train --labels runs/nq-test
     """
     try:
-        found = sweeps.transfer(fit, train, labels, WORDS.print)
+        found = sweep_transfer(fit, train, labels, WORDS.print)
     except ModuleNotFoundError as error:
         raise MissingExtra("fitting", "train") from error
     show([found], markdown)
@@ -87,12 +87,12 @@ def plug_in_matrix(labels: Runs, gates: Gates = None, markdown: AsMarkdown = Fal
 
     Example: knowgate sweep plug-in --gates gate-of-a,gate-of-b --labels runs-of-a --labels runs-of-b
     """
-    show([sweeps.matrix(split_specs(gates), labels)], markdown)
+    show([sweep_plug_in(split_specs(gates), labels)], markdown)
 
 
 def show(sheets: list[Sheet], markdown: bool) -> None:
     if markdown:
-        typer.echo(eval_sheets.markdown(sheets))
+        typer.echo(markdown_tables(sheets))
         return
     console = wide_console()
     for sheet in sheets:

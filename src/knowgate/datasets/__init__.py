@@ -9,6 +9,8 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Question
 
+__all__ = ["DATASETS", "load_questions"]
+
 DATASETS = {
     "jsonl": Entry("knowgate.datasets.jsonl:read_questions", "jsonl:FILE, one question per line"),
     "hub": Entry("knowgate.datasets.hub:read_questions", "hub:NAME?split=..., a Hugging Face data set", extra="hub"),

@@ -8,12 +8,92 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
-from knowgate.gates.artefact import is_artefact, read_artefact
+from knowgate.gates.fitted.artefact import is_artefact, read_artefact
+from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
 from knowgate.types import Gate, Model, Question, Reading, Signal
+
+if TYPE_CHECKING:
+    from knowgate.gates.adaptive import CLASSES, apply_classes
+    from knowgate.gates.dhicl import DhiclGate, Sign
+    from knowgate.gates.fitted.artefact import ALWAYS, CARD, SEEN, Artefact, Tensors, revise_artefact, write_artefact
+    from knowgate.gates.fitted.base import FittedGate
+    from knowgate.gates.fitted.judge import ALLOWED, FOLDER, Judge, digest, open_base, open_judge
+    from knowgate.gates.fitted.network import apply_network
+    from knowgate.gates.fitted.probability import calibrate, logit
+    from knowgate.gates.fusion import TEXT, embedded
+    from knowgate.gates.ik import IK_LABELS, judged
+    from knowgate.gates.kbm import HEADS, KBM_LABELS, answered, known, with_reference
+    from knowgate.gates.live import bind, read_questions
+    from knowgate.gates.probe import ProbeGate
+    from knowgate.gates.prompt import PromptGate
+    from knowgate.gates.recorded import GateScores, score_gate, score_gates, without_seen
+    from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "ALLOWED",
+    "ALWAYS",
+    "Artefact",
+    "CARD",
+    "CLASSES",
+    "CRITERIA",
+    "DEFAULT",
+    "DhiclGate",
+    "FITTED",
+    "FOLDER",
+    "FittedGate",
+    "GATES",
+    "GateScores",
+    "HEADS",
+    "IK_LABELS",
+    "Judge",
+    "KBM_LABELS",
+    "PACKAGED",
+    "PLAIN",
+    "ProbeGate",
+    "PromptGate",
+    "SEEN",
+    "SELF",
+    "Sign",
+    "TEXT",
+    "Tensors",
+    "answered",
+    "apply_classes",
+    "apply_head",
+    "apply_heads",
+    "apply_network",
+    "bind",
+    "calibrate",
+    "check_offers",
+    "default_gate",
+    "digest",
+    "embedded",
+    "hard_tree",
+    "is_artefact",
+    "judged",
+    "known",
+    "load_fitted",
+    "load_gate",
+    "logit",
+    "markdown_table",
+    "open_base",
+    "open_judge",
+    "read_artefact",
+    "read_questions",
+    "revise_artefact",
+    "score",
+    "score_gate",
+    "score_gates",
+    "soft_tree",
+    "with_reference",
+    "without_seen",
+    "write_artefact",
+]
 
 DEFAULT = "default"  # a gate that comes with knowgate and was fitted on the LLM at hand; else PLAIN
 PLAIN = "logprob:first"

@@ -10,9 +10,9 @@ import numpy as np
 
 from knowgate.embedding import SentenceEmbedder, check_vectors
 from knowgate.errors import ArtefactError
-from knowgate.gates.artefact import Tensors
-from knowgate.gates.calibration import Floats
-from knowgate.gates.fitted import FittedGate
+from knowgate.gates.fitted.artefact import Tensors
+from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.probability import Floats
 from knowgate.types import Embedder, Question, Reading, Vector
 
 CLASSES = ("no", "one", "multi")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from knowgate.errors import BadSetting
-from knowgate.gates.logged import bound_scope, opened
-from knowgate.gates.words import split_words
-from knowgate.history.entries import HistoryStore, Scope
+from knowgate.gates.parts.logged import bound_scope, opened
+from knowgate.gates.parts.words import split_words
+from knowgate.history import HistoryStore, Scope
 from knowgate.prompts import packaged, question_language
 from knowgate.types import Gate, LabelPrompt, Model, Neighbour, Question, Reading, Signal, Vector, Want
 

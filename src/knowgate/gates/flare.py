@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.errors import BadSetting
-from knowgate.gates.confidence import check_draft_tokens, least, need_of
+from knowgate.signals import check_draft_tokens, least, need_of
 from knowgate.types import Question, Reading, Signal, Want
 
 

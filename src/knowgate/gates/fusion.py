@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knowgate.gates.calibration import Floats, logit
-from knowgate.gates.features import matrix
-from knowgate.gates.fitted import FittedGate
-from knowgate.gates.network import apply_network
-from knowgate.gates.probe import states
-from knowgate.gates.sentences import drafts, fitted_encoder, text_features
-from knowgate.prompts.assess import self_assessment
+from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.encoder import fitted_encoder
+from knowgate.gates.fitted.network import apply_network
+from knowgate.gates.fitted.probability import Floats, logit
+from knowgate.prompts import self_assessment
+from knowgate.signals import drafts, hidden_states, matrix, text_features
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, Vector
 
 TEXT = "text"  # the signal: a linear head over embeddings
@@ -51,7 +50,7 @@ class FusionGate(FittedGate):
         options = self.artefact.options
         columns = [matrix(options["features"], questions, readings)]
         for probe in options["probes"]:
-            features = states(readings, probe["layer"], probe["position"])
+            features = hidden_states(readings, probe["layer"], probe["position"])
             need = apply_network(self.artefact.tensors, features, f"{probe['name']}.")
             columns.append(logit(need)[:, None].astype(np.float32))
         if "embedder" in options:

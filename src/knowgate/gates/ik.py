@@ -6,15 +6,16 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.gates.calibration import Floats
-from knowgate.gates.fitted import FittedGate
-from knowgate.gates.judge import FOLDER, Judge, open_judge
-from knowgate.gates.network import apply_network
-from knowgate.gates.sentences import drafts, fitted_encoder, text_features
-from knowgate.prompts.judge import ik_text
+from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.encoder import fitted_encoder
+from knowgate.gates.fitted.judge import FOLDER, Judge, open_judge
+from knowgate.gates.fitted.network import apply_network
+from knowgate.gates.fitted.probability import Floats
+from knowgate.prompts import ik_text
+from knowgate.signals import drafts, text_features
 from knowgate.types import Embedder, Question, Reading
 
-LABELS = ("Yes", "No")
+IK_LABELS = ("Yes", "No")
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from knowgate.gates.calibration import Floats
-from knowgate.gates.fitted import FittedGate
-from knowgate.gates.judge import FOLDER, Judge, open_judge
-from knowgate.prompts.judge import kbm_text
+from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.judge import FOLDER, Judge, open_judge
+from knowgate.gates.fitted.probability import Floats
+from knowgate.prompts import kbm_text
 from knowgate.types import Passage, Question, Reading
 
 if TYPE_CHECKING:
-    from knowgate.models.hf_labels import Cut
+    from knowgate.models import MarkedTokens
 
-LABELS = ("True", "False")
+KBM_LABELS = ("True", "False")
 HEADS = ("mastery", "certainty")
 START, BETWEEN = '{"mastery": "', '", "certainty": "'
 USEFUL = 0.5  # the judge's own decision: the calibration is that of bare questions
@@ -61,11 +61,11 @@ def known(judge: Judge, head: str, texts: Sequence[str]) -> Floats:
     mastery = judge.known([judge.encode(text, START) for text in texts])
     if head == "mastery":
         return mastery
-    words = [LABELS[0] if probability >= 0.5 else LABELS[1] for probability in mastery]
+    words = [KBM_LABELS[0] if probability >= 0.5 else KBM_LABELS[1] for probability in mastery]
     return judge.known([answered(judge, text, word) for text, word in zip(texts, words, strict=True)])
 
 
-def answered(judge: Judge, text: str, mastery: str) -> Cut:
+def answered(judge: Judge, text: str, mastery: str) -> MarkedTokens:
     """The judge's answer up to where certainty stands; both labels are marked."""
     return judge.encode(text, START, mastery + BETWEEN)
 
@@ -85,5 +85,5 @@ def with_reference(judge: Judge, question: Question, passages: Sequence[Passage]
 
 
 def _length(judge: Judge, text: str) -> int:
-    answer = judge.model.tokenise(START + LABELS[1] + BETWEEN)
+    answer = judge.model.tokenise(START + KBM_LABELS[1] + BETWEEN)
     return len(judge.model.tokenise(judge.model.render(text), special=True)) + len(answer)

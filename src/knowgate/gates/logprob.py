@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from knowgate.gates.confidence import (
+from knowgate.signals import (
     check_draft_tokens,
     first,
     geometric_mean,

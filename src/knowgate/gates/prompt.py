@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.gates.words import split_words
-from knowgate.prompts.assess import self_assessment
+from knowgate.gates.parts.words import split_words
+from knowgate.prompts import self_assessment
 from knowgate.types import LabelPrompt, Question, Reading, Signal, Want
 
 

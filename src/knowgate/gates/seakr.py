@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
 from knowgate.errors import BadSetting, NotOffered
-from knowgate.labels.dispersion import ALPHA, SAMPLES, log_determinant
+from knowgate.signals import ALPHA, SAMPLES, log_determinant
 from knowgate.types import Gate, Model, Question, Reading, Signal, Want
 
 

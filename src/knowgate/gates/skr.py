@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 
 from knowgate.errors import BadSetting
-from knowgate.gates.logged import bound_scope, opened
-from knowgate.gates.logistic import Logistic, fit_logistic
-from knowgate.history.entries import HistoryStore, Outcome, Scope
+from knowgate.gates.parts.logged import bound_scope, opened
+from knowgate.gates.parts.logistic import Logistic, fit_logistic
+from knowgate.history import HistoryStore, Outcome, Scope
 from knowgate.types import Gate, Model, Neighbour, Question, Reading, Signal, Want
 
 TIE = 0.5 + 1e-6  # just above the threshold: ties retrieve (SKR section 3.3)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.gates.artefact import Tensors
-from knowgate.gates.calibration import Floats, calibrate
-from knowgate.gates.fitted import FittedGate
-from knowgate.gates.probe import states
+from knowgate.gates.fitted.artefact import Tensors
+from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.probability import Floats, calibrate
+from knowgate.signals import hidden_states
 from knowgate.types import Question, Reading, Vector
 
 CRITERIA = ("intent", "knowledge", "time")  # asks for sources? needs knowledge? changes with time?
@@ -69,7 +69,7 @@ class UarGate(FittedGate):
         return [f"{text}; {self.note}" if self.note else text for text in said]
 
     def _states(self, readings: Sequence[Reading]) -> Vector:
-        return states(readings, self.artefact.options["layer"], "pre")
+        return hidden_states(readings, self.artefact.options["layer"], "pre")
 
 
 def apply_heads(tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], features: Vector, own: Floats) -> Heads:

@@ -1,1 +1,39 @@
-"""What does this LLM know? Samples, grades, mastery, certainty and the effect of retrieval, question by question."""
+"""How a question is labelled: answered both ways, sampled, graded; runs that go on where they stopped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from knowgate.lazy import hand_on
+
+if TYPE_CHECKING:
+    from knowgate.labels.agreement import compare_graders
+    from knowgate.labels.grading import Grader, golds, load_grader
+    from knowgate.labels.imported import import_answers
+    from knowgate.labels.kbsat import make_sets
+    from knowgate.labels.labeller import Labeller, Plan
+    from knowgate.labels.logbook import entries_of, scope_of
+    from knowgate.labels.mask import is_mask, says_mask
+    from knowgate.labels.runner import LocalRunner
+    from knowgate.labels.session import Tally, about, fingerprint_questions, label_run
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "Grader",
+    "Labeller",
+    "LocalRunner",
+    "Plan",
+    "Tally",
+    "about",
+    "compare_graders",
+    "entries_of",
+    "fingerprint_questions",
+    "golds",
+    "import_answers",
+    "is_mask",
+    "label_run",
+    "load_grader",
+    "make_sets",
+    "says_mask",
+    "scope_of",
+]

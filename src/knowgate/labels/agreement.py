@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from knowgate.labels.grading import Grader, JudgeGrader, StringGrader
-from knowgate.labels.rows import LabelRow
+from knowgate.runs import LabelRow
 from knowgate.types import Model, Question
 
 

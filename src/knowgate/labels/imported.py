@@ -12,11 +12,10 @@ from typing import Any
 from knowgate.errors import BadInput
 from knowgate.files import sha256_text
 from knowgate.labels.grading import Grade, Grader, golds
-from knowgate.labels.indicators import benefit
-from knowgate.labels.rows import LabelRow, Side
-from knowgate.labels.run import RunFolder
 from knowgate.labels.session import about, fingerprint_questions, settings_hash
 from knowgate.prompts import question_language
+from knowgate.runs import GradedAnswer, LabelRow, RunFolder
+from knowgate.signals import benefit
 from knowgate.types import Question
 
 BATCH = 1000
@@ -48,7 +47,9 @@ def _rows(questions: Sequence[Question], grader: Grader, closed: str, opened: st
     first = [_answer(question, closed) for question in questions]
     rows = [_blank(question, grader) for question in questions]
     verdicts = grader.grade(first, questions)
-    rows = [replace(row, closed=Side(a, correct=g.correct)) for row, a, g in zip(rows, first, verdicts, strict=True)]
+    rows = [
+        replace(row, closed=GradedAnswer(a, correct=g.correct)) for row, a, g in zip(rows, first, verdicts, strict=True)
+    ]
     if not opened:
         return rows
     second = [_answer(question, opened) for question in questions]
@@ -58,7 +59,7 @@ def _rows(questions: Sequence[Question], grader: Grader, closed: str, opened: st
 
 def _opened(row: LabelRow, text: str, grade: Grade) -> LabelRow:
     known = row.closed.correct if row.closed else None
-    return replace(row, open=Side(text, correct=grade.correct), benefit=benefit(known, grade.correct))
+    return replace(row, open=GradedAnswer(text, correct=grade.correct), benefit=benefit(known, grade.correct))
 
 
 def _answer(question: Question, key: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from knowgate.errors import BadInput
-from knowgate.labels.rows import LabelRow
+from knowgate.runs import LabelRow
 
 # a run of capitalised words or a number, not at the start of the question; Chinese titles in their marks
 ENTITY = re.compile(

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from knowgate.errors import BadInput
-from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source
-from knowgate.labels.rows import LabelRow, Side
+from knowgate.history import Known, LogEntry, Outcome, Scope, Source
+from knowgate.runs import GradedAnswer, LabelRow
 
 OUTCOMES = {1: Outcome.BETTER, 0: Outcome.SAME, -1: Outcome.WORSE}
 FAST_CHANGING = ("fast-changing", "slow-changing")
@@ -29,7 +29,7 @@ def entries_of(rows: Iterable[LabelRow], scope: Scope, rule: Rule = "greedy") ->
             )
 
 
-def is_known(side: Side, rule: Rule) -> bool | None:
+def is_known(side: GradedAnswer, rule: Rule) -> bool | None:
     """greedy: the greedy answer is right; all: every sample is (the paper's ten of ten); majority: most are."""
     if rule == "greedy":
         return side.correct

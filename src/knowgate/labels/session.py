@@ -11,10 +11,9 @@ from importlib import metadata
 from typing import Any
 
 from knowgate.files import sha256_text
-from knowgate.labels.label import Labelled, Labeller
-from knowgate.labels.rows import LabelRow
-from knowgate.labels.run import RunFolder, disk_error
+from knowgate.labels.labeller import LabelledBatch, Labeller
 from knowgate.labels.runner import LocalRunner
+from knowgate.runs import LabelRow, RunFolder, disk_error
 from knowgate.types import Question, Runner
 
 PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s")
@@ -71,7 +70,7 @@ def label_run(
     return tally
 
 
-def _placed(part: Labelled, first: int) -> list[LabelRow]:
+def _placed(part: LabelledBatch, first: int) -> list[LabelRow]:
     """Rows that know where their hidden states are."""
     shard, place, rows = f"vectors-{first:07d}.safetensors", 0, []
     for row in part.rows:

@@ -5,17 +5,41 @@ Importing this loads none of them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from knowgate.errors import BadSetting
+from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Model
+
+if TYPE_CHECKING:
+    from knowgate.models.hf.labels import MarkedTokens, head_logits, label_ids, read_labels
+    from knowgate.models.hf.load import explained
+    from knowgate.models.hf.model import HFModel
+    from knowgate.models.replay import RecordingModel
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "HFModel",
+    "MODELS",
+    "MarkedTokens",
+    "RecordingModel",
+    "VALUE_OPTIONAL",
+    "WITHOUT_VALUE",
+    "explained",
+    "head_logits",
+    "label_ids",
+    "load_model",
+    "read_labels",
+]
 
 MODELS = {
     "smollm": Entry(
         "knowgate.models.smollm:open_smollm", "SmolLM2-135M-Instruct, embedded: no key, no hub", extra="local"
     ),
-    "hf": Entry("knowgate.models.hf:HFModel", "hf:NAME_OR_DIR, any causal LLM in transformers", extra="local"),
+    "hf": Entry("knowgate.models.hf.model:HFModel", "hf:NAME_OR_DIR, any causal LLM in transformers", extra="local"),
     "gguf": Entry("knowgate.models.gguf:open_gguf", "gguf:FILE, converted once to safetensors", extra="local"),
-    "openai": Entry("knowgate.models.openai:open_openai", "openai:MODEL@URL, any OpenAI-compatible server"),
+    "openai": Entry("knowgate.models.openai.model:open_openai", "openai:MODEL@URL, any OpenAI-compatible server"),
     "replay": Entry("knowgate.models.replay:ReplayModel", "replay:DIR, recorded outputs of an earlier run"),
     "fake": Entry("knowgate.models.fake:open_fake", "fake[:FILE], answers from a table; for tests and examples"),
 }

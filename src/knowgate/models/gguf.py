@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from knowgate.errors import MissingExtra, WeightsError
 from knowgate.files import cache_dir, locked, new_folder, sha256_file, write_json
-from knowgate.models.hf import HFModel
-from knowgate.models.hf_load import SOURCE_FILE, explained, quiet
+from knowgate.models.hf.load import SOURCE_FILE, explained, quiet
+from knowgate.models.hf.model import HFModel
 
 LOGGER = logging.getLogger("knowgate")
 FORMAT = 1  # raise when the layout of converted folders changes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from knowgate import weights
 from knowgate.models.gguf import digest, open_gguf
-from knowgate.models.hf import HFModel
+from knowgate.models.hf.model import HFModel
 
 
 def open_smollm() -> HFModel:

@@ -13,10 +13,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from knowgate.errors import BadSetting
 from knowgate.files import sha256_text
+from knowgate.lazy import hand_on
 from knowgate.types import Question
+
+if TYPE_CHECKING:
+    from knowgate.prompts.answer import AnswerPrompts, fit_passages
+    from knowgate.prompts.assess import self_assessment
+    from knowgate.prompts.judge import ik_text, kbm_text
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "AnswerPrompts",
+    "HAN",
+    "LANGUAGES",
+    "TemplateSet",
+    "WORD",
+    "detect_language",
+    "fit_passages",
+    "ik_text",
+    "kbm_text",
+    "load_templates",
+    "packaged",
+    "question_language",
+    "self_assessment",
+]
 
 LANGUAGES = ("en", "zh")
 HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
 from knowgate.rerank.order import rerank
 from knowgate.types import Reranker
 
-__all__ = ["GROUP", "RERANKERS", "load_reranker", "rerank"]
+if TYPE_CHECKING:
+    from knowgate.rerank.cross_encoder import CrossEncoderReranker, shown
+    from knowgate.rerank.manifest import BASE, KEPT, MANIFEST, VERSION, WEIGHTS, check_files, is_aligned, read_manifest
+    from knowgate.rerank.margin import SURE, is_sure
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "BASE",
+    "CrossEncoderReranker",
+    "GROUP",
+    "KEPT",
+    "MANIFEST",
+    "RERANKERS",
+    "SURE",
+    "VERSION",
+    "WEIGHTS",
+    "check_files",
+    "is_aligned",
+    "is_sure",
+    "load_reranker",
+    "read_manifest",
+    "rerank",
+    "shown",
+]
+
 
 GROUP = "knowgate.rerankers"
 

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from knowgate.errors import BadSetting, BrokenIndex
+from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Retriever
+
+if TYPE_CHECKING:
+    from knowgate.retrieval.index import IndexReport, build_index
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "GROUP",
+    "IndexReport",
+    "RETRIEVERS",
+    "build_index",
+    "load_retriever",
+]
 
 GROUP = "knowgate.retrievers"
 

@@ -29,7 +29,7 @@ from knowgate.retrieval.manifest import (
     write_manifest,
 )
 from knowgate.retrieval.passages import MAX_WORDS
-from knowgate.retrieval.scan import Earlier, Scan, read_earlier, scan_documents
+from knowgate.retrieval.scan import EarlierIndex, Scan, read_earlier, scan_documents
 from knowgate.retrieval.store import PassageStore
 from knowgate.retrieval.tokens import Tokenizer, can_stem
 from knowgate.retrieval.vectors import Progress, write_vectors
@@ -121,7 +121,7 @@ def _write_parts(
     folder: Path,
     manifest: Manifest,
     scan: Scan,
-    earlier: Earlier,
+    earlier: EarlierIndex,
     *,
     embedder: Embedder | None,
     progress: Progress,
@@ -137,14 +137,14 @@ def _write_parts(
     write_manifest(folder, manifest)
 
 
-def _usable(earlier: Earlier, embedder: Embedder) -> Earlier:
+def _usable(earlier: EarlierIndex, embedder: Embedder) -> EarlierIndex:
     """The earlier index, if the same model made its vectors."""
     made_by = earlier.manifest.settings.embedder_fingerprint if earlier.manifest else ""
-    return earlier if made_by == embedder.fingerprint else Earlier()
+    return earlier if made_by == embedder.fingerprint else EarlierIndex()
 
 
 def _write_dense(
-    folder: Path, store: PassageStore, scan: Scan, earlier: Earlier, *, embedder: Embedder, progress: Progress
+    folder: Path, store: PassageStore, scan: Scan, earlier: EarlierIndex, *, embedder: Embedder, progress: Progress
 ) -> None:
     kept = np.array(scan.kept, dtype=np.int64)
     if earlier.vectors is None:
@@ -158,7 +158,7 @@ def _write_dense(
         progress("ann", len(vectors), len(vectors))
 
 
-def _report(scan: Scan, corpus: Corpus, earlier: Earlier, written: bool) -> IndexReport:
+def _report(scan: Scan, corpus: Corpus, earlier: EarlierIndex, written: bool) -> IndexReport:
     still_there = len(scan.rows) - scan.added
     return IndexReport(
         documents=len(scan.rows),

@@ -24,7 +24,7 @@ _PROGRESS_EVERY = 100
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierIndex:
     """The index that is there already; empty when there is none that can be used."""
 
     manifest: Manifest | None = None
@@ -48,7 +48,7 @@ class Scan:
     without_text: int = 0
 
 
-def read_earlier(folder: Path) -> Earlier:
+def read_earlier(folder: Path) -> EarlierIndex:
     """The index in a folder if it is whole; one that is broken or of another version does not count."""
     try:
         manifest = read_manifest(folder)
@@ -56,12 +56,12 @@ def read_earlier(folder: Path) -> Earlier:
         if manifest.kind != "dense":
             open_matrix(folder, store)
         vectors = open_vectors(folder, manifest) if manifest.kind != "bm25" else None
-        return Earlier(manifest, {row.id: row for row in read_documents(folder)}, vectors)
+        return EarlierIndex(manifest, {row.id: row for row in read_documents(folder)}, vectors)
     except BrokenIndex:
-        return Earlier()
+        return EarlierIndex()
 
 
-def scan_documents(corpus: Corpus, folder: Path, earlier: Earlier, *, max_words: int, progress: Progress) -> Scan:
+def scan_documents(corpus: Corpus, folder: Path, earlier: EarlierIndex, *, max_words: int, progress: Progress) -> Scan:
     """Write the passages of all documents to `folder`."""
     scan = Scan()
     with PassageWriter(folder) as writer:
@@ -75,7 +75,7 @@ def scan_documents(corpus: Corpus, folder: Path, earlier: Earlier, *, max_words:
     return scan
 
 
-def _add(scan: Scan, writer: PassageWriter, document: Document, earlier: Earlier, *, max_words: int) -> None:
+def _add(scan: Scan, writer: PassageWriter, document: Document, earlier: EarlierIndex, *, max_words: int) -> None:
     passages = cut(document, max_words)
     if not passages:
         scan.without_text += 1

@@ -1,1 +1,0 @@
-"""What labelled questions show: numbers, tables and the self-contained HTML report."""

@@ -1,0 +1,1 @@
+"""What an LLM knows, and what retrieval does to it."""

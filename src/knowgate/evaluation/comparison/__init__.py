@@ -1,0 +1,1 @@
+"""Gates compared on the same questions."""

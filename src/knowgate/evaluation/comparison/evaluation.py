@@ -1,0 +1,150 @@
+"""An evaluation: gates measured on the same questions, compared in pairs, sliced, and as plain data for files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from knowgate.errors import BadInput
+from knowgate.evaluation.comparison.gate_results import GateResult, as_baseline, baselines, measure_gates, slice_rows
+from knowgate.gates import GateScores
+from knowgate.runs import Trial
+from knowgate.statistics import RESAMPLES, Comparison, Draws, estimate, holm, mcnemar, p_value
+
+DIMENSIONS = ("data set", "language", "freshness", "hops", "popularity", "form")
+TERCILES = ("rare", "middle", "frequent")
+
+
+@dataclass(frozen=True)
+class SliceTable:
+    """Gates on part of the questions; empty parts are named, with n = 0."""
+
+    dimension: str
+    value: str
+    n: int
+    never: float | None
+    always: float | None
+    rows: list[tuple[str, float, float, float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Gates in the order given, between never and oracle."""
+
+    trial: Trial
+    gates: list[GateResult]
+    comparisons: list[Comparison]
+    slices: list[SliceTable]
+    resamples: int
+
+    def gate(self, name: str) -> GateResult:
+        return next(found for found in self.gates if found.gate == name)
+
+
+def evaluate(trial: Trial, scored: Sequence[GateScores], *, resamples: int = RESAMPLES, seed: int = 0) -> Evaluation:
+    """Measure the gates; never and always are added, and the oracle where there are open-book answers."""
+    if trial.opened is None and (trial.closed.all() or not trial.closed.any()):
+        kind = "right" if trial.closed.all() else "wrong"
+        raise BadInput(
+            f"every closed-book answer is {kind} and there are no open-book answers: nothing can be told apart. "
+            "Evaluate other questions, or label them with passages."
+        )
+    draws = Draws(len(trial.rows), resamples, seed)
+    beside = baselines(trial)
+    asked = [one for one in scored if one.name not in {line.name for line in beside}]
+    results = measure_gates(trial, [*asked, *beside], draws)
+    gates, drawn_lines = results[: len(asked)], [as_baseline(trial, one) for one in results[len(asked) :]]
+    if not drawn_lines:
+        return Evaluation(trial, gates, [], _slices(trial, gates), resamples)
+    never, always, oracle = drawn_lines
+    compared = _compare(gates, always)
+    every = [never, always, *gates, oracle]
+    return Evaluation(trial, every, compared, _slices(trial, every), resamples)
+
+
+def _compare(gates: Sequence[GateResult], always: GateResult) -> list[Comparison]:
+    """Each gate against always retrieving, and against the best of the others by accuracy."""
+    if not gates:
+        return []
+    best = max(gates, key=lambda one: one.measures["accuracy"].value or 0.0)
+    pairs = [(gate, always) for gate in gates] + [(best, gate) for gate in gates if gate is not best]
+    found = [_pair(first, second) for first, second in pairs]
+    corrected = holm([one.p_mcnemar for one in found])
+    return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
+
+
+def _pair(first: GateResult, second: GateResult) -> Comparison:
+    differences = first.drawn["accuracy"] - second.drawn["accuracy"]
+    gap = estimate(differences)
+    p, only_first, only_second = mcnemar(first.right, second.right)
+    return Comparison(
+        first.gate, second.gate, gap.value or 0.0, gap.low or 0.0, gap.high or 0.0, p_value(differences), p,
+        only_first, only_second,
+    )  # fmt: skip
+
+
+def _slices(trial: Trial, gates: Sequence[GateResult]) -> list[SliceTable]:
+    values = {name: [found.get(name) for found in trial.slices()] for name in DIMENSIONS if name != "popularity"}
+    values["popularity"] = _popularity(trial)
+    tables = []
+    for name in DIMENSIONS:
+        kinds = sorted({value for value in values[name] if value is not None})
+        kinds = list(TERCILES) if name == "popularity" and kinds else kinds
+        if len(kinds) < 2:
+            continue
+        tables += [
+            _slice(trial, gates, name, kind, np.array([value == kind for value in values[name]])) for kind in kinds
+        ]
+    return tables
+
+
+def _slice(trial: Trial, gates: Sequence[GateResult], dimension: str, value: str, places: Any) -> SliceTable:
+    n = int(places.sum())
+    never = float(trial.closed[places].mean()) if n else None
+    always = float(trial.opened[places].mean()) if n and trial.opened is not None else None
+    return SliceTable(dimension, value, n, never, always, slice_rows(trial, gates, places))
+
+
+def _popularity(trial: Trial) -> list[str | None]:
+    """Thirds by how many passages of the corpus hold the answer: what is rare there is long-tail knowledge."""
+    counts = [row.answer_frequency for row in trial.rows]
+    known = sorted(count for count in counts if count is not None)
+    if len(set(known)) < 3:
+        return [None] * len(counts)
+    low, high = known[(len(known) - 1) // 3], known[2 * (len(known) - 1) // 3]
+    return [None if c is None else TERCILES[(c > low) + (c > high)] for c in counts]
+
+
+def evaluation_json(found: Evaluation) -> dict[str, Any]:
+    """Every number of the report, without the rows."""
+    trial = found.trial
+    return {
+        "model": trial.settings["model"],
+        "runs": trial.runs,
+        "questions": len(trial.rows),
+        "left_out": trial.left_out,
+        "answered closed-book for want of passages": trial.unopened,
+        "grader": trial.settings["grader"],
+        "resamples": found.resamples,
+        "gates": [_gate_json(gate) for gate in found.gates],
+        "comparisons": [asdict(one) for one in found.comparisons],
+        "slices": [asdict(one) for one in found.slices],
+    }
+
+
+def _gate_json(gate: GateResult) -> dict[str, Any]:
+    curve = gate.frontier
+    return {
+        "gate": gate.gate,
+        "threshold": gate.threshold,
+        "note": gate.note,
+        **{name: asdict(value) for name, value in gate.measures.items()},
+        "cost": asdict(gate.cost),
+        "accuracy_at_rate": {f"{rate:.2f}": value for rate, value in gate.at_rate.items()},
+        "area": curve.area if curve else None,
+        "random_area": curve.random_area if curve else None,
+        "tuned": asdict(gate.tuned) if gate.tuned else None,
+    }

@@ -1,0 +1,220 @@
+"""What a gate's decisions come to: accuracy, cost, ranking and calibration, each with a bootstrap interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from knowgate.evaluation.comparison.frontier import Frontier, frontier, oracle_frontier
+from knowgate.gates import GateScores
+from knowgate.runs import Trial
+from knowgate.statistics import (
+    Bools,
+    Draws,
+    Estimate,
+    Floats,
+    Measure,
+    Ranked,
+    Weights,
+    divided,
+    estimate,
+    weighted_brier,
+    weighted_ece,
+    weighted_mean,
+)
+
+RATES = (0.9, 0.75, 0.5, 0.25)  # retrieval rates whose accuracy the tables show
+DECISION_MEASURES = ("accuracy", "rate", "random", "gain", "loss", "harm", "waste", "recovered")
+
+
+@dataclass(frozen=True)
+class TunedThreshold:
+    """A threshold chosen for accuracy on the dev rows, and what it came to on the others."""
+
+    threshold: float
+    dev_accuracy: float
+    accuracy: float
+    rate: float
+    random: float
+    always: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Per question. seconds: of the decision, None if it was not timed."""
+
+    calls: float
+    retrievals: float
+    tokens: float
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """Everything about one gate on one trial. Measures that need open-book answers are absent without them."""
+
+    gate: str
+    threshold: float
+    measures: dict[str, Estimate]
+    cost: Cost
+    at_rate: dict[float, float] = field(default_factory=dict)
+    tuned: TunedThreshold | None = None
+    note: str = ""
+    frontier: Frontier | None = field(default=None, repr=False)
+    needs: Floats = field(default_factory=lambda: np.empty(0), repr=False)
+    right: Bools = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
+    drawn: dict[str, Floats] = field(default_factory=dict, repr=False)  # value and resamples of each measure
+
+
+def measure_gates(trial: Trial, gates: Sequence[GateScores], draws: Draws) -> list[GateResult]:
+    """All gates on the same resamples."""
+    drawn = draws.apply([_measures(trial, gate) for gate in gates])
+    return [_result(trial, gate, found) for gate, found in zip(gates, drawn, strict=True)]
+
+
+def _measures(trial: Trial, gate: GateScores) -> Measure:
+    """Everything about one gate that a bootstrap resample has a value of."""
+    ranking, decisions = _ranking(trial, gate), _decisions(trial, gate)
+    return lambda weights: {**ranking(weights), **(decisions(weights) if decisions else {})}
+
+
+def _result(trial: Trial, gate: GateScores, drawn: dict[str, Floats]) -> GateResult:
+    retrieve = gate.needs > gate.threshold
+    right, curve, at_rate, tuned = trial.closed, None, {}, None
+    if trial.opened is not None:
+        right = np.where(retrieve, trial.opened, trial.closed)
+        curve = frontier(trial.closed, trial.opened, gate.needs)
+        at_rate = {rate: curve.at(rate) for rate in RATES}
+        tuned = tune(trial, trial.opened, gate.needs)
+    found = {name: estimate(values) for name, values in drawn.items()}
+    cost = _cost(trial, gate, retrieve)
+    return GateResult(
+        gate.name, gate.threshold, found, cost, at_rate, tuned, gate.note, curve, gate.needs, right, drawn
+    )
+
+
+def _ranking(trial: Trial, gate: GateScores) -> Measure:
+    """How well need tells what the LLM does not know, and where retrieval helps; whatever the threshold."""
+    unknown, needs, ranked = ~trial.closed, gate.needs, Ranked(gate.needs)
+    helped = trial.opened & unknown if trial.opened is not None else None
+    told = (gate.needs > gate.threshold) == unknown
+
+    def measure(weights: Weights) -> dict[str, Floats]:
+        drawn = ranked.sorted(weights)
+        values = {"auroc": ranked.auroc(drawn, unknown), **ranked.precision_and_risk(drawn, unknown)}
+        values["ece"] = weighted_ece(weights, unknown, needs)
+        values["brier"] = weighted_brier(weights, unknown, needs)
+        values["judged"] = weighted_mean(weights, told)
+        return values if helped is None else {**values, "auroc_benefit": ranked.auroc(drawn, helped)}
+
+    return measure
+
+
+def _decisions(trial: Trial, gate: GateScores) -> Measure | None:
+    """What the decisions at the gate's threshold come to; needs open-book answers."""
+    if trial.opened is None:
+        return None
+    closed, opened, retrieve = trial.closed, trial.opened, gate.needs > gate.threshold
+    columns = {
+        "accuracy": np.where(retrieve, opened, closed),
+        "rate": retrieve,
+        "never": closed,
+        "always": opened,
+        "oracle": closed | opened,
+        "harm": ~retrieve & opened & ~closed,
+        "waste": retrieve & closed,
+        "skipped_right": ~retrieve & closed,
+    }
+    table = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
+    return lambda weights: _derived(dict(zip(columns, mean_columns(weights, table).T, strict=True)))
+
+
+def _derived(means: dict[str, Floats]) -> dict[str, Floats]:
+    random = means["rate"] * means["always"] + (1 - means["rate"]) * means["never"]
+    return {
+        **{name: means[name] for name in ("accuracy", "rate", "harm", "waste")},
+        "random": random,
+        "gain": means["accuracy"] - random,
+        "loss": means["always"] - means["accuracy"],
+        "recovered": divided(means["accuracy"] - means["never"], means["oracle"] - means["never"]),
+        "closed_if_known": divided(means["skipped_right"], 1 - means["rate"]),
+        "closed_if_unknown": divided(means["waste"], means["rate"]),
+    }
+
+
+def mean_columns(weights: Weights, table: Floats) -> Floats:
+    """The weighted mean of every column, for every resample."""
+    total = weights.sum(axis=1, dtype=np.float64)[:, None]
+    found: Floats = (weights @ table.astype(np.float32)).astype(np.float64) / total
+    return found
+
+
+def tune(trial: Trial, opened: Bools, needs: Floats) -> TunedThreshold | None:
+    """The threshold that answers most dev rows right (fewest retrievals among equals), on the rows it has not seen."""
+    dev, closed = trial.dev, trial.closed
+    if not dev.any() or dev.all():
+        return None
+    tried = np.unique(np.concatenate([[-1.0], needs[dev]]))  # -1: below every need, always retrieve
+    scores = [np.where(needs[dev] > t, opened[dev], closed[dev]).mean() for t in tried]
+    best = int(np.flatnonzero(np.isclose(scores, max(scores)))[-1])
+    rest = ~dev
+    retrieve = needs[rest] > tried[best]
+    rate, always, never = retrieve.mean(), opened[rest].mean(), closed[rest].mean()
+    return TunedThreshold(
+        threshold=float(tried[best]),
+        dev_accuracy=float(scores[best]),
+        accuracy=float(np.where(retrieve, opened[rest], closed[rest]).mean()),
+        rate=float(rate),
+        random=float(rate * always + (1 - rate) * never),
+        always=float(always),
+        n=int(rest.sum()),
+    )
+
+
+def _cost(trial: Trial, gate: GateScores, retrieve: Bools) -> Cost:
+    """A skipped question goes on with its draft; a retrieved one pays for the draft it read, and an answer more."""
+    closed, opened = trial.closed_tokens(), trial.open_tokens()
+    drafted = closed if gate.drafts else np.zeros_like(closed)
+    tokens = np.where(retrieve, drafted + opened, closed).mean() + gate.extra_tokens
+    rate = float(retrieve.mean())
+    calls = 1 + gate.calls + (rate if gate.drafts else 0.0)
+    return Cost(calls, rate, float(tokens), gate.seconds)
+
+
+def baselines(trial: Trial) -> list[GateScores]:
+    """What every table has beside the gates: never, always and the oracle. They rank nothing."""
+    if trial.opened is None:
+        return []
+    n, helps = len(trial.rows), trial.opened & ~trial.closed
+    return [
+        GateScores("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
+        GateScores("always", np.ones(n), 0.5, drafts=False, note="retrieves every time"),
+        GateScores(
+            "oracle", helps.astype(float), 0.5, drafts=False, note="knows both answers: the ceiling, not a gate"
+        ),
+    ]
+
+
+def as_baseline(trial: Trial, result: GateResult) -> GateResult:
+    """A line's result without measures of rank; the oracle's curve takes the best order there is."""
+    shown = {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}
+    if result.gate != "oracle" or trial.opened is None:
+        return replace(result, measures=shown, tuned=None)
+    best = oracle_frontier(trial.closed, trial.opened)
+    return replace(result, measures=shown, tuned=None, frontier=best, at_rate={rate: best.at(rate) for rate in RATES})
+
+
+def slice_rows(trial: Trial, gates: Sequence[GateResult], places: Bools) -> list[tuple[str, float, float, float]]:
+    """(gate, accuracy, retrieval rate, matched random) on some of the rows."""
+    if trial.opened is None or not places.any():
+        return []
+    closed, opened = trial.closed[places], trial.opened[places]
+    found = []
+    for gate in gates:
+        rate = float((gate.needs[places] > gate.threshold).mean())
+        chance = rate * opened.mean() + (1 - rate) * closed.mean()
+        found.append((gate.gate, float(gate.right[places].mean()), rate, float(chance)))
+    return found

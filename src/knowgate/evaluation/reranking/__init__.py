@@ -1,0 +1,1 @@
+"""Rankers of passages compared by preferences and answers."""

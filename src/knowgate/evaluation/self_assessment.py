@@ -1,0 +1,112 @@
+"""Does the LLM know what it knows? The KB-SAT table of DH-ICL: direct, with history, with calibration.
+
+Runs a model on a set whose records say what the right self-assessment is (`meta.known`, as `label --kb-sat` writes).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from knowgate.errors import BadInput
+from knowgate.gates import DhiclGate, PromptGate, Sign, bind, read_questions, score
+from knowgate.prompts import AnswerPrompts, packaged, question_language
+from knowgate.types import Model, Prompt, Question
+
+YES, NO = re.compile(r"\byes\b|是", re.IGNORECASE), re.compile(r"\bno\b|否|不", re.IGNORECASE)
+FREE_TOKENS, VERDICT_TOKENS = 48, 4
+SIGNS: dict[str, Sign] = {
+    "+ history": "none",
+    "+ history, calibrated (paper)": "paper",
+    "+ history, calibrated (code)": "code",
+}
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """One row of the table. auroc is None where needs are not graded or only one kind of question is there."""
+
+    method: str
+    words: str
+    n: int
+    accuracy: float
+    predicted_known: int
+    predicted_unknown: int
+    auroc: float | None = None
+    unreadable: int = 0
+
+
+def assess_direct(model: Model, questions: Sequence[Question], words: str, prompts: AnswerPrompts) -> Assessment:
+    """The LLM is asked outright (section 2.1)."""
+    gate = PromptGate(words)
+    needs = score(gate, questions, read_questions(model, [gate], questions, prompts))
+    return _assessed("direct", words, questions, needs, gate.threshold)
+
+
+def assess_with_history(
+    model: Model, questions: Sequence[Question], words: str, prompts: AnswerPrompts, *, history: str, k: int
+) -> list[Assessment]:
+    """Similar logged questions come first (section 3): without calibration and with either sign, from one pass."""
+    gate = DhiclGate(history, k=k, words=words)
+    bound = bind(gate, model, prompts)
+    readings = read_questions(model, [bound], questions, prompts)
+    return [
+        _assessed(name, words, questions, score(replace(gate, sign=sign), questions, readings), gate.threshold)
+        for name, sign in SIGNS.items()
+    ]
+
+
+def assess_freely(model: Model, questions: Sequence[Question], judge: Model) -> Assessment:
+    """The LLM states its judgment in its own words; another reads it (section 2.3)."""
+    template = packaged("self")
+    languages = [question_language(question) for question in questions]
+    asked = [Prompt(template.fill("free", lang, query=q.text)) for lang, q in zip(languages, questions, strict=True)]
+    said = [row[0].text for row in model.generate(asked, max_tokens=FREE_TOKENS)]
+    read = [Prompt(template.fill("verdict", lang, statement=s)) for lang, s in zip(languages, said, strict=True)]
+    verdicts = [_read(row[0].text) for row in judge.generate(read, max_tokens=VERDICT_TOKENS)]
+    readable = [(v, t) for v, t in zip(verdicts, truths(questions), strict=True) if v is not None]
+    return Assessment(
+        "free statement",
+        "-",
+        len(questions),
+        sum(verdict == truth for verdict, truth in readable) / max(1, len(readable)),
+        sum(verdict for verdict, _ in readable),
+        sum(not verdict for verdict, _ in readable),
+        unreadable=len(questions) - len(readable),
+    )
+
+
+def truths(questions: Sequence[Question]) -> list[bool]:
+    """What the right self-assessment is."""
+    for question in questions:
+        if not isinstance(question.meta.get("known"), bool):
+            raise BadInput(f"question '{question.id}' has no meta.known; make the set with knowgate label --kb-sat.")
+    return [bool(question.meta["known"]) for question in questions]
+
+
+def auroc(known: Sequence[bool], needs: Sequence[float]) -> float | None:
+    """Probability that a known question has less need than an unknown one; ties count half."""
+    low = [need for need, truth in zip(needs, known, strict=True) if truth]
+    high = [need for need, truth in zip(needs, known, strict=True) if not truth]
+    if not low or not high:
+        return None
+    wins = sum((a < b) + 0.5 * (a == b) for a in low for b in high)
+    return wins / (len(low) * len(high))
+
+
+def _assessed(
+    method: str, words: str, questions: Sequence[Question], needs: Sequence[float], threshold: float
+) -> Assessment:
+    known = truths(questions)
+    says_known = [need <= threshold for need in needs]
+    right = sum(said == truth for said, truth in zip(says_known, known, strict=True))
+    counts = (sum(says_known), len(questions) - sum(says_known))
+    return Assessment(method, words, len(questions), right / len(questions), *counts, auroc(known, needs))
+
+
+def _read(text: str) -> bool | None:
+    yes, no = YES.search(text), NO.search(text)
+    if yes and (not no or yes.start() < no.start()):
+        return True
+    return False if no else None

@@ -1,0 +1,113 @@
+"""One thing varied, the rest kept: thresholds, beta, variants on record, the data or the LLM a gate was fitted on."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knowgate.display import NOTHING, Sheet, percent, points
+from knowgate.errors import BadInput, KnowgateError, UnknownName
+from knowgate.gates import GateScores, score_gate, without_seen
+from knowgate.runs import Trial, load_trial
+from knowgate.statistics import Ranked
+
+THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))  # the IK paper's sweep
+BETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # CBDR's: answer directly where confidence is above beta
+FITS = ("probe", "fusion")
+
+
+def sweep_thresholds(trial: Trial, gate: GateScores, tried: Sequence[float] = THRESHOLDS) -> Sheet:
+    """What each threshold on need comes to."""
+    columns = ("retrieve if need >", "retrieval", "accuracy", "random", "gain", "harm", "waste", "judged right")
+    return Sheet(f"{gate.name}: threshold", columns, tuple(_at(trial, gate, t, f"{t:g}") for t in tried))
+
+
+def sweep_betas(trial: Trial, gate: GateScores, tried: Sequence[float] = BETAS) -> Sheet:
+    """The same for confidence = 1 - need, as CBDR has it."""
+    columns = ("answer if confidence >", "retrieval", "accuracy", "random", "gain", "harm", "waste", "judged right")
+    rows = tuple(_at(trial, gate, 1 - beta, f"{beta:g}", strict=True) for beta in tried)
+    return Sheet(f"{gate.name}: beta", columns, rows)
+
+
+def _at(trial: Trial, gate: GateScores, threshold: float, name: str, *, strict: bool = False) -> tuple[str, ...]:
+    """One line. strict: a need equal to the threshold is retrieved for (confidence must be above beta)."""
+    retrieve = gate.needs >= threshold - 1e-12 if strict else gate.needs > threshold
+    judged = float((retrieve == ~trial.closed).mean())  # of the task 'does it know?'
+    rate = float(retrieve.mean())
+    if trial.opened is None:
+        return (name, percent(rate), *[NOTHING] * 5, percent(judged))
+    closed, opened = trial.closed, trial.opened
+    accuracy = float(np.where(retrieve, opened, closed).mean())
+    random = rate * opened.mean() + (1 - rate) * closed.mean()
+    harm, waste = (~retrieve & opened & ~closed).mean(), (retrieve & closed).mean()
+    return (name, percent(rate), percent(accuracy), percent(random), points(accuracy - random), percent(harm),
+            percent(waste), percent(judged))  # fmt: skip
+
+
+def sweep_variants(trial: Trial, start: str) -> Sheet:
+    """Gates on record whose name begins alike: how many examples, which label words, which sign."""
+    names = [name for name in trial.recorded if name.startswith(start)]
+    if not names:
+        raise BadInput(
+            f"no gate on record begins with '{start}'. On record: {', '.join(trial.recorded) or 'none'}. "
+            "Record some: knowgate eval --data SPEC --gates dhicl:LOG,dhicl:LOG,k=5"
+        )
+    found = [score_gate(trial, name) for name in names]
+    rows = [(one.name, auroc_shown(trial, one), *_at(trial, one, one.threshold, "")[1:5]) for one in found]
+    return Sheet(f"Variants of {start}", ("gate", "AUROC", "retrieval", "accuracy", "random", "gain"), tuple(rows))
+
+
+def auroc_of(trial: Trial, gate: GateScores) -> float:
+    """Of 'does not know'; NaN where the questions are of one kind."""
+    ranked = Ranked(gate.needs)
+    weights = ranked.sorted(np.ones((1, len(gate.needs)), dtype=np.float32))
+    return float(ranked.auroc(weights, ~trial.closed)[0])
+
+
+def auroc_shown(trial: Trial, gate: GateScores) -> str:
+    value = auroc_of(trial, gate)
+    return f"{value:.3f}" if np.isfinite(value) else NOTHING
+
+
+def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> Sheet:
+    """AUROC of fitted gates on runs they were not fitted on, of their own LLM or of others (as plug-ins)."""
+    trials = [load_trial([run]) for run in runs]
+    rows = tuple((Path(gate).name, *(_cell(trial, gate) for trial in trials)) for gate in gates)
+    return Sheet("AUROC of gates (rows) on label runs (columns)", ("gate", *(run.name for run in runs)), rows)
+
+
+def _cell(trial: Trial, gate: str) -> str:
+    try:
+        trial = without_seen(trial, [gate])
+        scored = score_gate(trial, gate, plug_in=True)
+    except KnowgateError as error:
+        return f"({str(error).split(';')[0].split('.')[0]})"
+    note = " *" if scored.note else ""  # fitted on another LLM
+    return auroc_shown(trial, scored) + note
+
+
+def sweep_transfer(name: str, train: Sequence[Path], runs: Sequence[Path], say: Callable[[str], None]) -> Sheet:
+    """Fit on each train run (on 'known'), measure on each of the others."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [_fitted(name, run, Path(scratch), say) for run in train]
+        found = sweep_plug_in([str(folder) for folder in folders], runs)
+    return Sheet(f"AUROC of {name} fitted on (rows), tested on (columns)", found.columns, found.rows)
+
+
+def _fitted(name: str, run: Path, scratch: Path, say: Callable[[str], None]) -> Path:
+    from knowgate.fitting import fit_fusion, fit_probe, load_examples, save_fitted
+
+    fits: dict[str, Callable[[Any], Any]] = {
+        "probe": lambda examples: fit_probe(examples, kind="linear"),
+        "fusion": lambda examples: fit_fusion(examples, cheap=True),
+    }
+    if name not in fits:
+        raise UnknownName("gate to sweep over", name, FITS)
+    say(f"fitting {name} on {run.name}")
+    examples = load_examples([run], target="known")
+    save_fitted(fits[name](examples), examples, scratch / run.name)
+    return scratch / run.name

@@ -1,0 +1,239 @@
+"""Logged traffic read into events: lines of `knowgate ask --json` or `decide --json`, or a label run scored by a gate.
+
+A line that cannot be used is counted, with the number of the first of its kind; it is never guessed at.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.evaluation.traffic.replay import Cost, Event
+from knowgate.gates import GateScores, is_artefact, load_gate, read_artefact, score_gate
+from knowgate.runs import LabelRow, Trial, load_trial
+from knowgate.text import CJK, contains_tokens, tokens
+from knowgate.thresholds import usable
+
+CHARACTERS = 4  # of Latin text to a token, roughly; a Chinese character is about one
+READING = ("read", "gate")  # stages of the pipeline that come before the decision
+
+
+@dataclass
+class Log:
+    """What a log holds. bad: reason -> line numbers. estimated: events whose prompts were measured by their characters.
+
+    thresholds: those the gate ran with. own: that of the gate tried on a label run.
+    """
+
+    path: Path
+    events: list[Event] = field(default_factory=list)
+    gates: Counter[str] = field(default_factory=Counter)
+    models: Counter[str] = field(default_factory=Counter)
+    thresholds: Counter[float] = field(default_factory=Counter)
+    bad: dict[str, list[int]] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    own: float | None = None
+    estimated: int = 0
+
+
+def read_log(path: Path) -> Log:
+    """The usable lines of a log of one gate and one model."""
+    log = Log(path)
+    for number, line in _lines(path):
+        try:
+            record = _parsed(line)
+            log.events.append(event_of(record))
+        except ValueError as error:
+            log.bad.setdefault(str(error), []).append(number)
+            continue
+        log.gates[str(record.get("gate", "?"))] += 1
+        log.models[str(record.get("model", "?"))] += 1
+        if isinstance(record.get("threshold"), int | float):
+            log.thresholds[float(record["threshold"])] += 1
+        log.estimated += _is_estimated(record)
+    _check(log)
+    return log
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with _opened(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, line
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise BadInput(f"{path} is not a whole gzip file.") from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _check(log: Log) -> None:
+    if not log.events:
+        why = f"none of its lines can be used ({shown_bad(log)})" if log.bad else "it is empty"
+        raise BadInput(
+            f"there is no traffic in {log.path}: {why}. Log some: knowgate ask --json ... >> {log.path}",
+        )
+    for what, found in (("gates", log.gates), ("models", log.models)):
+        if len(found) > 1:
+            listed = ", ".join(f"{name} {count}" for name, count in found.most_common())
+            raise BadInput(
+                f"{log.path} mixes lines of several {what} ({listed}); their needs cannot be compared. Split the log."
+            )
+
+
+def shown_bad(log: Log) -> str:
+    return ", ".join(f"{len(found)} {reason}, first in line {found[0]}" for reason, found in log.bad.items())
+
+
+def _is_estimated(record: Mapping[str, Any]) -> bool:
+    needed = {"closed_prompt"} | ({"open_prompt"} if record.get("passages") else set())
+    return "answer" in record and not needed <= set(record.get("tokens") or ())
+
+
+# --- one line -------------------------------------------------------------------------------------
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("not JSON") from None
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    return record
+
+
+def event_of(record: Mapping[str, Any]) -> Event:
+    """A line of `ask --json` or `decide --json`; ValueError says what is wrong with it."""
+    need, retrieved = record.get("need"), record.get("retrieve")
+    if isinstance(need, bool) or not isinstance(need, int | float) or not 0 <= need <= 1:
+        raise ValueError("without a need between 0 and 1")
+    if not isinstance(retrieved, bool):
+        raise ValueError("without a decision ('retrieve')")
+    if "answer" not in record:  # of `decide`: nothing was answered
+        return Event(float(need), retrieved)
+    seconds, counts = _numbers(record, "seconds"), _numbers(record, "tokens")
+    question, passages = _text(record, "question"), _passages(record)
+    reading = sum(seconds.get(stage, 0.0) for stage in READING) if seconds else math.nan
+    rest = seconds["total"] - reading if "total" in seconds else math.nan
+    asked = counts.get("closed_prompt", estimate_tokens(question))
+    drafted, written = counts.get("draft", math.nan), counts.get("answer", estimate_tokens(_text(record, "answer")))
+    shown = counts.get("open_prompt", asked + sum(map(estimate_tokens, passages)))
+    whole = Cost(0.0, 0.0, 0.0) if "draft" in record else Cost()  # the gate had read the whole closed-book answer
+    return Event(
+        float(need),
+        retrieved,
+        read=Cost(reading, asked if drafted else 0.0, drafted),
+        closed=whole if retrieved else Cost(rest, 0.0 if drafted else asked, _left(written, drafted)),
+        opened=Cost(rest, shown, written) if retrieved else Cost(),
+        loses=_loses(record, shown=bool(passages)),
+    )
+
+
+def _loses(record: Mapping[str, Any], *, shown: bool) -> bool | None:
+    """Whether the two answers disagree: draft and answer, or answer and the audit of a skip."""
+    key = "audit" if not record["retrieve"] else "draft" if shown else ""
+    return not agrees(_text(record, key), _text(record, "answer")) if key in record else None
+
+
+def agrees(one: str, other: str) -> bool:
+    """One answer's words stand in the other's, in a row. A weak sign: both may be wrong."""
+    first, second = tokens(one), tokens(other)
+    return contains_tokens(first, second) or contains_tokens(second, first)
+
+
+def _left(written: float, drafted: float) -> float:
+    """Tokens of an answer that were not in its draft; unknown if either is."""
+    left = written - drafted
+    return left if math.isnan(left) else max(0.0, left)
+
+
+def estimate_tokens(text: str) -> float:
+    wide = len(CJK.findall(text))
+    return float(wide + math.ceil((len(text) - wide) / CHARACTERS))
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key, "")
+    if not isinstance(value, str):
+        raise ValueError(f"with '{key}' that is no text")
+    return value
+
+
+def _numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
+    value = record.get(key) or {}
+    if not isinstance(value, dict) or not all(_is_amount(found) for found in value.values()):
+        raise ValueError(f"with '{key}' that are no numbers by name")
+    return {name: float(found) for name, found in value.items()}
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _passages(record: Mapping[str, Any]) -> list[str]:
+    value = record.get("passages") or []
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ValueError("with 'passages' that are no list of objects")
+    return [f"{_text(one, 'title')} {_text(one, 'text')}" for one in value]
+
+
+# --- label runs -----------------------------------------------------------------------------------
+
+
+def read_run(path: Path, gate: str | None) -> Log:
+    """A label run as traffic: the gate's need, both answers, both grades. Seconds per way are not on record there."""
+    if not gate:
+        raise BadSetting(
+            f"'{path}' is a label run, which holds no needs: say whose to try, as --gate logprob or a folder."
+        )
+    trial, left_out = usable(load_trial([path]), read_artefact(gate) if is_artefact(gate) else None)
+    if not trial.rows:
+        raise BadInput(f"the gate '{gate}' was fitted on every question of '{path}': replay others.")
+    scored = score_gate(trial, gate)
+    drafted = np.minimum(trial.closed_tokens(), _draft_limit(trial, gate, scored)) + scored.extra_tokens
+    events = [
+        _graded(row, float(need), float(read), None if trial.opened is None else bool(opened and not closed))
+        for row, need, read, closed, opened in zip(
+            trial.rows, scored.needs, drafted, trial.closed, _opened_or(trial), strict=True
+        )
+    ]
+    log = Log(path, events, left_out=left_out, own=scored.threshold, estimated=len(events))
+    log.gates[scored.name] = log.models[str(trial.settings["model"])] = len(events)
+    return log
+
+
+def _opened_or(trial: Trial) -> Any:
+    return trial.closed if trial.opened is None else trial.opened
+
+
+def _draft_limit(trial: Trial, gate: str, scored: GateScores) -> float:
+    """Draft tokens the gate reads; of a recorded gate only whether it does is known."""
+    if gate in trial.recorded:
+        return math.inf if scored.drafts else 0.0
+    return float(load_gate(gate).want.draft_tokens)
+
+
+def _graded(row: LabelRow, need: float, drafted: float, loses: bool | None) -> Event:
+    asked = estimate_tokens(row.question)
+    closed, opened = (float(len(side.tokens or ())) if side else math.nan for side in (row.closed, row.open))
+    shown = asked + sum(estimate_tokens(f"{one.title} {one.text}") for one in row.passages)
+    return Event(
+        need,
+        read=Cost(prompt=asked if drafted else 0.0, completion=drafted),
+        closed=Cost(prompt=0.0 if drafted else asked, completion=_left(closed, drafted)),
+        opened=Cost(prompt=shown if row.passages else math.nan, completion=opened),
+        loses=loses,
+    )

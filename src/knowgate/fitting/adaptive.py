@@ -1,0 +1,97 @@
+"""Fitting Adaptive-RAG's classifier: the cheapest strategy that was right, from the question's embedding. No LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+from knowgate.embedding import SentenceEmbedder, check_vectors
+from knowgate.errors import BadInput, BadSetting
+from knowgate.fitting.examples import Examples
+from knowgate.fitting.metrics import Floats
+from knowgate.fitting.save import FitResult
+from knowgate.gates import CLASSES, apply_classes
+from knowgate.runs import LabelRow
+from knowgate.types import Embedder, Vector, Want
+
+STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # scikit-learn's C, on unit vectors
+Tensors = dict[str, NDArray[Any]]
+
+
+def fit_adaptive(examples: Examples, *, embedder: Embedder | None = None) -> FitResult:
+    """A multinomial logistic regression into no / one / multi; the strength that fits the dev split best."""
+    chosen = embedder or SentenceEmbedder()
+    classes = np.array([CLASSES.index(found) if (found := strategy(row)) else -1 for row in examples.rows])
+    texts = [question.text for question in examples.questions]
+    vectors = check_vectors(chosen.embed(texts), len(texts))
+    tensors = _best(vectors, classes, examples)
+
+    def raw(places: Sequence[int]) -> Floats:
+        need: Floats = 1 - apply_classes(tensors, vectors[list(places)])[:, 0]
+        return need
+
+    options = {"embedder": getattr(chosen, "spec", "minilm"), "embedder_fingerprint": chosen.fingerprint}
+    return FitResult(
+        "adaptive", options, frozenset(), Want(), tensors, raw, _notes(classes, vectors, tensors, examples)
+    )
+
+
+def strategy(row: LabelRow) -> str | None:
+    """The cheapest way that was right: no, one or multi; None where an iterative answer is recorded and wrong too.
+
+    Without a recorded iterative answer (`meta.acc_contains.ircot`), what one round does not get is left to several.
+    The paper labels questions that nothing gets right by their data set; here they are left out.
+    """
+    if row.closed and row.closed.correct:
+        return "no"
+    if row.open is None:
+        raise BadSetting(f"row '{row.id}' has no open-book answer, which adaptive learns from: label with passages.")
+    if row.open.correct:
+        return "one"
+    recorded = row.meta.get("acc_contains")
+    iterative = recorded.get("ircot") if isinstance(recorded, dict) else None
+    return None if iterative is False else "multi"
+
+
+def _best(vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> Tensors:
+    train, dev = (part[classes[part] >= 0] for part in (examples.split.train, examples.split.dev))
+    if len(set(classes[train])) < 2 or "no" not in (CLASSES[c] for c in classes[train]):
+        raise BadInput(
+            "adaptive needs questions answered right without retrieval and others that were not. Label more."
+        )
+    tried = [_fitted(vectors[train], classes[train], strength) for strength in STRENGTHS]
+    return max(tried, key=lambda tensors: _likelihood(tensors, vectors[dev], classes[dev]))
+
+
+def _fitted(vectors: Vector, classes: NDArray[np.int64], strength: float) -> Tensors:
+    made = LogisticRegression(C=strength, max_iter=2000).fit(vectors, classes)
+    weight, bias = np.zeros((len(CLASSES), vectors.shape[1]), np.float32), np.zeros(len(CLASSES), np.float32)
+    if len(made.classes_) == 2:  # one row of weights, for the second class against the first
+        weight[made.classes_[1]], bias[made.classes_[1]] = made.coef_[0], made.intercept_[0]
+    else:
+        weight[made.classes_], bias[made.classes_] = made.coef_, made.intercept_
+    seen = np.isin(np.arange(len(CLASSES)), made.classes_).astype(np.float32)
+    return {"weight": weight, "bias": bias, "seen": seen}
+
+
+def _likelihood(tensors: Tensors, vectors: Vector, classes: NDArray[np.int64]) -> float:
+    """Mean log-probability of the right class; with no dev rows all are equal."""
+    if not len(classes):
+        return 0.0
+    found = apply_classes(tensors, vectors)[np.arange(len(classes)), classes]
+    return float(np.log(np.maximum(found, 1e-9)).mean())
+
+
+def _notes(classes: NDArray[np.int64], vectors: Vector, tensors: Tensors, examples: Examples) -> list[str]:
+    counts = ", ".join(f"{name} {int((classes == number).sum())}" for number, name in enumerate(CLASSES))
+    notes = [f"cheapest strategy that was right: {counts}; left out, as nothing was right: {int((classes < 0).sum())}"]
+    test = examples.split.test[classes[examples.split.test] >= 0]
+    if len(test):
+        right = float((apply_classes(tensors, vectors[test]).argmax(axis=1) == classes[test]).mean())
+        most = float(np.bincount(classes[test]).max() / len(test))
+        notes.append(f"accuracy of the three classes on the test split: {right:.3f} (always the commonest: {most:.3f})")
+    return notes

@@ -1,0 +1,151 @@
+"""Fitting the fusion gate: probes of the stored states, then a logistic regression over all signals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from knowgate.embedding import DEFAULT, SentenceEmbedder
+from knowgate.errors import BadSetting
+from knowgate.fitting.examples import Examples
+from knowgate.fitting.metrics import Floats
+from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, ranking, tuned_linear
+from knowgate.fitting.probe import DRAFT_TOKENS, out_of_fold
+from knowgate.fitting.save import FitResult
+from knowgate.gates import TEXT, apply_network, embedded, logit
+from knowgate.signals import COSTLY, SAMPLES, available, hidden_states, matrix
+from knowgate.types import Embedder, Signal, Vector, Want
+
+EARLY = ("first", "question_length")  # known with the first answer token
+TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
+
+
+def fit_fusion(
+    examples: Examples,
+    *,
+    cheap: bool = False,
+    early: bool = False,
+    text: bool | None = None,
+    embedder: str | Embedder = DEFAULT,
+) -> FitResult:
+    """Weigh whichever signals the label runs have.
+
+    cheap: leave out samples and extra passes. early: only what is there with the first answer token, so that a question
+    that is retrieved for pays one short prefill. text: also a head over sentence embeddings of question and draft; None
+    for LLMs whose hidden states nobody has, where it is the best there is.
+    """
+    names = [name for name in available(examples.questions, examples.readings) if _is_wanted(name, cheap, early)]
+    if "seakr" in names and not _fits_seakr(examples.settings):
+        names.remove("seakr")
+    features = matrix(names, examples.questions, examples.readings)
+    check_finite(features)
+    tensors: dict[str, Any] = {}
+    probes: list[dict[str, Any]] = []
+    columns = [features]
+    for layer in sorted(examples.readings[0].hidden):
+        for position in ("pre",) if early else ("pre", "post"):
+            name = f"probe-{position}-{layer}"
+            own, column = _probe(hidden_states(examples.readings, layer, position), examples)
+            tensors |= {f"{name}.{key}": value for key, value in own.items()}
+            probes.append({"name": name, "layer": layer, "position": position})
+            columns.append(column)
+    reads_text = not (probes or early) if text is None else text
+    encoded: dict[str, Any] = {}
+    if reads_text:
+        encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
+        own, column = _probe(embedded(encoder, examples.questions, examples.readings), examples)
+        tensors |= {f"{TEXT}.{key}": value for key, value in own.items()}
+        columns.append(column)
+        spec = embedder if isinstance(embedder, str) else "own"
+        encoded = {"embedder": spec, "embedder_fingerprint": encoder.fingerprint}
+    signals = np.hstack(columns).astype(np.float32)
+    if signals.shape[1] == 0:
+        raise BadSetting(
+            "the label runs hold no signals to fuse. Label again with a backend that gives log-probabilities."
+        )
+    labels = [*names, *(probe["name"] for probe in probes), *[TEXT] * reads_text]
+    head = _head(signals, examples)
+    tensors |= {f"fusion.{key}": value for key, value in head.items()}
+
+    def raw(places: Sequence[int]) -> Floats:
+        return apply_network(head, signals[list(places)])
+
+    options = {"features": names, "probes": probes, "cheap": cheap, "early": early, **encoded}
+    needs, want = _needs(names, probes) | _read(encoded), _want(names, probes, examples)
+    notes = contributions(labels, signals, head, examples)
+    return FitResult("fusion", options, needs, want, tensors, raw, notes=notes)
+
+
+def _fits_seakr(settings: Mapping[str, Any]) -> bool:
+    """The gate draws one set of samples for all its signals: seakr looks at the first 20, the others at all of them."""
+    return settings.get("seakr") == SAMPLES and not 0 < int(settings.get("samples", 0)) < SAMPLES
+
+
+def _is_wanted(name: str, cheap: bool, early: bool) -> bool:
+    return not (cheap and name in COSTLY) and not (early and name not in EARLY)
+
+
+def _probe(features: Vector, examples: Examples) -> tuple[Tensors, Vector]:
+    """A linear probe and its logit for every row; training rows get theirs from probes that did not see them."""
+    check_finite(features)
+    train, dev, needed = examples.split.train, examples.split.dev, examples.needed
+    tuned = tuned_linear(features[train], needed[train], features[dev], needed[dev])
+    column = logit(apply_network(tuned.tensors, features))
+    texts = [examples.questions[place].text for place in train]
+    column[train] = logit(out_of_fold(features[train], needed[train], texts, tuned.strength))
+    return tuned.tensors, column[:, None].astype(np.float32)
+
+
+def _head(signals: Vector, examples: Examples) -> Tensors:
+    split, needed = examples.split, examples.needed
+    return best_linear(signals[split.train], needed[split.train], signals[split.dev], needed[split.dev])
+
+
+def contributions(names: Sequence[str], signals: Vector, head: Tensors, examples: Examples) -> list[str]:
+    """What each signal does alone, what is lost without it, and what a cheap fusion would lose. On the dev split."""
+    split, needed = examples.split, examples.needed
+    dev = np.concatenate([split.dev, split.calibration])
+
+    def score(columns: list[int]) -> float:
+        tensors = fit_linear(signals[split.train][:, columns], needed[split.train], 0.1)
+        return ranking(needed[dev], apply_network(tensors, signals[dev][:, columns]))
+
+    every = list(range(len(names)))
+    whole = score(every)
+    lines = [f"all signals: dev AUROC {whole:.3f}"]
+    for place, name in enumerate(names):
+        rest = [column for column in every if column != place]
+        without = score(rest) if rest else 0.5
+        lines.append(f"{name}: alone {score([place]):.3f}, without it {without - whole:+.3f}")
+    cheap = [place for place, name in enumerate(names) if name not in COSTLY]
+    if cheap and len(cheap) < len(names):
+        lines.append(f"cheap fusion, without {', '.join(COSTLY)}: {score(cheap):.3f} ({score(cheap) - whole:+.3f})")
+    return lines
+
+
+def _read(encoded: Mapping[str, Any]) -> frozenset[Signal]:
+    return frozenset({Signal.DRAFT}) if encoded else frozenset()
+
+
+def _needs(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> frozenset[Signal]:
+    needs = set()
+    needs |= {Signal.LOGPROBS} if set(names) & set(TOKEN_FEATURES) else set()
+    needs |= {Signal.HIDDEN} if probes or "seakr" in names else set()
+    needs |= {Signal.LABELS} if "self_assessment" in names else set()
+    needs |= {Signal.SAMPLES} if {"certainty", "agreement", "seakr"} & set(names) else set()
+    return frozenset(needs)
+
+
+def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> Want:
+    sampled = bool({"certainty", "agreement"} & set(names))
+    samples = [int(examples.settings["samples"])] * sampled + [SAMPLES] * ("seakr" in names)
+    return Want(
+        draft_tokens=1 if set(names) <= set(EARLY) else int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
+        layers=tuple(sorted({probe["layer"] for probe in probes})),
+        after_draft=any(probe["position"] == "post" for probe in probes),
+        samples=max(samples, default=0),
+        sample_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
+        sample_layer=examples.settings["seakr_layer"] if "seakr" in names else None,
+    )

@@ -1,0 +1,96 @@
+"""Fitting IK: a fine-tuned judge of question and draft, or a linear head over their sentence embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from knowgate.embedding import DEFAULT, SentenceEmbedder
+from knowgate.errors import BadSetting
+from knowgate.fitting.examples import Examples
+from knowgate.fitting.judges.artefact import fit_judge
+from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson
+from knowgate.fitting.judges.training import Watch
+from knowgate.fitting.metrics import Floats
+from knowgate.fitting.networks import best_linear
+from knowgate.fitting.save import FitResult
+from knowgate.gates import IK_LABELS, Judge, apply_network, judged
+from knowgate.prompts import ik_text
+from knowgate.signals import drafts, text_features
+from knowgate.types import Embedder, Signal, Want
+
+Mode = Literal["lora", "text"]
+TOKENS = (0, 32, 64, 128)  # the paper's T
+
+
+def fit_ik(
+    examples: Examples,
+    *,
+    tokens: int = 32,
+    base: str | None = None,
+    training: JudgeTraining | None = None,
+    work: Path,
+    watch: Watch | None = None,
+) -> FitResult:
+    """Fine-tune a judge to say Yes where no retrieval is needed, given the question and `tokens` of the draft.
+
+    The paper's target is closed-book correctness: examples with target 'known'. base: the causal model to fine-tune,
+    the answering LLM by default. work: where training is kept until it is done.
+    """
+    texts = _texts(examples, tokens)
+
+    def lessons(judge: Judge, places: Sequence[int]) -> list[Lesson]:
+        yes, no = judge.columns
+        cuts = [judge.encode(ik_text(examples.questions[i], judge.beginning(texts[i], tokens))) for i in places]
+        answers = [(no if examples.needed[i] else yes,) for i in places]
+        return [Lesson(cut, answer) for cut, answer in zip(cuts, answers, strict=True)]
+
+    fit = fit_judge(examples, IK_LABELS, "ik", lessons, base=base, training=training, work=work, watch=watch)
+
+    def raw(places: Sequence[int]) -> Floats:
+        return judged(fit.judge, [examples.questions[i] for i in places], [texts[i] for i in places], tokens)
+
+    options = {"mode": "lora", "tokens": tokens, **fit.options}
+    return FitResult("ik", options, _needs(tokens), Want(draft_tokens=tokens), {}, raw,
+                  notes=[*_target_note(examples), *fit.notes], files=fit.files)  # fmt: skip
+
+
+def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedder = DEFAULT) -> FitResult:
+    """A linear head over embeddings; recorded answers are enough, the LLM and its weights are not needed."""
+    encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
+    rows = text_features(encoder, examples.questions, _texts(examples, tokens), tokens)
+    split, needed = examples.split, examples.needed
+    tensors = best_linear(rows[split.train], needed[split.train], rows[split.dev], needed[split.dev])
+
+    def raw(places: Sequence[int]) -> Floats:
+        return apply_network(tensors, rows[list(places)])
+
+    options: dict[str, Any] = {
+        "mode": "text",
+        "tokens": tokens,
+        "embedder": embedder if isinstance(embedder, str) else "own",
+        "embedder_fingerprint": encoder.fingerprint,
+    }
+    return FitResult("ik", options, _needs(tokens), Want(draft_tokens=tokens), tensors, raw, _target_note(examples))
+
+
+def _texts(examples: Examples, tokens: int) -> list[str]:
+    """The recorded drafts, which must be as long as what the gate will read."""
+    if tokens not in TOKENS:
+        raise BadSetting(f"ik: tokens is {tokens}; allowed: {', '.join(map(str, TOKENS))}.")
+    drafted = int(examples.settings.get("max_tokens", tokens))
+    if drafted < tokens:
+        raise BadSetting(
+            f"ik: the label runs drafted {drafted} tokens, {tokens} are asked for. Label again with --max-tokens "
+            f"{tokens}, or use fewer tokens: {', '.join(str(t) for t in TOKENS if t <= drafted)}."
+        )
+    return drafts(examples.readings) if tokens else [""] * len(examples.questions)
+
+
+def _needs(tokens: int) -> frozenset[Signal]:
+    return frozenset({Signal.DRAFT}) if tokens else frozenset()
+
+
+def _target_note(examples: Examples) -> list[str]:
+    return [] if examples.target == "known" else ["trained on 'benefit'; the paper's target is 'known'"]

@@ -1,0 +1,106 @@
+"""Fitting KBM: a judge that learns mastery and certainty, of bare questions and of questions with passages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.fitting.examples import Examples
+from knowgate.fitting.judges.artefact import fit_judge
+from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson
+from knowgate.fitting.judges.training import Watch
+from knowgate.fitting.metrics import Floats
+from knowgate.fitting.save import FitResult
+from knowgate.gates import HEADS, KBM_LABELS, Judge, answered, known, with_reference
+from knowgate.prompts import kbm_text
+from knowgate.runs import GradedAnswer, LabelRow
+from knowgate.types import Want
+
+Head = Literal["mastery", "certainty"]
+TAU = 0.8  # the paper's turning point (section 3): its known region is [0.8, 1]
+TRIED = (0.8, 0.7, 0.9, 0.6, 0.5, 1.0)  # nearest to the paper's first: it wins ties
+
+
+def fit_kbm(
+    examples: Examples,
+    *,
+    head: Head = "mastery",
+    tau: float | None = None,
+    base: str | None = None,
+    training: JudgeTraining | None = None,
+    work: Path,
+    watch: Watch | None = None,
+) -> FitResult:
+    """Fine-tune a judge to give the mastery / certainty JSON; the gate reads one of the two heads.
+
+    tau: an indicator of at least this is True; None chooses it on the dev split, for each indicator.
+    base: the causal model to fine-tune, the answering LLM by default. work: where training is kept until it is done.
+    """
+    _check(examples, head, tau)
+    taus = {name: choose_tau(examples, name) if tau is None else tau for name in HEADS}
+    limit = (training or JudgeTraining()).max_tokens
+
+    def lessons(judge: Judge, places: Sequence[int]) -> list[Lesson]:
+        return [lesson for place in places for lesson in _lessons(judge, examples, place, taus, limit)]
+
+    fit = fit_judge(examples, KBM_LABELS, "kbm", lessons, base=base, training=training, work=work, watch=watch)
+
+    def raw(places: Sequence[int]) -> Floats:
+        return 1 - known(fit.judge, head, [kbm_text(examples.questions[place]) for place in places])
+
+    options = {"head": head, "tau_mastery": taus["mastery"], "tau_certainty": taus["certainty"], **fit.options}
+    return FitResult(f"kbm:{head}", options, frozenset(), Want(), {}, raw, notes=fit.notes, files=fit.files)
+
+
+def _lessons(judge: Judge, examples: Examples, place: int, taus: dict[str, float], limit: int) -> list[Lesson]:
+    """The bare question with the closed-book labels; with passages, where there are any, the open-book ones."""
+    row, question = examples.rows[place], examples.questions[place]
+    pairs = [(row.closed, kbm_text(question))]
+    if row.passages and _sampled(row.open):
+        pairs.append((row.open, with_reference(judge, question, row.passages, limit)))
+    return [_lesson(judge, text, *labels_of(side, taus)) for side, text in pairs if side is not None]
+
+
+def _lesson(judge: Judge, text: str, masters: bool, is_certain: bool) -> Lesson:
+    words = [KBM_LABELS[0] if truth else KBM_LABELS[1] for truth in (masters, is_certain)]
+    tokens = dict(zip(KBM_LABELS, judge.columns, strict=True))
+    return Lesson(answered(judge, text, words[0]), tuple(tokens[word] for word in words))
+
+
+def labels_of(side: GradedAnswer, taus: dict[str, float]) -> tuple[bool, bool]:
+    """(mastery, certainty) as True or False; the known region [tau, 1] includes its edge."""
+    return (side.mastery or 0.0) >= taus["mastery"], (side.certainty or 0.0) >= taus["certainty"]
+
+
+def choose_tau(examples: Examples, head: str) -> float:
+    """The threshold that answers most dev questions right when those at or above it skip retrieval."""
+    rows = [examples.rows[place] for place in examples.split.dev]
+    usable = [row for row in rows if row.open is not None and row.open.correct is not None]
+    if not usable:
+        return TAU
+    return max(TRIED, key=lambda tau: sum(_right(row, head, tau) for row in usable))
+
+
+def _right(row: LabelRow, head: str, tau: float) -> bool:
+    skips = row.closed is not None and getattr(row.closed, head) >= tau
+    side = row.closed if skips else row.open
+    return bool(side and side.correct)
+
+
+def _sampled(side: GradedAnswer | None) -> bool:
+    return side is not None and side.mastery is not None and side.certainty is not None
+
+
+def _check(examples: Examples, head: str, tau: float | None) -> None:
+    if head not in HEADS:
+        raise BadSetting(f"kbm: head is '{head}'; allowed: {', '.join(HEADS)}.")
+    if tau is not None and not 0 < tau <= 1:
+        raise BadSetting(f"kbm: tau is {tau}; it must be above 0 and at most 1.")
+    missing = sum(not _sampled(row.closed) for row in examples.rows)
+    if missing:
+        raise BadInput(
+            f"kbm learns mastery and certainty, which {missing} of {len(examples.rows)} rows do not have. "
+            "Label with samples: knowgate label --samples 30."
+        )

@@ -1,0 +1,76 @@
+"""Fitting the probe: one hidden state in, need out. From a label run's stored states; no LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knowgate.errors import BadSetting
+from knowgate.fitting.examples import Examples, verdicts
+from knowgate.fitting.metrics import Bools, Floats
+from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, fit_mlp
+from knowgate.fitting.save import FitResult
+from knowgate.gates import apply_network
+from knowgate.runs import seen_key
+from knowgate.signals import hidden_states
+from knowgate.types import Signal, Vector, Want
+
+Position = Literal["pre", "post"]
+Kind = Literal["mlp", "linear"]
+DRAFT_TOKENS = 32  # what `label` drafts; the state after the draft is that of its last token
+
+
+def fit_probe(examples: Examples, *, layer: str = "mid", position: Position = "pre", kind: Kind = "mlp") -> FitResult:
+    """CBDR's network, or a logistic regression, on the state of one layer before the answer or after the draft."""
+    number = pick_layer(examples, layer)
+    features = hidden_states(examples.readings, number, position)
+    check_finite(features)
+    tensors = train(features, examples, kind)
+
+    def raw(places: Sequence[int]) -> Floats:
+        return apply_network(tensors, features[list(places)])
+
+    drafted = position == "post"
+    want = Want(layers=(number,), draft_tokens=DRAFT_TOKENS if drafted else 0, after_draft=drafted)
+    options = {"layer": number, "position": position, "kind": kind}
+    return FitResult("probe", options, frozenset({Signal.HIDDEN}), want, tensors, raw)
+
+
+def train(features: Vector, examples: Examples, kind: Kind) -> Tensors:
+    split, needed = examples.split, examples.needed
+    fit = fit_mlp if kind == "mlp" else best_linear
+    return fit(features[split.train], needed[split.train], features[split.dev], needed[split.dev])
+
+
+def pick_layer(examples: Examples, layer: str) -> int:
+    """'mid', 'late', 'last' or a number, among the layers the label runs kept."""
+    kept = sorted(examples.readings[0].hidden)
+    if not kept:
+        raise BadSetting("the label runs hold no hidden states. Label again with --layers mid,late,last.")
+    named = {"mid": kept[0], "late": kept[len(kept) // 2], "last": kept[-1]}
+    if layer in named:
+        return named[layer]
+    if layer.lstrip("-").isdigit() and int(layer) in kept:
+        return int(layer)
+    raise BadSetting(f"--layer is '{layer}'; the label runs have {', '.join(map(str, kept))} (or: mid, late, last).")
+
+
+def out_of_fold(features: Vector, needed: Bools, texts: Sequence[str], strength: float) -> Floats:
+    """Needs of training rows by linear probes that did not see their questions: what a second stage may learn from."""
+    fold = folds(texts, needed)
+    needs = np.empty(len(needed))
+    for number in np.unique(fold):
+        outside = fold == number
+        tensors = fit_linear(features[~outside], needed[~outside], strength)
+        needs[outside] = apply_network(tensors, features[outside])
+    return needs
+
+
+def folds(texts: Sequence[str], needed: Bools, count: int = 5) -> NDArray[np.int64]:
+    """A number for each row: equal questions share a fold, and each fold has its share of both kinds."""
+    kinds = verdicts(texts, needed)
+    number = {key: place % count for place, key in enumerate(sorted(kinds, key=lambda key: kinds[key]))}
+    return np.array([number[seen_key(text)] for text in texts])

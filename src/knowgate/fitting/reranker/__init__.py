@@ -1,0 +1,1 @@
+"""Teaching a cross-encoder which passages the LLM can use."""

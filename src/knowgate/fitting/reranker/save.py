@@ -1,0 +1,129 @@
+"""An aligned reranker to disk: model files, `reranker.json`, a card; written whole or not at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from knowgate.files import new_folder, sha256_file, write_json, write_text
+from knowgate.fitting.reranker.alignment import AlignedReranker
+from knowgate.fitting.reranker.base import save_cross_encoder
+from knowgate.fitting.reranker.training import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog
+from knowgate.preferences import NAMES, Estimate, estimates
+from knowgate.rerank import BASE, MANIFEST, VERSION, WEIGHTS
+
+BOUND = ("model", "model_fingerprint", "prompts_fingerprint", "source", "probe", "retriever", "retriever_fingerprint")
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Ranking measures on the test part: before alignment, after it, and the paired difference."""
+
+    before: dict[str, Estimate]
+    after: dict[str, Estimate]
+    gain: dict[str, Estimate]
+
+
+def gains_of(fitted: AlignedReranker) -> Gains:
+    difference = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
+    return Gains(estimates(fitted.before), estimates(fitted.after), estimates(difference))
+
+
+def save_reranker(
+    fitted: AlignedReranker, out: Path, *, settings: Mapping[str, Any], data_hash: str, command: str = ""
+) -> dict[str, Any]:
+    """Write the folder; an earlier one in the same place is replaced as a whole. Gives the manifest back.
+
+    settings: of the preference folder, which say what the reranker was aligned to.
+    """
+    manifest = describe(fitted, settings, data_hash)
+    with new_folder(out) as folder:
+        save_cross_encoder(fitted.model, folder)
+        if fitted.base is not None:
+            save_cross_encoder(fitted.base, folder / BASE)
+        manifest["weights_sha256"] = sha256_file(folder / WEIGHTS)
+        write_json(folder / MANIFEST, manifest)
+        write_text(folder / "README.md", card(manifest, command))
+    return manifest
+
+
+def describe(fitted: AlignedReranker, settings: Mapping[str, Any], data_hash: str) -> dict[str, Any]:
+    """What the reranker was aligned to, and how."""
+    gains = gains_of(fitted)
+    return {
+        "version": VERSION,
+        "base": fitted.spec,
+        "aligned_to": {key: settings[key] for key in BOUND if settings.get(key) is not None},
+        "data": settings.get("data"),
+        "data_hash": data_hash,
+        "training": asdict(fitted.training),
+        "limits": {"question_tokens": QUERY_TOKENS, "passage_tokens": PASSAGE_TOKENS},
+        "cut": asdict(fitted.cut),
+        "losses": {
+            stage: _losses(trained)
+            for stage, trained in (("relevance", fitted.relevance), ("alignment", fitted.alignment))
+            if trained
+        },
+        "tested": len(fitted.tested),
+        "metrics": {name: {key: asdict(found) for key, found in part.items()} for name, part in asdict_of(gains)},
+        "created": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def asdict_of(gains: Gains) -> list[tuple[str, dict[str, Estimate]]]:
+    return [("before", gains.before), ("after", gains.after), ("gain", gains.gain)]
+
+
+def _losses(trained: TrainingLog) -> dict[str, Any]:
+    """Means of the first and last tenth of what was logged: single batches jump."""
+    tenth = max(1, len(trained.losses) // 10)
+    return {
+        "groups": trained.groups,
+        "first": round(sum(trained.losses[:tenth]) / tenth, 6) if trained.losses else None,
+        "last": round(sum(trained.losses[-tenth:]) / tenth, 6) if trained.losses else None,
+        "seconds": round(trained.seconds, 1),
+    }
+
+
+def card(manifest: Mapping[str, Any], command: str) -> str:
+    """Markdown people can read."""
+    aligned, training = manifest["aligned_to"], manifest["training"]
+    rows = [
+        ("aligned to", f"{aligned['model']} ({aligned['model_fingerprint']}), by {aligned['source']}"),
+        ("prompts", aligned["prompts_fingerprint"]),
+        ("probe", aligned.get("probe", {}).get("name")),
+        ("preferences", f"{manifest['data']} (hash {manifest['data_hash']})"),
+        ("base", manifest["base"]),
+        ("loss", f"{training['loss']}, temperature {training['temperature']}, rate {training['rate']}, "
+                 f"weight decay {training['weight_decay']}, {training['epochs']} epoch(s), batch {training['batch']}"),
+        *((f"{stage} loss", f"{found['first']} at the start, {found['last']} at the end, {found['groups']} groups")
+          for stage, found in manifest["losses"].items()),
+        ("cut to the limit", f"{manifest['cut']['questions']} questions, {manifest['cut']['passages']} passages"),
+    ]  # fmt: skip
+    parts = [
+        f"# Reranker aligned to {aligned['model']}",
+        f"A cross-encoder that puts first the passages this LLM can use (CBDR). knowgate, {manifest['created']}.",
+        '```console\nknowgate ask --rerank THIS_FOLDER --docs FOLDER "a question"\n```',
+        "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows if value),
+        f"## Measured on {manifest['tested']} held-out questions\n\n" + _measures(manifest),
+    ]
+    if command:
+        parts.append(f"## Made by\n\n```console\n{command}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _measures(manifest: Mapping[str, Any]) -> str:
+    metrics = manifest["metrics"]
+    if not metrics["after"]:
+        return "No question was held out: measure with `knowgate eval-rerank`."
+    lines = ["| measure | before | after | gain, 95 % interval |", "|---|---|---|---|"]
+    for name in NAMES:
+        gain = metrics["gain"][name]
+        lines.append(
+            f"| {name} | {metrics['before'][name]['value']:.3f} | {metrics['after'][name]['value']:.3f} "
+            f"| {gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,147 @@
+"""Fitting UAR's heads: three from questions labelled by criterion, the fourth from a label run's stored states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.fitting.examples import FEWEST, FEWEST_OF_A_KIND, Examples
+from knowgate.fitting.metrics import Bools, Floats, accuracy, auroc
+from knowgate.fitting.probability import fit_calibration
+from knowgate.fitting.save import FitResult
+from knowgate.gates import CRITERIA, SELF, apply_head, apply_heads, calibrate, hard_tree, soft_tree
+from knowgate.prompts import AnswerPrompts
+from knowgate.signals import hidden_states
+from knowgate.types import Model, Question, Signal, Vector, Want
+
+RATE, BATCH, EPOCHS, DECAY = 5e-5, 32, 10, 0.85  # the paper's settings; decay per epoch
+HELD_OUT = 5  # every fifth labelled question calibrates and measures its head
+READ = 64  # questions read together
+Tree = Literal["soft", "hard"]
+Tensors = dict[str, NDArray[Any]]
+
+
+def fit_uar(
+    examples: Examples,
+    model: Model,
+    criteria: Mapping[str, Sequence[Question]],
+    *,
+    prompts: AnswerPrompts | None = None,
+    tree: Tree = "soft",
+    seed: int = 0,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> FitResult:
+    """Four linear heads. `criteria` are the questions of intent, knowledge and time, read with `model` once."""
+    wording = prompts or AnswerPrompts()
+    _check(examples, model, wording, criteria)
+    layer = model.depth - 1
+    own = hidden_states(examples.readings, layer, "pre")
+    tensors: Tensors = {"size": np.array([np.sqrt((own[examples.split.train] ** 2).mean())], dtype=np.float32)}
+    tensors[f"{SELF}.weight"] = _trained(own, examples.needed, examples.split.train, tensors, seed)
+    calibrations, notes = [], []
+    for name in CRITERIA:
+        fits = [question for question in criteria[name] if model.fits([wording.closed(question)], 1)[0]]
+        truth = np.array([_says_retrieve(question, name) for question in fits])
+        _check_kinds(truth, name)
+        features = read_states(model, fits, wording, layer, on_progress)
+        held = np.arange(len(fits)) % HELD_OUT == 0
+        tensors[f"{name}.weight"] = _trained(features, truth, np.flatnonzero(~held), tensors, seed)
+        found = apply_head(tensors, name, features[held])
+        calibrations.append(fit_calibration(found, truth[held], "platt"))
+        notes.append(_note(name, truth[held], calibrate(found, calibrations[-1]), len(criteria[name]) - len(fits)))
+
+    def raw(places: Sequence[int]) -> Floats:
+        return apply_head(tensors, SELF, own[list(places)])
+
+    notes.append(_whole(examples, own, tensors, calibrations, tree))
+    options = {"layer": layer, "tree": tree, "calibrations": calibrations}
+    return FitResult("uar", options, frozenset({Signal.HIDDEN}), Want(layers=(layer,)), tensors, raw, notes)
+
+
+def read_states(
+    model: Model, questions: Sequence[Question], prompts: AnswerPrompts, layer: int, on_progress: Callable[[int], None]
+) -> Vector:
+    """The state at the last prompt token of each question, asked as it would be answered."""
+    found: list[Vector] = []
+    for start in range(0, len(questions), READ):
+        asked = [prompts.closed(question) for question in questions[start : start + READ]]
+        found += [reading.hidden[layer] for reading in model.read(asked, Want(layers=(layer,)))]
+        on_progress(len(asked))
+    return np.stack(found)
+
+
+def _trained(features: Vector, truth: Bools, places: NDArray[np.int64], tensors: Tensors, seed: int) -> NDArray[Any]:
+    """One head's weights: AdamW on the logistic loss, from zero."""
+    import torch
+
+    x = torch.from_numpy((features[places] / tensors["size"][0]).astype(np.float32))
+    y = torch.from_numpy(truth[places].astype(np.float32))
+    weight = torch.zeros(x.shape[1], requires_grad=True)
+    optimiser = torch.optim.AdamW([weight], lr=RATE)
+    decay = torch.optim.lr_scheduler.StepLR(optimiser, step_size=1, gamma=DECAY)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(len(x), generator=generator).split(BATCH):
+            optimiser.zero_grad()
+            torch.nn.functional.binary_cross_entropy_with_logits(x[batch] @ weight, y[batch]).backward()
+            optimiser.step()
+        decay.step()
+    trained: NDArray[Any] = weight.detach().numpy().copy()
+    return trained
+
+
+def _says_retrieve(question: Question, name: str) -> bool:
+    """True: by this criterion, retrieve (asks for sources; takes knowledge; changes with time)."""
+    verdict = question.meta.get("need_retrieval_by_criterion")
+    if not isinstance(verdict, bool):
+        raise BadInput(
+            f"uar: question '{question.id}' of {name} has no true or false meta.need_retrieval_by_criterion."
+        )
+    return verdict
+
+
+def _check(
+    examples: Examples, model: Model, prompts: AnswerPrompts, criteria: Mapping[str, Sequence[Question]]
+) -> None:
+    settings = examples.settings
+    if set(criteria) != set(CRITERIA):
+        raise BadSetting(f"uar needs questions for {', '.join(CRITERIA)}; it got {', '.join(criteria) or 'none'}.")
+    if (model.fingerprint, prompts.fingerprint) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
+        raise BadSetting(
+            f"the label run is of {settings['model']} ({settings['model_fingerprint']}, prompts "
+            f"{settings['prompts_fingerprint']}), not of {model.name} ({model.fingerprint}, prompts "
+            f"{prompts.fingerprint})."
+        )
+    if model.depth - 1 not in examples.readings[0].hidden:
+        raise BadSetting("uar reads the last layer, which the label run did not keep. Label again with --layers last.")
+
+
+def _check_kinds(truth: Bools, name: str) -> None:
+    yes, no = int(truth.sum()), int((~truth).sum()) if len(truth) else 0
+    if len(truth) < FEWEST or min(yes, no) < FEWEST_OF_A_KIND:
+        raise BadInput(
+            f"uar: the criterion '{name}' has {yes} questions that ask for retrieval and {no} that do not; it needs "
+            f"{FEWEST} in all and {FEWEST_OF_A_KIND} of each kind."
+        )
+
+
+def _note(name: str, truth: Bools, needs: Floats, left_out: int) -> str:
+    score, right = auroc(truth, needs), accuracy(truth, needs)
+    shown = "not defined" if score is None else f"{score:.3f}"
+    rest = f"; {left_out} too long for the context window left out" if left_out else ""
+    return f"head {name}: AUROC {shown}, accuracy {right:.3f} on {len(truth)} held-out labelled questions{rest}"
+
+
+def _whole(examples: Examples, own: Vector, tensors: Tensors, calibrations: list[dict[str, Any]], tree: Tree) -> str:
+    """The measures of the card are the last head's; this is the tree's on the same questions."""
+    split, needed = examples.split, examples.needed
+    calibration = fit_calibration(apply_head(tensors, SELF, own[split.calibration]), needed[split.calibration])
+    unknown = calibrate(apply_head(tensors, SELF, own[split.test]), calibration)
+    heads = apply_heads(tensors, calibrations, own[split.test], unknown)
+    score = auroc(needed[split.test], (hard_tree if tree == "hard" else soft_tree)(heads))
+    shown = "not defined" if score is None else f"{score:.3f}"
+    return f"the measures above are those of the head self; the whole tree has AUROC {shown} on the same test split"

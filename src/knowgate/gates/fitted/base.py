@@ -1,0 +1,62 @@
+"""What all fitted gates share: an artefact, the model it belongs to, and calibration of the raw score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from knowgate.errors import ModelError
+from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
+from knowgate.gates.fitted.probability import Floats, calibrate
+from knowgate.types import Model, Question, Reading, Signal, Want
+
+
+@dataclass(frozen=True)
+class FittedGate:
+    """A gate loaded from a folder. Subclasses give `raw`: the uncalibrated need in [0, 1] of each question."""
+
+    artefact: Artefact
+    plug_in: bool = False
+    note: str = ""
+
+    @classmethod
+    def load(cls, folder: str, plug_in: bool = False) -> Self:
+        return cls(read_artefact(folder), plug_in)
+
+    @property
+    def name(self) -> str:
+        return str(self.artefact.manifest["gate"])
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset(Signal(word) for word in self.artefact.manifest["needs"])
+
+    @property
+    def want(self) -> Want:
+        wanted: dict[str, Any] = dict(self.artefact.manifest["want"])
+        return Want(**{**wanted, "layers": tuple(wanted.get("layers", ()))})
+
+    @property
+    def threshold(self) -> float:
+        return float(self.artefact.manifest["threshold"])
+
+    def bind(self, model: Model, prompts: str) -> Self:
+        note = check_bound(self.artefact, model.fingerprint, prompts, plug_in=self.plug_in)
+        return replace(self, note=note)
+
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
+        raise NotImplementedError
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        if not questions:
+            return []
+        raw = self.raw(questions, readings)
+        if not np.isfinite(raw).all():
+            raise ModelError(f"the fitted gate '{self.name}' gave NaN: its features are out of order.")
+        return [float(need) for need in np.clip(calibrate(raw, self.artefact.manifest["calibration"]), 0.0, 1.0)]
+
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        return [self.note for _ in questions]

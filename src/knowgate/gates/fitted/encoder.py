@@ -1,0 +1,20 @@
+"""The sentence embeddings a gate was fitted with."""
+
+from __future__ import annotations
+
+from knowgate.embedding import SentenceEmbedder
+from knowgate.errors import ArtefactError
+from knowgate.gates.fitted.artefact import Artefact
+from knowgate.types import Embedder
+
+
+def fitted_encoder(artefact: Artefact, given: Embedder | None = None) -> Embedder:
+    """The embedding model a gate was fitted with; another one is refused."""
+    options = artefact.options
+    encoder = given or SentenceEmbedder(options["embedder"])
+    if encoder.fingerprint != options["embedder_fingerprint"]:
+        raise ArtefactError(
+            f"the gate '{artefact.path.name}' was fitted with the embedding model {options['embedder']} "
+            f"({options['embedder_fingerprint'][:12]}), not {encoder.fingerprint[:12]}. Fit it again."
+        )
+    return encoder

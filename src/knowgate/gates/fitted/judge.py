@@ -1,0 +1,145 @@
+"""A fine-tuned causal model that says one of two words: how IK and KBM are asked, and how they come off the disk.
+
+Fitting and deciding share `Judge.encode`, so that a label stands at the same token in both. torch loads on first use.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from knowgate.errors import ArtefactError, BadSetting, MissingExtra
+from knowgate.files import sha256_file, sha256_text
+from knowgate.gates.fitted.probability import Floats
+from knowgate.models import load_model
+from knowgate.prompts import packaged
+
+if TYPE_CHECKING:
+    from knowgate.models import HFModel, MarkedTokens
+
+FOLDER, ADAPTER = "adapter", "adapter_model.safetensors"
+ALLOWED = (".safetensors", ".json", ".jinja", ".txt", ".model")  # nothing that runs code when it is read
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A model and the two words it answers with: (known, unknown)."""
+
+    model: HFModel
+    labels: tuple[str, str]
+
+    @functools.cached_property
+    def columns(self) -> list[int]:
+        """The token each label begins with."""
+        from knowgate.models import label_ids
+
+        return label_ids(self.model, self.labels)
+
+    def encode(self, text: str, *parts: str) -> MarkedTokens:
+        """A user turn, then the parts of the answer; a label is expected after each (after the turn, if none).
+
+        Turn and parts are tokenised apart; parts after the first begin with the label that stands there.
+        """
+        from knowgate.models import MarkedTokens
+
+        chat = bool(self.model.loaded.tokenizer.chat_template)
+        ids = self.model.tokenise(self.model.render(text), special=not chat)
+        marks = [] if parts else [len(ids) - 1]
+        for number, part in enumerate(parts):
+            piece = self.model.tokenise(part)
+            if number and piece[0] not in self.columns:
+                raise BadSetting(f"{self.model.name} does not tokenise the label in '{part}' as it stands in place.")
+            ids = ids + piece
+            marks.append(len(ids) - 1)
+        self.model.check_length(len(ids), 1)
+        return MarkedTokens(ids, marks)
+
+    def known(self, cuts: Sequence[MarkedTokens]) -> Floats:
+        """P(known) / (P(known) + P(unknown)) at the last marked place of each."""
+        from knowgate.models import read_labels
+
+        logits = self.model.batched(
+            [cut.ids for cut in cuts],
+            lambda places: read_labels(self.model, [cuts[place] for place in places], self.columns),
+        )
+        margin = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
+        probability: Floats = 1 / (1 + np.exp(-np.clip(margin, -500, 500)))
+        return probability
+
+    def beginning(self, text: str, n_tokens: int) -> str:
+        """The first tokens of a text, as this model counts them."""
+        ids = self.model.tokenise(text.strip())[:n_tokens]
+        return str(self.model.loaded.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
+
+def open_base(spec: str) -> HFModel:
+    """The causal model a judge is made of; its weights must be at hand."""
+    from knowgate.models import HFModel
+
+    model = load_model(spec)
+    if not isinstance(model, HFModel):
+        raise BadSetting(
+            f"a judge is fine-tuned from weights, and '{spec}' has none here. Choose a base: smollm, hf:NAME_OR_DIR, "
+            "gguf:FILE; or use ik in mode text."
+        )
+    return model
+
+
+def open_judge(folder: Path, options: Mapping[str, Any], prompts: str) -> Judge:
+    """The judge of an artefact; shared by all gates that are loaded from the same files."""
+    if options["wording"] != packaged(prompts).fingerprint:
+        raise ArtefactError(
+            f"the judge in '{folder.parent}' was fitted with another wording of its prompt. Fit it again."
+        )
+    known, unknown = options["labels"]
+    if digest(folder) != options["adapter_sha256"]:
+        raise ArtefactError(f"the adapter in '{folder}' was changed or damaged. Fit the gate again.")
+    return _opened(folder, options["adapter_sha256"], options["base"], options["base_fingerprint"], (known, unknown))
+
+
+@functools.lru_cache(maxsize=2)
+def _opened(folder: Path, sha256: str, base: str, fingerprint: str, labels: tuple[str, str]) -> Judge:
+    if not (folder / ADAPTER).is_file():
+        return Judge(_whole(folder), labels)
+    model = open_base(base)
+    if model.fingerprint != fingerprint:
+        raise ArtefactError(
+            f"the judge in '{folder.parent}' was fine-tuned from {base} ({fingerprint}); {base} is now "
+            f"{model.fingerprint}. Fit it again, or give it its old base."
+        )
+    return Judge(with_adapter(model, folder), labels)
+
+
+def _whole(folder: Path) -> HFModel:
+    """A judge that was fine-tuned in full is a model of its own."""
+    from knowgate.models import HFModel
+
+    return HFModel(str(folder), label=f"judge:{folder.parent.name}")
+
+
+def with_adapter(model: HFModel, folder: Path) -> HFModel:
+    """The model with LoRA layers put into it, in place; peft's wrapper is not needed for reading."""
+    try:
+        from peft import PeftModel
+    except ModuleNotFoundError:
+        raise MissingExtra("a LoRA judge", "train") from None
+    from knowgate.models import explained
+
+    with explained(str(folder)):
+        PeftModel.from_pretrained(model.loaded.model, str(folder)).eval()
+    return model
+
+
+def digest(folder: Path) -> str:
+    """Identity of an adapter's files; files of other kinds than weights, settings and words are refused."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    wrong = [path.name for path in files if path.suffix not in ALLOWED]
+    if wrong or not files:
+        found = f"it holds {', '.join(wrong)}" if wrong else "it is empty or missing"
+        raise ArtefactError(f"'{folder}' is not an adapter of ours ({found}); only safetensors and JSON are read.")
+    return sha256_text(*(part for path in files for part in (path.relative_to(folder).as_posix(), sha256_file(path))))

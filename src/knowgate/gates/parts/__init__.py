@@ -1,0 +1,1 @@
+"""What gates share that learn from a log or ask with label words."""

@@ -1,0 +1,44 @@
+"""What gates share that look into the log: opening it, and making sure its labels are of this LLM."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from knowgate.errors import BadSetting
+from knowgate.history import HistoryStore, Scope, open_history
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(path: str) -> HistoryStore:
+    """One store per path: its index in memory is worth keeping."""
+    return open_history(path)
+
+
+def opened(history: str | HistoryStore) -> HistoryStore:
+    """The log behind a path, or the store itself."""
+    return _opened(history) if isinstance(history, str) else history
+
+
+def bound_scope(history: str | HistoryStore, model: str, prompts: str, tenant: str) -> Scope:
+    """The scope of this model and wording; refuses a log that holds only labels of others, and an empty one."""
+    scope, store = Scope(model, prompts, tenant), opened(history)
+    path = history if isinstance(history, str) else "FILE"
+    if store.count(scope):
+        return scope
+    there = store.scopes()
+    if not there:
+        raise BadSetting(f"the log '{path}' is empty. Fill it: knowgate history import RUN --history {path}")
+    raise BadSetting(
+        f"the log '{path}' has no labels for this model and prompts ({_name(scope)}); it has {_listed(there)}. "
+        f"Label with this model and import: knowgate history import RUN --history {path}"
+    )
+
+
+def _name(scope: Scope) -> str:
+    tenant = f", tenant {scope.tenant}" if scope.tenant else ""
+    return f"model {scope.model}, prompts {scope.prompts}{tenant}"
+
+
+def _listed(scopes: Mapping[Scope, int]) -> str:
+    return "; ".join(f"{count} for {_name(scope)}" for scope, count in scopes.items())

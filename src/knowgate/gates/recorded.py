@@ -1,0 +1,164 @@
+"""Gates applied to recorded rows: the needs they would have given, without running the LLM again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from knowgate.errors import BadSetting, NotOffered
+from knowgate.gates import load_gate, score
+from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
+from knowgate.runs import SELF_GATE, RecordedNeeds, Trial, seen_key
+from knowgate.statistics import Floats
+from knowgate.types import AskingGate, BindingGate, Gate, Reading, RecallingGate, Signal
+
+
+@dataclass(frozen=True)
+class GateScores:
+    """A gate's needs for every row of a trial, and what deciding costs. seconds: per question, None if not timed.
+
+    calls: runs of the LLM before the decision, beyond the pass that starts the answer. drafts: whether that pass
+    happens for retrieved questions too. extra_tokens: generated per question beside the draft (samples).
+    """
+
+    name: str
+    needs: Floats
+    threshold: float
+    calls: float = 0.0
+    drafts: bool = True
+    extra_tokens: float = 0.0
+    seconds: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RunModel:
+    """Stands for the LLM of a run where only its identity is asked for."""
+
+    name: str
+    fingerprint: str
+    depth: int = 0
+
+
+def score_gates(trial: Trial, specs: Sequence[str], *, plug_in: bool = False) -> list[GateScores]:
+    """Every gate named; 'auto' stands for those that these rows are enough for, recorded ones included."""
+    names = list(dict.fromkeys(name for spec in specs for name in (automatic(trial) if spec == "auto" else [spec])))
+    return [score_gate(trial, name, plug_in=plug_in) for name in names]
+
+
+def automatic(trial: Trial) -> list[str]:
+    """Gates without settings of their own whose signals the rows have, then what is on record."""
+    have, names = offers(trial), list(trial.recorded)
+    if Signal.LOGPROBS in have:
+        names = ["logprob:first", "logprob:mean", "logprob:min", "logprob:entropy", "logprob:margin", "flare", *names]
+    if Signal.LABELS in have:
+        names = ["prompt", *names]
+    if all(reading.sample_states is not None for reading in trial.readings):
+        names.append("seakr")
+    return names
+
+
+def offers(trial: Trial) -> frozenset[Signal]:
+    """What the rows of a trial hold."""
+    reading = trial.readings[0]
+    have = {Signal.DRAFT} if reading.draft else set()
+    have |= {Signal.LOGPROBS} if reading.draft and reading.draft.tokens is not None else set()
+    have |= {Signal.SAMPLES} if reading.samples or reading.sample_states is not None else set()
+    have |= {Signal.HIDDEN} if reading.hidden or reading.sample_states is not None else set()
+    have |= {Signal.LABELS} if SELF_GATE in reading.labels else set()
+    return frozenset(have)
+
+
+def score_gate(trial: Trial, spec: str, *, plug_in: bool = False) -> GateScores:
+    if spec in trial.recorded:
+        return _from_record(trial, trial.recorded[spec])
+    gate = load_gate(spec, plug_in=plug_in)
+    if is_artefact(spec):
+        check_unseen(trial, spec)
+    if isinstance(gate, BindingGate):
+        settings = trial.settings
+        depth = 2 * int(settings.get("seakr_layer") or 0)  # the middle layer of the model is the one recorded
+        model = RunModel(settings["model"], settings["model_fingerprint"], depth)
+        gate = gate.bind(model, trial.settings["prompts_fingerprint"])  # type: ignore[arg-type]
+    readings = _readings(trial, gate, spec)
+    want = gate.want
+    closed = trial.closed_tokens()
+    return GateScores(
+        _name(spec),
+        np.array(score(gate, trial.questions, readings)),
+        gate.threshold,
+        calls=float(Signal.LABELS in gate.needs) + want.samples,
+        drafts=want.draft_tokens > 0,
+        extra_tokens=want.samples * float(closed.mean()),
+        note=getattr(gate, "note", ""),
+    )
+
+
+def _name(spec: str) -> str:
+    return Path(spec).name if is_artefact(spec) else spec
+
+
+def _from_record(trial: Trial, found: RecordedNeeds) -> GateScores:
+    missing = [key for key in trial.keys if key not in found.needs]
+    if missing:
+        raise BadSetting(f"the recorded gate '{found.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
+    needs = np.array([found.needs[key] for key in trial.keys])
+    return GateScores(found.gate, needs, found.threshold, seconds=found.seconds, note=found.about)
+
+
+def _readings(trial: Trial, gate: Gate, spec: str) -> list[Reading]:
+    """The recorded readings with what this gate looks up beside them."""
+    readings = trial.readings
+    missing = gate.needs - offers(trial)
+    asks = isinstance(gate, AskingGate) and Signal.LABELS in gate.needs
+    if asks and gate.name != SELF_GATE and (missing or gate.name != "fusion"):
+        raise NotOffered(
+            f"gate '{spec}' asks the LLM in words of its own, which the rows do not hold. Evaluate it with the LLM at "
+            f"hand: knowgate eval --data SPEC --model {trial.settings['model']} --gates {spec}"
+        )
+    if missing:
+        raise NotOffered(f"gate '{spec}' needs {', '.join(sorted(missing))}, which the rows lack. {_advice(missing)}")
+    if isinstance(gate, RecallingGate):
+        found = gate.recall(trial.questions)
+        pairs = zip(readings, found, strict=True)
+        readings = [replace(one, neighbours={**one.neighbours, gate.name: near}) for one, near in pairs]
+    return readings
+
+
+def _advice(missing: frozenset[Signal]) -> str:
+    commands = {
+        Signal.HIDDEN: "knowgate label --layers mid,late,last",
+        Signal.SAMPLES: "knowgate label --samples 20",
+        Signal.LABELS: "knowgate label with a backend that gives label logits",
+        Signal.LOGPROBS: "knowgate label with a backend that gives log-probabilities",
+    }
+    return "Label again: " + "; ".join(commands[one] for one in sorted(missing) if one in commands) + "."
+
+
+def check_unseen(trial: Trial, folder: str) -> None:
+    """Refuse a gate on questions it was fitted on: by text, or by id where the rows hold no text."""
+    same = sum(seen_by(trial, folder))
+    if same:
+        raise BadSetting(
+            f"the gate '{read_artefact(folder).path.name}' was fitted on {same} of these {len(trial.rows)} questions; "
+            "evaluate it on others, or leave them out with --drop-seen."
+        )
+
+
+def seen_by(trial: Trial, folder: str) -> list[bool]:
+    """Which rows the gate was fitted on."""
+    file = Path(folder).expanduser() / SEEN
+    seen = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
+    return [seen_key(q.text if q.text else f"id:{q.id}") in seen for q in trial.questions]
+
+
+def without_seen(trial: Trial, specs: Sequence[str]) -> Trial:
+    """The trial without the rows that any of these gates was fitted on; they are counted as left out."""
+    seen = [any(marks) for marks in zip(*(seen_by(trial, spec) for spec in specs if is_artefact(spec)), strict=True)]
+    if not any(seen):
+        return trial
+    kept = trial.subset([place for place, was_seen in enumerate(seen) if not was_seen])
+    return replace(kept, left_out={**trial.left_out, "seen by a gate": sum(seen)})

@@ -1,0 +1,285 @@
+"""Labels for a batch of questions: answer closed- and open-book, sample, grade, compare.
+
+Knows models, graders and retrievers by their protocols; not where rows are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from knowgate.errors import KnowgateError, NotOffered, ServerError
+from knowgate.labels.grading import Grade, Grader, golds
+from knowgate.labels.mask import mask_passages
+from knowgate.prompts import AnswerPrompts, fit_passages, self_assessment
+from knowgate.runs import GradedAnswer, LabelRow, side_of
+from knowgate.signals import benefit, canonical, certainty, effect, log_determinant, mastery
+from knowgate.text import contains_tokens, tokens
+from knowgate.types import Completion, Model, Passage, Prompt, Question, Reading, Retriever, Signal, Vector, Want
+
+SELF_LABELS = ("true", "false")
+FREQUENCY_CAP = 100  # passages looked at when counting how often an answer occurs in the corpus
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to label. `layers` are indices of the hidden-state tuple; k: passages, None for all of a data set's own.
+
+    seakr: samples whose end states are compared (SeaKR's uncertainty; they are among `samples` where there are enough).
+    open_samples: sampled answers with passages; None for as many as without.
+    """
+
+    samples: int = 30
+    temperature: float = 1.0
+    max_tokens: int = 32
+    seed: int = 0
+    layers: tuple[int, ...] = ()
+    mask: bool = False
+    k: int | None = None
+    open_book: bool = True
+    seakr: int = 0
+    open_samples: int | None = None
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """Rows and the hidden states of those that have them: `vectors[name][i]` belongs to the i-th row with states."""
+
+    rows: list[LabelRow]
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Labeller:
+    """Turns questions into label rows. A question that fails is a row with its error."""
+
+    model: Model
+    grader: Grader
+    plan: Plan = field(default_factory=Plan)
+    prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
+    retriever: Retriever | None = None
+
+    def __post_init__(self) -> None:
+        missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
+        if missing:
+            raise NotOffered(f"--seakr needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
+
+    @property
+    def seakr_layer(self) -> int | None:
+        """The middle layer, where SeaKR reads the end of an answer."""
+        return self.model.depth // 2 if self.plan.seakr else None
+
+    def label(self, questions: Sequence[Question]) -> LabelledBatch:
+        """Label a batch; if it fails as a whole, its questions are tried one by one."""
+        try:
+            return self._batch(questions)
+        except KnowgateError as error:
+            if len(questions) == 1:
+                if isinstance(error, ServerError):
+                    raise
+                return LabelledBatch([self._failed(questions[0], error)])
+        return self._one_by_one(questions)
+
+    def _one_by_one(self, questions: Sequence[Question]) -> LabelledBatch:
+        parts, failures = [], []
+        for question in questions:
+            try:
+                parts.append(self._batch([question]))
+            except KnowgateError as error:
+                failures.append(error)
+                parts.append(LabelledBatch([self._failed(question, error)]))
+        if len(failures) == len(questions) and all(isinstance(error, ServerError) for error in failures):
+            raise failures[0]  # the server is at fault, not the questions
+        return join(parts)
+
+    def _failed(self, question: Question, error: Exception) -> LabelRow:
+        return replace(self._blank(question), error=str(error))
+
+    def _blank(self, question: Question) -> LabelRow:
+        return LabelRow(
+            id=question.id,
+            question=question.text,
+            lang=self.prompts.language(question),
+            answers=tuple(golds(question)),
+            choices=question.choices,
+            meta=question.meta,
+            grader="choice" if question.choices else self.grader.name,
+        )
+
+    # --- one batch --------------------------------------------------------------------------------
+
+    def _batch(self, questions: Sequence[Question]) -> LabelledBatch:
+        start = time.perf_counter()
+        closed = self._read([self.prompts.closed(question) for question in questions], states=True)
+        vectors = _vectors(closed)
+        rows = [self._blank(question) for question in questions]
+        rows = self._with_sides(rows, questions, "closed", closed)
+        told = self._signals(questions, closed)
+        rows = [replace(row, signals=signals) for row, signals in zip(rows, told, strict=True)]
+        rows = self._open(rows, questions)
+        share = (time.perf_counter() - start) / len(questions)
+        return LabelledBatch([replace(_compared(row), seconds=share) for row in rows], vectors)
+
+    def _read(self, prompts: Sequence[Prompt], *, states: bool) -> list[Reading]:
+        plan = self.plan
+        seakr = plan.seakr if states else 0
+        samples = plan.samples if states or plan.open_samples is None else plan.open_samples
+        want = Want(
+            draft_tokens=plan.max_tokens,
+            layers=plan.layers if states else (),
+            after_draft=states,
+            samples=max(samples, seakr),
+            sample_tokens=plan.max_tokens,
+            temperature=plan.temperature,
+            seed=plan.seed,
+            sample_layer=self.seakr_layer if seakr else None,
+        )
+        # handles hold the passes' caches; nobody goes on from here, so let go of them
+        readings = self.model.read(prompts, want)
+        return [replace(reading, resume=None, samples=reading.samples[:samples]) for reading in readings]
+
+    def _signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
+        """What the LLM says about itself, and how far apart its samples end."""
+        return [said | self._seakr(reading) for said, reading in zip(self._said(questions), closed, strict=True)]
+
+    def _seakr(self, reading: Reading) -> dict[str, float]:
+        if reading.sample_states is None:
+            return {}
+        return {"seakr": log_determinant(reading.sample_states[: self.plan.seakr])}
+
+    def _said(self, questions: Sequence[Question]) -> list[dict[str, float]]:
+        """Self-assessment as a difference of logits (positive: it can answer)."""
+        if Signal.LABELS not in self.model.offers:
+            return [{} for _ in questions]
+        asked = [self_assessment(question, *SELF_LABELS) for question in questions]
+        logits = self.model.label_logits(asked, SELF_LABELS)
+        return [{"self_assessment": float(rows[-1][0] - rows[-1][1])} for rows in logits]
+
+    # --- open book --------------------------------------------------------------------------------
+
+    def _open(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+        rows = [self._with_passages(row, *found) for row, found in zip(rows, self._passages(questions), strict=True)]
+        having = [place for place, row in enumerate(rows) if row.passages]
+        if not having:
+            return rows
+        some = [rows[place] for place in having]
+        asked = [questions[place] for place in having]
+        prompts = [self.prompts.open(question, row.passages) for question, row in zip(asked, some, strict=True)]
+        some = self._with_sides(some, asked, "open", self._read(prompts, states=False))
+        if self.plan.mask:
+            some = self._with_mask(some, asked)
+        for place, row in zip(having, some, strict=True):
+            rows[place] = row
+        return rows
+
+    def _passages(self, questions: Sequence[Question]) -> list[tuple[list[Passage], int, int | None]]:
+        """Passages that fit the window, how many were cut, and how often an answer occurs in the corpus."""
+        found = self._find(questions)
+        frequencies = self._frequencies(questions)
+        results = []
+        for question, passages, frequency in zip(questions, found, frequencies, strict=True):
+            kept = fit_passages(self.model, self.prompts, question, passages, self.plan.max_tokens)
+            shortened = sum(a.text != b.text for a, b in zip(kept, passages, strict=False))
+            results.append((list(kept), len(passages) - len(kept) + shortened, frequency))
+        return results
+
+    def _find(self, questions: Sequence[Question]) -> list[list[Passage]]:
+        if not self.plan.open_book:
+            return [[] for _ in questions]
+        if self.retriever is None:
+            return [list(question.contexts[: self.plan.k]) for question in questions]
+        return self.retriever.search([question.text for question in questions], self.plan.k or 3)
+
+    def _frequencies(self, questions: Sequence[Question]) -> list[int | None]:
+        """Passages that hold a gold answer, up to a cap: what is rare in the corpus is long-tail knowledge."""
+        if self.retriever is None or self.retriever.name == "http" or not self.plan.open_book:
+            return [None for _ in questions]
+        first = [golds(question)[0] if golds(question) else "" for question in questions]
+        found = self.retriever.search([gold or "?" for gold in first], FREQUENCY_CAP)
+        return [
+            sum(contains_tokens(tokens(passage.text), tokens(gold)) for passage in passages) if gold else None
+            for gold, passages in zip(first, found, strict=True)
+        ]
+
+    def _with_passages(self, row: LabelRow, passages: list[Passage], cut: int, frequency: int | None) -> LabelRow:
+        return replace(row, passages=tuple(passages), cut=cut, answer_frequency=frequency)
+
+    def _with_mask(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+        masked = [mask_passages(row.passages, row.answers) for row in rows]
+        prompts = [self.prompts.open(question, kept) for question, kept in zip(questions, masked, strict=True)]
+        done = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
+        readings = [Reading(draft=completions[0]) for completions in done]
+        return self._with_sides(rows, questions, "mask", readings)
+
+    # --- grades -----------------------------------------------------------------------------------
+
+    def _with_sides(
+        self, rows: list[LabelRow], questions: Sequence[Question], name: str, readings: Sequence[Reading]
+    ) -> list[LabelRow]:
+        sides = [side_of(reading.draft or Completion(""), reading.samples) for reading in readings]
+        flat = [(text, i) for i, side in enumerate(sides) for text in (side.text, *side.samples)]
+        grades = self.grader.grade([text for text, _ in flat], [questions[i] for _, i in flat])
+        shares: list[list[Grade]] = [[] for _ in sides]
+        for (_, i), grade in zip(flat, grades, strict=True):
+            shares[i].append(grade)
+        return [
+            replace(
+                row,
+                **{name: graded(side, found, question)},  # type: ignore[arg-type]
+                guarded=row.guarded + sum(grade.guarded for grade in found),
+                unparsable=row.unparsable + sum(grade.unparsable for grade in found),
+                tokens=row.tokens + _count(reading),
+            )
+            for row, side, found, question, reading in zip(rows, sides, shares, questions, readings, strict=True)
+        ]
+
+
+def graded(side: GradedAnswer, grades: Sequence[Grade], question: Question) -> GradedAnswer:
+    """The side with its verdicts, mastery and certainty; the first grade is the greedy answer's."""
+    sampled = tuple(grade.correct for grade in grades[1:])
+    return replace(
+        side,
+        correct=grades[0].correct,
+        sample_correct=sampled,
+        mastery=mastery(sampled),
+        certainty=certainty([canonical(text, question) for text in side.samples]),
+    )
+
+
+def join(parts: Sequence[LabelledBatch]) -> LabelledBatch:
+    """Batches one after another."""
+    names = sorted({name for part in parts for name in part.vectors})
+    vectors = {name: np.concatenate([part.vectors[name] for part in parts if part.vectors]) for name in names}
+    return LabelledBatch([row for part in parts for row in part.rows], vectors)
+
+
+def _compared(row: LabelRow) -> LabelRow:
+    if row.closed is None or row.open is None:
+        return row
+    return replace(
+        row,
+        effect_mastery=effect(row.closed.mastery, row.open.mastery),
+        effect_certainty=effect(row.closed.certainty, row.open.certainty),
+        benefit=benefit(row.closed.correct, row.open.correct),
+    )
+
+
+def _vectors(readings: Sequence[Reading]) -> dict[str, Vector]:
+    """States before and after the draft by name and layer, in half precision: that is what probes need."""
+    layers = list(readings[0].hidden)
+    before = {f"before.{layer}": np.stack([reading.hidden[layer] for reading in readings]) for layer in layers}
+    after = {f"after.{layer}": np.stack([reading.hidden_after[layer] for reading in readings]) for layer in layers}
+    return {name: _halved(block) for name, block in {**before, **after}.items()}
+
+
+def _halved(block: Vector) -> Vector:
+    """Half precision where it holds the values; some layers of some models have states beyond its range."""
+    fits = float(np.abs(block).max(initial=0)) < np.finfo(np.float16).max
+    return block.astype(np.float16) if fits else block
+
+
+def _count(reading: Reading) -> int:
+    return (reading.draft.n_tokens if reading.draft else 0) + sum(sample.n_tokens for sample in reading.samples)

@@ -1,0 +1,1 @@
+"""transformers models: one pass that reads, drafts, samples and goes on."""

@@ -1,0 +1,100 @@
+"""Logits of label tokens at marked positions of a prompt, all in one forward pass.
+
+Knows tokenisation in place: text up to a label and the label itself are tokenised apart, because some tokenizers
+merge 'Answer:' and 'true' into other tokens when they stand together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from knowgate.errors import BadSetting, ModelError
+from knowgate.models.hf.decoding import pad_left
+from knowgate.types import LabelPrompt, Vector
+
+if TYPE_CHECKING:
+    from knowgate.models.hf.model import HFModel
+
+
+@dataclass(frozen=True)
+class MarkedTokens:
+    """A tokenised prompt: from the positions `marks` labels are predicted; `prefix` tokens are shared by many."""
+
+    ids: list[int]
+    marks: list[int]
+    prefix: int = 0
+
+
+def read_labels(model: HFModel, prompts: Sequence[MarkedTokens], columns: Sequence[int]) -> list[Vector]:
+    """For each prompt an array (marked positions x labels), from one forward pass over all."""
+    device = model.loaded.device
+    first_mark = min(prompt.marks[0] for prompt in prompts)
+    beginnings = [prompt.ids[: first_mark + 1] for prompt in prompts]
+    shared = min(prompt.prefix for prompt in prompts)
+    done, cache = model.prefixes.start(model.loaded.model, beginnings, device, worth_keeping=shared)
+    tokens, mask = pad_left([prompt.ids[done:] for prompt in prompts], model.pad, device)
+    mask = torch.cat([mask.new_ones(len(prompts), done), mask], dim=1)
+    states = model.loaded.model.base_model(
+        input_ids=tokens,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0)[:, done:],
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    width = tokens.shape[1]
+    return [
+        _logits(model.loaded.model, states[row, [width - len(prompt.ids) + mark for mark in prompt.marks]], columns)
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def _logits(model: Any, states: torch.Tensor, columns: Sequence[int]) -> Vector:
+    """The head applied to these states and label tokens alone: the other 50,000 columns are nobody's business."""
+    values: Vector = head_logits(model, states, columns).cpu().numpy()
+    if not np.isfinite(values).all():
+        raise ModelError("the model gave NaN instead of label logits: its weights or number format are bad.")
+    return values
+
+
+def head_logits(model: Any, states: torch.Tensor, columns: Sequence[int] | None = None) -> torch.Tensor:
+    """Logits of the given tokens, or of all, as the model itself computes them: with its bias, scale and cap."""
+    head = model.get_output_embeddings()
+    chosen = slice(None) if columns is None else torch.tensor(list(columns), device=states.device)
+    logits = (states @ head.weight[chosen].T).float()
+    if getattr(head, "bias", None) is not None:
+        logits = logits + head.bias[chosen].float()
+    config = model.config.get_text_config()
+    logits = logits * float(getattr(config, "logit_scale", None) or 1.0)
+    if cap := getattr(config, "final_logit_softcapping", None):
+        logits = cap * torch.tanh(logits / cap)
+    return logits
+
+
+def label_ids(model: HFModel, labels: Sequence[str]) -> list[int]:
+    """First token of each label as it stands in place; labels that begin alike cannot be told apart."""
+    ids = [model.tokenise(label)[0] for label in labels if label]
+    if len(ids) < len(labels) or len(set(ids)) < len(ids):
+        raise BadSetting(f"the labels {', '.join(map(repr, labels))} do not begin with different tokens.")
+    return ids
+
+
+def cut_prompt(model: HFModel, prompt: LabelPrompt, labels: Sequence[int]) -> MarkedTokens:
+    """Token ids of the prefix and of each part, tokenised apart; `labels` are the tokens that may begin a part."""
+    chat = not prompt.raw and bool(model.loaded.tokenizer.chat_template)
+    if chat and (len(prompt.parts) > 1 or prompt.prefix):
+        raise BadSetting("a user turn has one label position, at its end; use raw=True for several.")
+    ids = [] if chat else model.tokenise(prompt.prefix, special=True)
+    prefix, marks = len(ids), list[int]()
+    for number, part in enumerate([model.render(prompt.parts[0])] if chat else prompt.parts):
+        piece = model.tokenise(part)
+        if number and piece[0] not in labels:
+            raise BadSetting(f"the label at the start of '{part[:20]}' is not one token in place; choose other labels.")
+        ids += piece
+        marks.append(len(ids) - 1)
+    model.check_length(len(ids), 1)
+    return MarkedTokens(ids, marks, prefix)

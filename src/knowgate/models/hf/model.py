@@ -1,0 +1,291 @@
+"""Any causal LLM that transformers can load, on CPU or CUDA, with everything a gate can ask for.
+
+One file = one backend. `hf_load` gets the weights, `hf_stream` generates; here prompts become batches and rows
+become readings. Knows nothing of gates or retrieval.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from knowgate.errors import BadInput, BadSetting, ModelError
+from knowgate.models.hf import decoding as hf_stream
+from knowgate.models.hf import load as hf_load
+from knowgate.models.hf.batches import Work, limits_of, run_batched
+from knowgate.models.hf.decoding import Row, Stream
+from knowgate.models.hf.half import can_stop
+from knowgate.models.hf.labels import cut_prompt, label_ids, read_labels
+from knowgate.models.hf.prefix import Prefixes
+from knowgate.models.hf.score import AnsweredPrompt, mean_logprobs
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Result, Signal, Token, Vector, Want
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Where the draft of one prompt stopped. Continuing copies; the handle can be used again."""
+
+    stream: Stream = field(repr=False)
+    place: int | None  # row in the stream; None when the draft had finished
+    row: Row
+
+
+@dataclass(frozen=True)
+class HFModel:
+    """A transformers model from a hub name or a folder (`hf:NAME_OR_DIR`).
+
+    Example:
+        >>> model = HFModel("HuggingFaceTB/SmolLM2-135M-Instruct")  # nothing is loaded yet
+        >>> sorted(model.offers)
+        ['draft', 'hidden', 'labels', 'logprobs', 'samples']
+    """
+
+    source: str
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.label or f"hf:{self.source}"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        local = Path(self.source).is_dir()
+        commit = None if local else getattr(self.loaded.model.config, "_commit_hash", None)
+        return hf_load.fingerprint(self.source, commit)
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        return frozenset(Signal)
+
+    @functools.cached_property
+    def loaded(self) -> hf_load.Loaded:
+        return hf_load.load(self.source)
+
+    @functools.cached_property
+    def prefixes(self) -> Prefixes:
+        return Prefixes()
+
+    @functools.cached_property
+    def stop(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        generation = getattr(self.loaded.model, "generation_config", None)
+        named = [getattr(generation, "eos_token_id", None), self.loaded.tokenizer.eos_token_id]
+        flat = [item for ids in named for item in (ids if isinstance(ids, list) else [ids])]
+        return frozenset(item for item in flat if item is not None)
+
+    @property
+    def pad(self) -> int:
+        return int(self.loaded.tokenizer.pad_token_id or 0)
+
+    @property
+    def window(self) -> int:
+        """Tokens the model can see at once."""
+        config = self.loaded.model.config
+        return int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
+
+    @property
+    def depth(self) -> int:
+        return int(self.loaded.model.config.get_text_config().num_hidden_layers) + 1
+
+    # --- the protocol -----------------------------------------------------------------------------
+
+    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+        layers = self._layers(want.layers)
+        names = dict(zip(layers, want.layers, strict=True))
+        room = want.draft_tokens if not want.samples else max(want.draft_tokens, want.sample_tokens)
+        ids = self._encode(prompts, room)
+        limit = 1 if not want.samples else want.samples
+        return self.batched(ids, lambda places: self._read(prompts, ids, places, want, names), limit)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        n: int = 1,
+        seed: int | None = None,
+        resume: Sequence[object] | None = None,
+    ) -> list[list[Completion]]:
+        if resume is not None:
+            if temperature > 0 or n != 1:
+                raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
+            return [[completion] for completion in self._go_on(resume, max_tokens)]
+        ids = self._encode(prompts, max_tokens)
+        if temperature == 0:
+            want = Want(draft_tokens=max_tokens, resumable=False)
+            drafts = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}))
+            return [[reading.draft or Completion("")] * n for reading in drafts]
+        want = Want(samples=n, sample_tokens=max_tokens, temperature=temperature, seed=seed, resumable=False)
+        sampled = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
+        return [list(reading.samples) for reading in sampled]
+
+    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        columns = label_ids(self, labels)
+        cut = [cut_prompt(self, prompt, columns) for prompt in prompts]
+        return self.batched(
+            [prompt.ids for prompt in cut], lambda places: read_labels(self, [cut[place] for place in places], columns)
+        )
+
+    def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
+        said = [self.tokenise(answer.strip()) for answer in answers]
+        if not all(said):
+            raise BadInput("an answer to be scored is empty.")
+        asked = self._encode(prompts, max(map(len, said), default=0))
+        rows = [AnsweredPrompt([*ids, *answer], len(answer)) for ids, answer in zip(asked, said, strict=True)]
+        return self.batched(
+            [row.ids for row in rows], lambda places: mean_logprobs(self, [rows[place] for place in places])
+        )
+
+    # --- prompts to tokens ------------------------------------------------------------------------
+
+    def render(self, text: str) -> str:
+        """The text as a user turn, up to where the answer begins. Models without a chat template get it bare."""
+        tokenizer = self.loaded.tokenizer
+        if not tokenizer.chat_template:
+            return text
+        turn = [{"role": "user", "content": text}]
+        return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+
+    def tokenise(self, text: str, *, special: bool = False) -> list[int]:
+        return list(self.loaded.tokenizer.encode(text, add_special_tokens=special))
+
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        return [len(self._ids(prompt)) + max_tokens <= self.window for prompt in prompts]
+
+    def check_length(self, n_tokens: int, room: int) -> None:
+        if n_tokens + room > self.window:
+            raise BadInput(
+                f"the prompt has {n_tokens} tokens and the answer may take {room}, but {self.name} sees only "
+                f"{self.window}. Shorten the question, or use fewer or shorter passages."
+            )
+
+    def _encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
+        ids = [self._ids(prompt) for prompt in prompts]
+        for row in ids:
+            if not row:
+                raise BadInput("the prompt is empty: ask something.")
+            self.check_length(len(row), room)
+        return ids
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        chat = not prompt.raw and bool(self.loaded.tokenizer.chat_template)
+        text = self.render(prompt.text) if chat else prompt.text
+        return self.tokenise(text, special=not chat)
+
+    def batched(self, ids: list[list[int]], work: Work[Result], rows: int = 1) -> list[Result]:
+        return run_batched(ids, limits_of(self.loaded.device), work, rows)
+
+    # --- the pass ---------------------------------------------------------------------------------
+
+    def _read(
+        self,
+        prompts: Sequence[Prompt],
+        ids: list[list[int]],
+        places: list[int],
+        want: Want,
+        names: dict[int, int],
+    ) -> list[Reading]:
+        batch = [ids[place] for place in places]
+        layers, ends = sorted(names), self._sample_layers(want)
+        kept = sorted({*layers, *ends})
+        states_only = not (want.draft_tokens or want.samples) and can_stop(self.loaded.model)
+        stream = hf_stream.prefill(
+            self.loaded.model, batch, self.pad, self.loaded.device, kept, self.prefixes, states_only=states_only
+        )
+        before = [{names[x]: _vector(stream.hidden[x][i]) for x in layers} for i in range(len(places))]
+        samples, states = self._sample(stream, [prompts[place] for place in places], want, ends)
+        rows = [Row() for _ in places]
+        alive = hf_stream.draft(stream, rows, want.draft_tokens, self.stop, layers if want.after_draft else ())
+        return [
+            Reading(
+                draft=self._completion(row, measured=True) if want.draft_tokens else None,
+                hidden=before[i],
+                hidden_after={names[x]: _vector(state) for x, state in row.after.items() if x in names},
+                samples=samples[i],
+                resume=Handle(stream, alive.index(i) if i in alive else None, row) if want.resumable else None,
+                sample_states=states[i],
+            )
+            for i, row in enumerate(rows)
+        ]
+
+    def _sample_layers(self, want: Want) -> list[int]:
+        return self._layers([want.sample_layer]) if want.samples and want.sample_layer is not None else []
+
+    def _sample(
+        self, stream: Stream, prompts: list[Prompt], want: Want, layers: list[int]
+    ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
+        """Each prompt's samples, and the states at their ends if a layer is given."""
+        if not want.samples:
+            return [()] * len(prompts), [None] * len(prompts)
+        if want.temperature <= 0:
+            raise BadSetting(f"sampling needs a temperature above 0, not {want.temperature}.")
+        copies = stream.copy(range(len(prompts)), repeat=want.samples)
+        uniforms = np.concatenate([_uniforms(prompt, want) for prompt in prompts])
+        rows = hf_stream.sample(copies, uniforms, want.temperature, self.stop, layers)
+        drawn = [self._completion(row, measured=False) for row in rows]
+        parts = [slice(i * want.samples, (i + 1) * want.samples) for i in range(len(prompts))]
+        states = [
+            _vector(torch.stack([row.after[layers[0]] for row in rows[part]])) if layers else None for part in parts
+        ]
+        return [tuple(drawn[part]) for part in parts], states
+
+    def _go_on(self, resume: Sequence[object], max_tokens: int) -> list[Completion]:
+        """Continue drafts; those that came from one pass go on side by side."""
+        handles = [self._handle(item) for item in resume]
+        rows = [Row(list(handle.row.steps), list(handle.row.tokens), handle.row.finished) for handle in handles]
+        groups: dict[int, list[int]] = {}
+        for i, handle in enumerate(handles):
+            if handle.place is not None and len(rows[i].tokens) < max_tokens:
+                groups.setdefault(id(handle.stream), []).append(i)
+        with torch.inference_mode():
+            for members in groups.values():
+                stream = handles[members[0]].stream
+                part = stream.copy([handles[i].place or 0 for i in members])
+                hf_stream.draft(part, [rows[i] for i in members], max_tokens, self.stop)
+        return [self._completion(row, measured=True) for row in rows]
+
+    def _handle(self, item: object) -> Handle:
+        if not isinstance(item, Handle):
+            raise BadSetting("resume takes the handles of this model's own readings.")
+        return item
+
+    def _completion(self, row: Row, *, measured: bool) -> Completion:
+        tokenizer = self.loaded.tokenizer
+        text = str(tokenizer.decode(row.tokens, skip_special_tokens=True)).strip()
+        tokens = None
+        if measured:
+            tokens = tuple(
+                Token(str(tokenizer.decode([step.token])), step.logprob, step.entropy, step.margin)
+                for step in row.steps
+            )
+        return Completion(text, tokens, row.finished, len(row.tokens))
+
+    def _layers(self, asked: Sequence[int]) -> list[int]:
+        """Layer numbers counted from the front."""
+        for layer in asked:
+            if not -self.depth <= layer < self.depth:
+                raise BadSetting(f"{self.name} has hidden states 0 to {self.depth - 1}; layer {layer} was asked.")
+        return [layer % self.depth for layer in asked]
+
+
+def _vector(state: torch.Tensor) -> Vector:
+    values: Vector = state.float().cpu().numpy().copy()
+    if not np.isfinite(values).all():
+        raise ModelError("the model gave NaN or infinite hidden states: its weights or number format are bad.")
+    return values
+
+
+def _uniforms(prompt: Prompt, want: Want) -> NDArray[np.float64]:
+    """Random numbers that depend on the seed and the prompt alone."""
+    if want.seed is None:
+        return np.random.default_rng().random((want.samples, want.sample_tokens))
+    key = hashlib.sha256(f"{want.seed}\0{prompt.text}".encode()).digest()
+    return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).random((want.samples, want.sample_tokens))

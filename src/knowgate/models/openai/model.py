@@ -1,0 +1,247 @@
+"""Any OpenAI-compatible server: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself. Sees text, never weights.
+
+Offers what the server turns out to give: drafts and samples always, log-probabilities and labels where token
+log-probabilities come back, hidden states never. The key comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
+
+A chat API cannot continue a draft: a draft that ended by itself is the answer and costs no second call, any
+other is generated anew in full, so its text may differ from the draft.
+
+The fingerprint is only as good as what the server says of itself: weights changed under the same name go
+unnoticed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+
+from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.files import sha256_text
+from knowgate.models.openai.labels import InsideLabels
+from knowgate.models.openai.reply import label_logprobs, listed_tokens, read_choices
+from knowgate.models.openai.server import Server
+from knowgate.models.openai.wire import Patience, Wire, without_login
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Vector, Want
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+MOST_CHOICES = 128  # OpenAI's limit of `n`
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft and what it answered; `completion` is None when no draft was asked for."""
+
+    prompt: Prompt
+    completion: Completion | None
+
+    def is_enough(self, max_tokens: int) -> bool:
+        done = self.completion
+        return done is not None and (done.finished or done.n_tokens >= max_tokens)
+
+
+def open_openai(value: str) -> OpenAIModel:
+    """`MODEL@URL`, such as 'Qwen/Qwen3-8B@http://127.0.0.1:8000/v1'."""
+    match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://\S+)", value)
+    if match is None:
+        raise BadSetting(
+            f"'openai:{without_login(value)}' is not openai:MODEL@URL, such as "
+            "openai:Qwen/Qwen3-8B@http://127.0.0.1:8000/v1."
+        )
+    return OpenAIModel(match["model"], match["url"])
+
+
+class OpenAIModel:
+    """`model` on the server at `url`. Requests of one batch go out `concurrency` at a time."""
+
+    def __init__(
+        self,
+        model: str,
+        url: str,
+        *,
+        patience: Patience | None = None,
+        concurrency: int = 8,
+        transport: httpx.BaseTransport | None = None,
+    ):
+        _check_url(url)
+        self._concurrency = concurrency
+        self._wire = Wire(url, patience=patience or Patience(), connections=concurrency, transport=transport)
+        self._server = Server(model, self._wire)
+        self._inside = InsideLabels(self._server)
+
+    @property
+    def name(self) -> str:
+        return f"openai:{self._server.model}"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """From the model's name and what GET /models says of it.
+
+        `created` is left out: vLLM and llama.cpp give the time of the request there.
+        """
+        model = self._server.model
+        card = next((card for card in self._server.cards() if card.get("id") == model), {})
+        facts = [str(card.get(field, "")) for field in ("id", "owned_by", "root")]
+        return "openai-" + sha256_text("openai", model, *facts)[:16]
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        offered = {Signal.DRAFT, Signal.SAMPLES}
+        if self._server.abilities.logprobs:
+            offered.add(Signal.LOGPROBS)
+        if self._server.abilities.top > 1:
+            offered.add(Signal.LABELS)
+        return frozenset(offered)
+
+    def close(self) -> None:
+        """Drop the connections; the model can still be used."""
+        self._wire.close()
+
+    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+        if want.layers or want.sample_layer is not None:
+            raise NotOffered(f"{self.name} is a server and gives no hidden states; use an hf: model for them.")
+        drafts = self._drafts(prompts, want.draft_tokens)
+        samples = self._sample(prompts, want.sample_tokens, want.temperature, want.samples, want.seed)
+        return [
+            Reading(draft=draft, samples=tuple(drawn), resume=Draft(prompt, draft))
+            for prompt, draft, drawn in zip(prompts, drafts, samples, strict=True)
+        ]
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        n: int = 1,
+        seed: int | None = None,
+        resume: Sequence[object] | None = None,
+    ) -> list[list[Completion]]:
+        """`max_tokens` counts the draft too. Samples carry no log-probabilities."""
+        if resume is not None:
+            if temperature > 0 or n != 1:
+                raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
+            handles = [_handle(item) for _, item in zip(prompts, resume, strict=True)]
+            return [[completion] for completion in self._go_on(handles, max_tokens)]
+        return self._sample(prompts, max_tokens, temperature, n, seed)
+
+    @property
+    def depth(self) -> int:
+        return 0
+
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        """A server does not tell its window; it refuses what is too long."""
+        return [True for _ in prompts]
+
+    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        """Log-probabilities of the labels; see `label_logprobs` and `openai_labels` for unlisted ones."""
+        for prompt in prompts:
+            if len(prompt.parts) != 1:
+                self._inside.check(prompt)
+        if prompts and Signal.LABELS not in self.offers:
+            raise NotOffered(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
+        return self._each(lambda prompt: self._label_row(prompt, labels), prompts)
+
+    def _drafts(self, prompts: Sequence[Prompt], max_tokens: int) -> Sequence[Completion | None]:
+        if max_tokens == 0:
+            return [None] * len(prompts)
+        return [row[0] for row in self._sample(prompts, max_tokens, 0.0, 1, None)]
+
+    def _go_on(self, handles: Sequence[Draft], max_tokens: int) -> list[Completion]:
+        open_prompts = [handle.prompt for handle in handles if not handle.is_enough(max_tokens)]
+        anew = iter(self._drafts(open_prompts, max_tokens))
+        given = [handle.completion if handle.is_enough(max_tokens) else next(anew) for handle in handles]
+        return [completion or Completion("") for completion in given]
+
+    def _sample(
+        self, prompts: Sequence[Prompt], max_tokens: int, temperature: float, n: int, seed: int | None
+    ) -> list[list[Completion]]:
+        """`n` per prompt: in one request where the server honours `n`, else in `n` requests.
+
+        Greedy answers are all alike (and vLLM refuses n > 1 for them): one is asked for and repeated.
+        """
+        if not prompts or n == 0:
+            return [[] for _ in prompts]
+        if temperature == 0:
+            drafts = self._each(lambda prompt: self._draft(prompt, max_tokens, seed), prompts)
+            return [[draft] * n for draft in drafts]
+        size = n if self._server.abilities.n else 1
+        jobs = [(prompt, start) for prompt in prompts for start in range(0, n, size)]
+        drawn = self._each(lambda job: self._fill(job[0], max_tokens, temperature, size, seed, job[1]), jobs)
+        flat = [completion for part in drawn for completion in part]
+        return [flat[i * n : (i + 1) * n] for i in range(len(prompts))]
+
+    def _draft(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
+        fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, **self._seed(seed)}
+        if self._server.abilities.logprobs:
+            fields |= _logprob_fields(prompt, min(2, self._server.abilities.top))  # the margin needs two
+        completion = read_choices(self._server.ask(prompt, fields))[0]
+        if self._server.abilities.logprobs and completion.tokens is None and completion.text:
+            raise ModelError(f"{self.name} left out the log-probabilities that it gave when it was probed.")
+        return completion
+
+    def _fill(
+        self, prompt: Prompt, max_tokens: int, temperature: float, size: int, seed: int | None, start: int
+    ) -> list[Completion]:
+        """`size` samples, asking again while a server gives fewer; each request has a seed of its own."""
+        cuts_off = {"top_p": 1.0, **self._server.abilities.sampling}
+        fields = {"max_tokens": max_tokens, "temperature": temperature, **cuts_off}
+        drawn: list[Completion] = []
+        while len(drawn) < size:
+            n = min(size - len(drawn), MOST_CHOICES)
+            own = self._seed(None if seed is None else seed + start + len(drawn)) | ({"n": n} if n > 1 else {})
+            drawn += read_choices(self._server.ask(prompt, fields | own))[:n]
+        return drawn
+
+    def _seed(self, seed: int | None) -> dict[str, int]:
+        return {} if seed is None or not self._server.abilities.seed else {"seed": seed}
+
+    def _label_row(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
+        if len(prompt.parts) != 1:
+            return self._inside.read(prompt, labels, self._server.abilities.top)
+        turn = Prompt(prompt.prefix + prompt.parts[0], prompt.raw)
+        fields = {"max_tokens": 1, "temperature": 0.0, **_logprob_fields(turn, self._server.abilities.top)}
+        listed = listed_tokens(self._server.ask(turn, fields))
+        if not listed or not listed[0].top:
+            raise ModelError(f"{self.name} did not list the most probable tokens, so labels cannot be read.")
+        return np.array([label_logprobs(listed[0].top, labels)], dtype=np.float32)
+
+    def _each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """`work` on each item, side by side, in order. The first failure ends it."""
+        if not items:
+            return []
+        _ = self._server.abilities  # probed before the threads start
+        with ThreadPoolExecutor(max_workers=min(self._concurrency, len(items))) as pool:
+            return list(pool.map(work, items))
+
+
+def _logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
+    """The two endpoints ask for log-probabilities in different words."""
+    if prompt.raw:
+        return {"logprobs": top}
+    return {"logprobs": True, "top_logprobs": top} if top else {"logprobs": True}
+
+
+def _handle(item: object) -> Draft:
+    if not isinstance(item, Draft):
+        raise BadSetting("resume takes the handles of this model's own readings.")
+    return item
+
+
+def _check_url(url: str) -> None:
+    shown = without_login(url)
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise BadSetting(f"'{shown}' is not a URL: {error}.") from None
+    if parsed.userinfo:
+        raise BadSetting(f"'{shown}' has a login in it. Put the key into KNOWGATE_API_KEY.")
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
+        raise BadSetting(f"'{shown}' must be http(s)://HOST[:PORT]/PATH, such as http://127.0.0.1:8000/v1.")

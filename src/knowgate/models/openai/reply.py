@@ -1,0 +1,157 @@
+"""Replies of an OpenAI-compatible server as records; whatever is not as it should be is a ModelError.
+
+Chat replies list tokens under logprobs.content. Raw completions list them in parallel arrays, or, on
+llama.cpp, as chat does. Only the top tokens are known, so entropy stays None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from knowgate.errors import ModelError
+from knowgate.types import Completion, Token
+
+ROUNDING = 1e-3  # servers in half precision give log-probabilities this far above 0
+
+
+@dataclass(frozen=True)
+class ListedToken:
+    """A token of a reply with the most probable ones at its place."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+def read_choices(reply: Any) -> list[Completion]:
+    """The completions of a reply, in the server's order."""
+    choices = _choices(reply)
+    counts = _token_counts(reply, len(choices))
+    return [_completion(choice, count) for choice, count in zip(choices, counts, strict=True)]
+
+
+def listed_tokens(reply: Any) -> list[ListedToken] | None:
+    """The tokens of the first choice with their alternatives; None when the server gave none."""
+    return _listed(read_first_choice(reply))
+
+
+def read_first_choice(reply: Any) -> dict[str, Any]:
+    """The first choice as the server wrote it."""
+    return _choices(reply)[0]
+
+
+def label_logprobs(top: Sequence[tuple[str, float]], labels: Sequence[str]) -> list[float]:
+    """Log-probability of each label among the top tokens of one place.
+
+    A label that is not listed gets the most it can have: the smallest listed probability, or, if it may be
+    several tokens, that of the listed tokens it begins with. So it is never zero.
+    """
+    exact = [[x for text, x in top if text.strip() == label.strip()] for label in labels]
+    if not any(exact):
+        shown = ", ".join(repr(text) for text, _ in top[:3])
+        raise ModelError(
+            f"none of the labels {', '.join(labels)} is among the server's {len(top)} most probable tokens "
+            f"({shown}, ...). Use labels that are single tokens of this model."
+        )
+    return [_log_sum(found) if found else _most(top, label) for label, found in zip(labels, exact, strict=True)]
+
+
+def _most(top: Sequence[tuple[str, float]], label: str) -> float:
+    starts = [x for text, x in top if text.strip() and label.strip().startswith(text.strip())]
+    smallest = min(x for _, x in top)
+    return max(smallest, _log_sum(starts)) if starts else smallest
+
+
+def _log_sum(values: Sequence[float]) -> float:
+    return min(0.0, float(np.logaddexp.reduce(values)))
+
+
+def _choices(reply: Any) -> list[dict[str, Any]]:
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    if not isinstance(choices, list) or not choices or not all(isinstance(item, dict) for item in choices):
+        raise ModelError("the server's reply has no choices: it is not an OpenAI-compatible API.")
+    return choices
+
+
+def _completion(choice: dict[str, Any], count: int) -> Completion:
+    listed = _listed(choice)
+    tokens = None if listed is None else tuple(Token(x.text, x.logprob, margin=_margin(x)) for x in listed)
+    return Completion(
+        text=_text(choice),
+        tokens=tokens,
+        finished=choice.get("finish_reason") != "length",
+        n_tokens=count if tokens is None else len(tokens),
+    )
+
+
+def _text(choice: dict[str, Any]) -> str:
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else choice.get("text", choice)
+    if text is None:  # a chat server's way to say nothing was generated
+        return ""
+    if not isinstance(text, str):
+        raise ModelError("the server's reply has a choice without text.")
+    return text
+
+
+def _token_counts(reply: dict[str, Any], n: int) -> list[int]:
+    """The server counts the choices together: split evenly, so that the sum is right."""
+    usage = reply.get("usage")
+    total = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    share, left = divmod(total if isinstance(total, int) else 0, n)
+    return [share + (i < left) for i in range(n)]
+
+
+def _listed(choice: dict[str, Any]) -> list[ListedToken] | None:
+    logprobs = choice.get("logprobs")
+    if not isinstance(logprobs, dict):
+        return None
+    try:
+        if isinstance(logprobs.get("content"), list):
+            return [_chat_token(item) for item in logprobs["content"]]
+        if isinstance(logprobs.get("token_logprobs"), list):
+            return _completion_tokens(logprobs)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ModelError("the server's reply has log-probabilities of an unknown form.") from None
+    return None
+
+
+def _chat_token(item: dict[str, Any]) -> ListedToken:
+    top = tuple((str(other["token"]), checked_logprob(other["logprob"])) for other in item.get("top_logprobs") or ())
+    return ListedToken(str(item["token"]), checked_logprob(item["logprob"]), _ordered(top))
+
+
+def _completion_tokens(logprobs: dict[str, Any]) -> list[ListedToken]:
+    texts, values = logprobs["tokens"], logprobs["token_logprobs"]
+    tops = logprobs.get("top_logprobs") or [None] * len(texts)
+    return [
+        ListedToken(
+            str(text), checked_logprob(value), _ordered((str(x), checked_logprob(y)) for x, y in (top or {}).items())
+        )
+        for text, value, top in zip(texts, values, tops, strict=True)
+    ]
+
+
+def _ordered(top: Any) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted(top, key=lambda pair: -pair[1]))
+
+
+def checked_logprob(value: Any) -> float:
+    """A log-probability, or an error for what cannot be one."""
+    number = float(value)
+    if math.isnan(number):
+        raise ModelError("the server gave NaN as a log-probability: its weights or number format are bad.")
+    if math.isinf(number) or number > ROUNDING:
+        raise ModelError(f"the server gave {number} as a log-probability.")
+    return min(0.0, number)
+
+
+def _margin(token: ListedToken) -> float | None:
+    if len(token.top) < 2:
+        return None
+    return math.exp(token.top[0][1]) - math.exp(token.top[1][1])

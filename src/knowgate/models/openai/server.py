@@ -1,0 +1,91 @@
+"""One model on one server: prompts become requests, a 404 becomes a list of the models there are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from knowgate.errors import KnowgateError, ServerError
+from knowgate.models.openai.probe import Abilities, probe
+from knowgate.models.openai.wire import StatusError, Wire
+from knowgate.types import Prompt
+
+Result = TypeVar("Result")
+SHOWN_MODELS = 20  # names listed in an error
+
+
+class Server:
+    """`model` behind `wire`."""
+
+    def __init__(self, model: str, wire: Wire):
+        self.model = model
+        self.wire = wire
+
+    @functools.cached_property
+    def abilities(self) -> Abilities:
+        """Probed once."""
+        return self._explained(lambda: probe(self.wire, self.model))
+
+    def ask(self, prompt: Prompt, fields: dict[str, Any]) -> Any:
+        """The reply to a user turn, or to text that is continued as it stands."""
+        body = {"model": self.model, **fields}
+        if prompt.raw:
+            return self._explained(lambda: self.wire.post("/completions", {**body, "prompt": prompt.text}))
+        messages = [{"role": "user", "content": prompt.text}]
+        return self._explained(lambda: self.wire.post("/chat/completions", {**body, "messages": messages}))
+
+    def complete(self, ids: Sequence[int], fields: dict[str, Any]) -> Any:
+        """The reply to text given as token ids, which is continued as it stands."""
+        body = {"model": self.model, **fields, "prompt": list(ids)}
+        return self._explained(lambda: self.wire.post("/completions", body))
+
+    @functools.cached_property
+    def card(self) -> dict[str, Any]:
+        """What the server says of the model; of another, if it answers to names it does not list."""
+        cards = self.cards()
+        return next((card for card in cards if card.get("id") == self.model), cards[0] if cards else {})
+
+    @property
+    def maker(self) -> str:
+        """What the server calls itself: 'vllm', 'sglang', 'llamacpp', ...; asked once."""
+        return str(self.card.get("owned_by") or "nothing")
+
+    @property
+    def adapter(self) -> str:
+        """Name of the LoRA adapter if the model is one, on SGLang: listed with a parent, or as BASE:ADAPTER."""
+        return self.model if self.card.get("parent") else self.model.partition(":")[2]
+
+    def cards(self) -> list[dict[str, Any]]:
+        """What GET /models lists; nothing where the server has no such page."""
+        try:
+            reply = self.wire.get("/models")
+        except StatusError as error:
+            if error.status in (404, 405, 501):
+                return []
+            raise
+        cards = reply.get("data") if isinstance(reply, dict) else None
+        return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+
+    def _explained(self, ask: Callable[[], Result]) -> Result:
+        try:
+            return ask()
+        except StatusError as error:
+            if error.status != 404:
+                raise
+            raise self._not_found(error) from None
+
+    def _not_found(self, error: StatusError) -> ServerError:
+        try:
+            names = [str(card.get("id")) for card in self.cards()]
+        except KnowgateError:
+            names = []
+        if not names:
+            words = str(error).rstrip(".")
+            return ServerError(f"{words}. Check the URL (most end in /v1) and the model's name '{self.model}'.")
+        if self.model in names:
+            return error
+        more = ", ..." if len(names) > SHOWN_MODELS else ""
+        return ServerError(
+            f"{self.wire.url} has no model '{self.model}'. It has: {', '.join(names[:SHOWN_MODELS])}{more}."
+        )

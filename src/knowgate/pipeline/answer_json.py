@@ -1,0 +1,60 @@
+"""Answers and decisions as JSON: what `ask --json` prints and servers reply."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.types import Answer, Decision, Passage, TokenisingModel
+
+
+def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
+    """What `--json` prints for one question."""
+    return {
+        "question": answer.question.text,
+        "answer": answer.text,
+        **decision_record(answer.decision),
+        "model": rag.model.name,
+        "passages": [_passage_record(passage) for passage in answer.passages],
+        "seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()},
+        "tokens": {
+            "draft": answer.draft.n_tokens if answer.draft else 0,
+            "answer": answer.n_tokens,
+            **_prompt_tokens(answer, rag),
+        },
+        **_draft_record(answer, rag.max_tokens),
+    }
+
+
+def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
+    """Where the tokenizer is at hand; the few tokens of a chat template are not counted."""
+    if not isinstance(rag.model, TokenisingModel):
+        return {}
+    prompts = {"closed_prompt": rag.prompts.closed(answer.question)}
+    if answer.passages:
+        prompts["open_prompt"] = rag.prompts.open(answer.question, answer.passages)
+    return {name: len(rag.model.tokenise(prompt.text)) for name, prompt in prompts.items()}
+
+
+def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
+    """The closed-book answer that retrieval replaced, where the gate read all of it: for `knowgate replay`."""
+    draft = answer.draft
+    if not answer.passages or draft is None or not (draft.finished or draft.n_tokens >= max_tokens):
+        return {}
+    return {"draft": draft.text}
+
+
+def decision_record(decision: Decision) -> dict[str, Any]:
+    return {
+        "retrieve": decision.retrieve,
+        "need": round(decision.need, 6),
+        "threshold": decision.threshold,
+        "gate": decision.gate,
+        "reason": decision.reason,
+        **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),
+    }
+
+
+def _passage_record(passage: Passage) -> dict[str, Any]:
+    return {"id": passage.id, "title": passage.title, "text": passage.text, "score": passage.score}

@@ -1,0 +1,91 @@
+"""From settings to the parts of a pipeline."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from knowgate.errors import BadSetting
+from knowgate.files import cache_dir, sha256_text
+from knowgate.gates import DEFAULT, default_gate, load_gate
+from knowgate.models import load_model
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.presets import with_preset
+from knowgate.pipeline.settings import Settings
+from knowgate.prompts import AnswerPrompts, load_templates, packaged
+from knowgate.rerank import is_aligned, load_reranker, read_manifest
+from knowgate.retrieval import build_index, load_retriever
+from knowgate.types import Model, Reranker, Retriever, SecondLook
+
+log = logging.getLogger(__name__)
+
+
+def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves: bool = True) -> AdaptiveRAG:
+    """Everything `ask` needs; `decide` retrieves nothing and so needs no documents."""
+    settings = with_preset(settings)
+    chosen = None if settings.gate == DEFAULT else load_gate(settings.gate, plug_in=settings.plug_in)
+    retriever = build_retriever(settings) if retrieves else None
+    if retrieves and retriever is None and (chosen is None or chosen.name != "never"):
+        raise BadSetting("give the documents to retrieve from: --docs FOLDER or --index DIR (or --gate never).")
+    model, prompts = build_model(settings.model, record), build_prompts(settings)
+    return AdaptiveRAG(
+        model,
+        chosen or default_gate(model, prompts.fingerprint),
+        retriever,
+        reranker=build_reranker(settings, model) if settings.rerank and retrieves else None,
+        threshold=settings.threshold,
+        second_look=load_second_look(settings.second_look) if settings.second_look and retrieves else None,
+        rerank_margin=settings.rerank_margin if retrieves else None,
+        k=settings.k,
+        prompts=prompts,
+        max_tokens=settings.max_tokens,
+    )
+
+
+def build_reranker(settings: Settings, model: Model) -> Reranker:
+    """A reranker aligned to another LLM still ranks, but not for this one: say so."""
+    spec = str(settings.rerank)
+    reranker = load_reranker(spec)
+    if is_aligned(spec) and (made := read_manifest(spec)["aligned_to"])["model_fingerprint"] != model.fingerprint:
+        log.warning("The reranker '%s' was aligned to %s, not to %s.", spec, made["model"], model.name)
+    return reranker
+
+
+def load_second_look(folder: str) -> SecondLook:
+    """A fitted gate that can also judge passages: kbm."""
+    gate = load_gate(folder, plug_in=True)
+    if not hasattr(gate, "useful"):
+        raise BadSetting(f"the gate '{gate.name}' cannot judge passages; --second-look takes a fitted kbm gate.")
+    return gate  # type: ignore[return-value]
+
+
+def build_model(spec: str, record: Path | None = None) -> Model:
+    model = load_model(spec)
+    if record is None:
+        return model
+    from knowgate.models import RecordingModel
+
+    return RecordingModel(model, record)
+
+
+def build_prompts(settings: Settings) -> AnswerPrompts:
+    templates = load_templates(settings.prompts, like="answer") if settings.prompts else packaged("answer")
+    return AnswerPrompts(templates, settings.lang)
+
+
+def build_retriever(settings: Settings) -> Retriever | None:
+    if settings.docs and settings.index:
+        raise BadSetting("give either --docs or --index, not both.")
+    if settings.index:
+        return load_retriever(settings.index, settings.retriever)
+    if settings.docs:
+        return load_retriever(str(cached_index(settings.docs, settings.retriever or "bm25")))
+    return None
+
+
+def cached_index(docs: Path, kind: str) -> Path:
+    """An index of a folder, kept in the cache and brought up to date when documents changed."""
+    key = sha256_text(str(docs.resolve()), kind)[:16]
+    out = cache_dir() / "indexes" / f"{docs.resolve().name}-{key}"
+    build_index(docs, out, kind=kind)
+    return out

@@ -1,0 +1,23 @@
+"""What was measured, for people: tables, charts, pages. One folder per report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from knowgate.lazy import hand_on
+
+if TYPE_CHECKING:
+    from knowgate.report.boundary.page import write_page
+    from knowgate.report.boundary.terminal import tables
+    from knowgate.report.comparison.page import write_eval_page
+    from knowgate.report.comparison.sheets import all_sheets
+    from knowgate.report.terminal import render
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "all_sheets",
+    "render",
+    "tables",
+    "write_eval_page",
+    "write_page",
+]

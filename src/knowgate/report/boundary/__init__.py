@@ -1,0 +1,1 @@
+"""The report of label runs: what the LLM knows."""

@@ -1,0 +1,128 @@
+"""The boundary report as one HTML file, readable without network, on paper and on a phone.
+
+plotly's JavaScript stands in the page once. The page's policy lets no other script run and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from knowgate.evaluation import INDICATORS, RunReport
+from knowgate.files import write_text
+from knowgate.report import markup
+from knowgate.report.boundary import charts as figures
+from knowgate.report.boundary import sheets
+from knowgate.report.page import whole_page
+from knowgate.report.question import extreme
+
+
+def write_page(runs: Sequence[RunReport], out: Path) -> None:
+    """Write the page, whole or not at all."""
+    write_text(out, page(runs))
+
+
+def page(runs: Sequence[RunReport]) -> str:
+    return whole_page("Knowledge boundary", ", ".join(run.name for run in runs), sections(runs))
+
+
+def sections(runs: Sequence[RunReport]) -> list[str]:
+    return [
+        markup.section("runs", "Runs", "What was asked of which model, and how it was graded.", [_about(runs)]),
+        _accuracy(runs),
+        _effects(runs),
+        _savings(runs),
+        _copying(runs),
+        _slices(runs),
+        _agreement(runs),
+        *(_extremes(runs, name) for name in ("harmed", "helped")),
+    ]
+
+
+def _about(runs: Sequence[RunReport]) -> str:
+    return markup.table(sheets.about(runs))
+
+
+def _accuracy(runs: Sequence[RunReport]) -> str:
+    intro = (
+        "Share of right greedy answers: closed book to the bare question, open book with the passages, MASK with the "
+        "gold answers in the passages replaced. Lines are 95 % Wilson intervals. Below: how often retrieval turned a "
+        "wrong answer right (+1) or a right one wrong (-1)."
+    )
+    parts = [markup.chart(figures.accuracy(runs), "Accuracy"), markup.table(sheets.accuracy(runs))]
+    return markup.section("accuracy", "Accuracy", intro, parts)
+
+
+def _effects(runs: Sequence[RunReport]) -> str:
+    intro = (
+        "Retrieval is beneficial where the indicator rises with passages, harmful where it falls, neutral where it "
+        "stays. Mastery: share of right samples. Certainty: 1 - normalised entropy of the samples, which needs no gold "
+        "answers. At mastery 1 nothing is left to gain."
+    )
+    parts = [_effect_charts(run) for run in runs]
+    parts += [markup.table(sheets.effects(runs, indicator)) for indicator in INDICATORS]
+    parts.append(markup.table(sheets.correlation(runs)))
+    return markup.section("effects", "Who is helped, who is harmed", intro, parts)
+
+
+def _effect_charts(run: RunReport) -> str:
+    if not run.boundary.counts.with_open:
+        return markup.remark(f"{run.name}: {sheets.NO_OPEN}.")
+    charts = (markup.chart(figures.effects(run, name), f"{run.name}: effect on {name}") for name in INDICATORS)
+    return f'<div class="pair">{"".join(charts)}</div>'
+
+
+def _savings(runs: Sequence[RunReport]) -> str:
+    intro = (
+        "If retrieval is skipped where the closed-book indicator reaches a threshold: how much of it is saved, and how "
+        "accurate the answers stay. Every distinct threshold is a dot. The dotted line skips as many questions at "
+        "random: an indicator is worth what it gains over that line. Mastery knows the gold answers, so its curve is "
+        "what a perfect predictor of mastery would reach; certainty can be had without them. "
+        "Differences are in percentage points."
+    )
+    charts = []
+    for name in INDICATORS:
+        figure = figures.savings(runs, name)
+        charts.append(markup.chart(figure, f"Skipping by {name}") if figure else "")
+    drawn = f'<div class="pair">{"".join(charts)}</div>' if any(charts) else ""
+    without = [markup.remark(f"{run.name}: {sheets.NO_OPEN}.") for run in runs if not run.boundary.counts.with_open]
+    parts = [drawn, *without, *(markup.table(sheets.savings(runs, name)) for name in INDICATORS)]
+    return markup.section("savings", "Retrieval saved, accuracy kept", intro, parts)
+
+
+def _copying(runs: Sequence[RunReport]) -> str:
+    intro = (
+        "Does the model copy from the passages or reason with them? Among questions whose open-book samples all agree "
+        "(certainty 1): how often the answer is the word MASK once the gold answers are masked."
+    )
+    figure = figures.copying(runs)
+    parts = [markup.chart(figure, "Copy rate")] if figure else []
+    return markup.section("copying", "Copy rate", intro, [*parts, markup.table(sheets.copying(runs))])
+
+
+def _slices(runs: Sequence[RunReport]) -> str:
+    intro = (
+        "The same numbers for parts of the data. Answer frequency: thirds of a run by how many passages of the corpus "
+        "hold the answer; equal counts stay together, so a third can be empty."
+    )
+    parts = [markup.table(sheet) for sheet in sheets.slices(runs)]
+    nothing = [markup.remark("Nothing in these runs splits them: one data set, one language, one form.")]
+    return markup.section("slices", "Slices", intro, parts or nothing)
+
+
+def _agreement(runs: Sequence[RunReport]) -> str:
+    intro = (
+        "The greedy answers graded anew by the string rules, against each other and against the judge's verdicts if "
+        "the run has any. Kappa: agreement beyond chance."
+    )
+    return markup.section("agreement", "Agreement of graders", intro, [markup.table(sheets.agreements(runs))])
+
+
+def _extremes(runs: Sequence[RunReport], name: str) -> str:
+    intro = "Up to twenty per run, by the change of mastery from closed to open book, then by benefit."
+    parts = []
+    for run in runs:
+        found = [extreme(row) for row in getattr(run.boundary, name)]
+        none = f"none was {name}" if run.boundary.counts.with_open else sheets.NO_OPEN
+        parts += [f"<h3>{markup.escape(run.name)}</h3>", *(found or [markup.remark(f"{none}.")])]
+    return markup.section(name, f"Most {name} questions", intro, parts)

@@ -1,0 +1,1 @@
+"""The report of an evaluation: gates side by side."""

@@ -1,0 +1,195 @@
+"""The tables of an evaluation as plain cells: the terminal, the page and the Markdown file show the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from knowgate.display import NOTHING, Sheet, percent, points
+from knowgate.evaluation import RATES, Evaluation, GateResult, SliceTable
+from knowgate.statistics import Estimate
+
+HOW = {
+    "accuracy": "share of questions whose final answer is graded right: closed-book where need is at most the "
+    "threshold, open-book elsewhere",
+    "retrieval": "share of questions with need above the threshold",
+    "matched random": "accuracy of retrieving at random at the same rate: rate x always + (1 - rate) x never",
+    "gain": "accuracy minus matched random, in points",
+    "loss": "accuracy of always retrieving minus accuracy, in points",
+    "harm": "share of all questions skipped although open-book is right and closed-book wrong",
+    "waste": "share of all questions retrieved for although closed-book is right",
+    "headroom": "(accuracy - never) / (oracle - never)",
+    "AUROC": "probability that a question answered wrong closed-book has more need than one answered right; ties half",
+    "judged right": "share of questions rightly judged known (at or below the threshold) or unknown (above it)",
+    "AUROC benefit": "the same for questions that retrieval turns right against all others",
+    "AUPRC": "average precision of need for 'answered wrong closed-book'",
+    "ECE": "expected calibration error of need as the probability of a wrong closed-book answer, 15 equal bins",
+    "Brier": "mean squared difference of need and that outcome",
+    "AURC": "area under the risk-coverage curve: mean share of wrong answers kept, least need first; lower is better",
+    **{f"at {rate:.0%}": f"accuracy when {rate:.0%} of the questions, those of highest need, are retrieved for (exact "
+       "top-k; equal needs share their mean)" for rate in RATES},
+    "area": "area under accuracy against retrieval rate (exact top-k curve)",
+    "area of random": "area under the straight line from never to always",
+    "tuned: accuracy": "accuracy on the other rows of the threshold with the best accuracy on a dev share of the rows",
+    "at rate": "retrieval rate of that threshold on those rows",
+    "n": "rows it was realised on",
+    "closed-book accuracy, judged known": "closed-book accuracy among questions at or below the threshold",
+    "judged unknown": "closed-book accuracy among questions above the threshold",
+    "LM calls": "runs of the LLM per question: the answer, the draft of a retrieved question, samples, extra passes",
+    "retrievals": "searches per question",
+    "generated tokens": "per question: the answer, the draft of a retrieved question, samples; prompts are not in it",
+    "seconds": "of deciding, per question, where it was timed",
+    "difference in points": "difference of accuracy with a 95 % paired bootstrap interval: the same resamples for all "
+    "gates",
+    "only it right": "questions only this gate's final answer has right",
+    "only the other": "questions only the other's final answer has right",
+    "p": "McNemar's exact test on those two counts",
+    "p (Holm)": "the same, corrected for all comparisons of the table",
+}  # fmt: skip
+
+
+def all_sheets(found: Evaluation) -> Iterator[Sheet]:
+    has_open = found.trial.opened is not None
+    if has_open:
+        yield main(found)
+    yield ranking(found)
+    if has_open:
+        yield frontier(found)
+        yield judged(found)
+        yield costs(found)
+        yield comparisons(found)
+        yield from slices(found)
+
+
+def main(found: Evaluation) -> Sheet:
+    columns = ("gate", "accuracy", "retrieval", "matched random", "gain", "loss", "harm", "waste", "headroom")
+    return Sheet("Answers", columns, tuple(_main_row(gate) for gate in found.gates))
+
+
+def _main_row(gate: GateResult) -> tuple[str, ...]:
+    m = gate.measures
+    return (
+        gate.gate,
+        share(m["accuracy"]),
+        percent(m["rate"].value),
+        percent(m["random"].value),
+        gap(m["gain"]),
+        gap(m["loss"]),
+        percent(m["harm"].value),
+        percent(m["waste"].value),
+        percent(m["recovered"].value),
+    )
+
+
+def ranking(found: Evaluation) -> Sheet:
+    columns = ("gate", "AUROC", "judged right", "AUPRC", "ECE", "Brier", "AURC", "AUROC benefit")
+    rows = [
+        (gate.gate, *(plain(gate.measures.get(name)) for name in ("auroc", "judged", "auprc", "ece", "brier", "aurc")),
+         plain(gate.measures.get("auroc_benefit")))
+        for gate in found.gates
+        if "auroc" in gate.measures
+    ]  # fmt: skip
+    return Sheet("Does need tell what the LLM does not know?", columns, tuple(rows))
+
+
+def frontier(found: Evaluation) -> Sheet:
+    columns = (
+        "gate",
+        *(f"at {rate:.0%}" for rate in RATES),
+        "area",
+        "area of random",
+        "tuned: accuracy",
+        "at rate",
+        "n",
+    )
+    return Sheet("Accuracy at a given retrieval rate", columns, tuple(_frontier_row(gate) for gate in found.gates))
+
+
+def _frontier_row(gate: GateResult) -> tuple[str, ...]:
+    rates = [percent(gate.at_rate.get(rate)) for rate in RATES]
+    curve, tuned = gate.frontier, gate.tuned
+    areas = (f"{curve.area:.3f}", f"{curve.random_area:.3f}") if curve else (NOTHING, NOTHING)
+    told = (percent(tuned.accuracy), percent(tuned.rate), str(tuned.n)) if tuned else (NOTHING,) * 3
+    return (gate.gate, *rates, *areas, *told)
+
+
+def judged(found: Evaluation) -> Sheet:
+    rows = [
+        (gate.gate, share(gate.measures["closed_if_known"]), share(gate.measures["closed_if_unknown"]))
+        for gate in found.gates
+        if "closed_if_known" in gate.measures
+    ]
+    columns = ("gate", "closed-book accuracy, judged known", "judged unknown")
+    return Sheet("Are the questions judged known known?", columns, tuple(rows))
+
+
+def costs(found: Evaluation) -> Sheet:
+    rows = [
+        (
+            gate.gate,
+            f"{gate.cost.calls:.2f}",
+            f"{gate.cost.retrievals:.2f}",
+            f"{gate.cost.tokens:.1f}",
+            NOTHING if gate.cost.seconds is None else f"{gate.cost.seconds:.4f}",
+        )
+        for gate in found.gates
+    ]
+    return Sheet("Cost per question", ("gate", "LM calls", "retrievals", "generated tokens", "seconds"), tuple(rows))
+
+
+def comparisons(found: Evaluation) -> Sheet:
+    columns = ("gate", "against", "difference in points", "only it right", "only the other", "p", "p (Holm)")
+    rows = [
+        (
+            one.gate,
+            one.against,
+            gap(Estimate(one.difference, one.low, one.high)),
+            str(one.only_gate),
+            str(one.only_against),
+            _p(one.p_mcnemar),
+            _p(one.p_holm),
+        )
+        for one in found.comparisons
+    ]
+    return Sheet("Gates compared on the same questions", columns, tuple(rows))
+
+
+def slices(found: Evaluation) -> Iterator[Sheet]:
+    """One table per dimension: accuracy @ retrieval rate, and the gain over matched random."""
+    for dimension in dict.fromkeys(one.dimension for one in found.slices):
+        parts = [one for one in found.slices if one.dimension == dimension]
+        columns = ("gate", *(f"{one.value} (n = {one.n})" for one in parts))
+        names = [gate.gate for gate in found.gates]
+        yield Sheet(
+            f"By {dimension}", columns, tuple((name, *(_slice_cell(part, name) for part in parts)) for name in names)
+        )
+
+
+def _slice_cell(part: SliceTable, name: str) -> str:
+    for gate, accuracy, rate, random in part.rows:
+        if gate == name:
+            return f"{percent(accuracy)} @ {percent(rate)} ({points(accuracy - random)})"
+    return "empty"
+
+
+def share(value: Estimate) -> str:
+    if value.value is None:
+        return NOTHING
+    if value.low is None or value.high is None:
+        return percent(value.value)
+    return f"{percent(value.value)} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def gap(value: Estimate) -> str:
+    if value.value is None:
+        return NOTHING
+    if value.low is None or value.high is None:
+        return points(value.value)
+    return f"{points(value.value)} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+
+
+def plain(value: Estimate | None) -> str:
+    return NOTHING if value is None or value.value is None else value.shown()
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,41 @@
+"""What a run keeps and how it is read back: row folders, label rows, needs on record, readings, splits, trials."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from knowgate.lazy import hand_on
+
+if TYPE_CHECKING:
+    from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
+    from knowgate.runs.readings import SELF_GATE, question_of, recorded, recorded_layers
+    from knowgate.runs.row_folder import RowFolder, disk_error
+    from knowgate.runs.rows import GradedAnswer, LabelRow, side_of, to_json
+    from knowgate.runs.run_folder import RunFolder
+    from knowgate.runs.slices import slice_values
+    from knowgate.runs.split import Split, seen_key, split_questions
+    from knowgate.runs.trial import Trial, load_trial
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "GradedAnswer",
+    "LabelRow",
+    "RecordedNeeds",
+    "RowFolder",
+    "RunFolder",
+    "SELF_GATE",
+    "Split",
+    "Trial",
+    "disk_error",
+    "load_trial",
+    "question_of",
+    "read_needs",
+    "recorded",
+    "recorded_layers",
+    "seen_key",
+    "side_of",
+    "slice_values",
+    "split_questions",
+    "to_json",
+    "write_needs",
+]

@@ -1,0 +1,66 @@
+"""Needs that gates gave for the questions of a run, kept beside its rows in `needs.jsonl`: one line per gate.
+
+What an LLM had to be asked for (a judge's verdict, a pass with similar questions) is so on record and can be evaluated
+again by anyone, without the LLM.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from knowgate.errors import ArtefactError
+from knowgate.files import read_jsonl, write_text
+from knowgate.runs.run_folder import RunFolder
+
+FILE = "needs.jsonl"
+
+
+@dataclass(frozen=True)
+class RecordedNeeds:
+    """What one gate said: need by question id. seconds: per question, None if it was not timed."""
+
+    gate: str
+    threshold: float
+    needs: Mapping[str, float] = field(repr=False)
+    about: str = ""
+    seconds: float | None = None
+
+
+def read_needs(run: Path) -> list[RecordedNeeds]:
+    """Every gate recorded in this run, in the order it was recorded."""
+    file = run / FILE
+    if not file.is_file():
+        return []
+    return [_parsed(record, f"{file} line {number}") for number, record in read_jsonl(file)]
+
+
+def _parsed(record: Mapping[str, Any], where: str) -> RecordedNeeds:
+    try:
+        found = RecordedNeeds(**record)
+        good = all(math.isfinite(need) and 0 <= need <= 1 for need in found.needs.values())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ArtefactError(f"{where} does not hold a gate's needs ({error}).") from None
+    if not good:
+        raise ArtefactError(f"{where}: gate '{found.gate}' has needs that are not numbers in [0, 1].")
+    return found
+
+
+def write_needs(run: Path, found: Sequence[RecordedNeeds]) -> None:
+    """Keep these beside the rows; a gate recorded before under the same name is replaced."""
+    names = {item.gate for item in found}
+    with RunFolder(run).exclusive():
+        kept = [item for item in read_needs(run) if item.gate not in names]
+        write_text(run / FILE, "".join(_line(item) for item in [*kept, *found]))
+
+
+def _line(item: RecordedNeeds) -> str:
+    needs = {name: round(float(value), 5) for name, value in item.needs.items()}
+    record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": needs}
+    record |= {"about": item.about} if item.about else {}
+    record |= {"seconds": round(item.seconds, 5)} if item.seconds is not None else {}
+    return json.dumps(record, ensure_ascii=False) + "\n"

@@ -1,0 +1,53 @@
+"""Recorded rows back to readings: what gates saw then, without running the LLM again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from knowgate.runs.rows import GradedAnswer, LabelRow
+from knowgate.runs.run_folder import RunFolder
+from knowgate.signals import states_with
+from knowgate.types import Completion, Question, Reading, Vector
+
+SELF_GATE = "prompt"  # the gate whose logits the signal `self_assessment` stands for
+
+
+def question_of(row: LabelRow) -> Question:
+    return Question(row.question, id=row.id, answers=row.answers, lang=row.lang, choices=row.choices, meta=row.meta)
+
+
+def recorded(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] = ()) -> list[Reading]:
+    """The reading of each row's bare question, with the hidden states of these layers."""
+    before = {layer: folder.vectors(rows, f"before.{layer}") for layer in layers}
+    after = {layer: folder.vectors(rows, f"after.{layer}") for layer in layers}
+    return [
+        Reading(
+            draft=_completion(row.closed),
+            samples=tuple(Completion(text) for text in row.closed.samples) if row.closed else (),
+            hidden={layer: block[place] for layer, block in before.items()},
+            hidden_after={layer: block[place] for layer, block in after.items()},
+            labels=_labels(row),
+            sample_states=states_with(row.signals["seakr"]) if "seakr" in row.signals else None,
+        )
+        for place, row in enumerate(rows)
+    ]
+
+
+def recorded_layers(folder: RunFolder) -> list[int]:
+    """Layers whose states a run has kept."""
+    return sorted(int(name.removeprefix("before.")) for name in folder.vector_names() if name.startswith("before."))
+
+
+def _completion(side: GradedAnswer | None) -> Completion | None:
+    if side is None:
+        return None
+    return Completion(side.text, side.tokens, side.finished, len(side.tokens or ()))
+
+
+def _labels(row: LabelRow) -> dict[str, Vector]:
+    """The signal is a difference of logits; a pair with that difference says the same."""
+    if "self_assessment" not in row.signals:
+        return {}
+    return {SELF_GATE: np.array([[row.signals["self_assessment"], 0.0]], dtype=np.float32)}

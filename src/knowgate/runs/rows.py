@@ -1,0 +1,119 @@
+"""The record of one labelled question: what `labels.jsonl` holds, one per line.
+
+Knows JSON and the types; not how rows come about.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from knowgate.errors import ArtefactError
+from knowgate.types import Completion, Passage, Token
+
+
+@dataclass(frozen=True)
+class GradedAnswer:
+    """One way of answering: the greedy answer with its token statistics, and the samples.
+
+    correct / sample_correct: None where there is no gold answer or the judge could not be read.
+    """
+
+    text: str
+    tokens: tuple[Token, ...] | None = None
+    finished: bool = True
+    correct: bool | None = None
+    samples: tuple[str, ...] = ()
+    sample_correct: tuple[bool | None, ...] = ()
+    mastery: float | None = None
+    certainty: float | None = None
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """Everything learnt about one question. `vector` points to its hidden states: (shard file, row in it)."""
+
+    id: str
+    question: str
+    lang: str
+    answers: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    grader: str = ""
+    closed: GradedAnswer | None = None
+    open: GradedAnswer | None = None
+    mask: GradedAnswer | None = None
+    effect_mastery: str | None = None
+    effect_certainty: str | None = None
+    benefit: int | None = None
+    passages: tuple[Passage, ...] = ()
+    cut: int = 0  # passages dropped or shortened to fit the context window
+    guarded: int = 0  # verdicts the echo guard changed
+    unparsable: int = 0  # judge verdicts that could not be read
+    answer_frequency: int | None = None  # passages of the corpus that hold a gold answer
+    signals: Mapping[str, float] = field(default_factory=dict)
+    vector: tuple[str, int] | None = None
+    seconds: float = 0.0
+    tokens: int = 0  # generated
+    error: str | None = None
+
+
+def to_json(row: LabelRow) -> dict[str, Any]:
+    """A compact record: defaults are left out, floats rounded to six digits."""
+    record: dict[str, Any] = _compact(row)
+    return record
+
+
+def _compact(value: Any) -> Any:
+    if isinstance(value, Token):
+        return [value.text, _round(value.logprob), _round(value.entropy), _round(value.margin)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = ((item, getattr(value, item.name)) for item in dataclasses.fields(value))
+        return {item.name: _compact(found) for item, found in items if not _is_default(item, found)}
+    if isinstance(value, Mapping):
+        return {key: _compact(found) for key, found in value.items()}
+    if isinstance(value, list | tuple):
+        return [_compact(found) for found in value]
+    return _round(value) if isinstance(value, float) else value
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def _is_default(item: dataclasses.Field[Any], value: Any) -> bool:
+    if item.default_factory is not dataclasses.MISSING:
+        return bool(value == item.default_factory())
+    return item.default is not dataclasses.MISSING and value == item.default and type(value) is type(item.default)
+
+
+def from_json(record: Mapping[str, Any], where: str) -> LabelRow:
+    """The row a record holds."""
+    try:
+        values = dict(record)
+        for side in ("closed", "open", "mask"):
+            if values.get(side) is not None:
+                values[side] = _side(values[side])
+        for name in ("answers", "choices"):
+            values[name] = tuple(values.get(name, ()))
+        values["passages"] = tuple(Passage(**item) for item in values.get("passages", ()))
+        values["vector"] = tuple(values["vector"]) if values.get("vector") else None
+        return LabelRow(**values)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ArtefactError(f"{where} is not a label row ({error}).") from None
+
+
+def _side(record: Mapping[str, Any]) -> GradedAnswer:
+    values = dict(record)
+    if values.get("tokens") is not None:
+        values["tokens"] = tuple(Token(*token) for token in values["tokens"])
+    for name in ("samples", "sample_correct"):
+        values[name] = tuple(values.get(name, ()))
+    return GradedAnswer(**values)
+
+
+def side_of(draft: Completion, samples: Sequence[Completion]) -> GradedAnswer:
+    """An ungraded side."""
+    return GradedAnswer(draft.text, draft.tokens, draft.finished, samples=tuple(sample.text for sample in samples))

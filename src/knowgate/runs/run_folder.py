@@ -1,0 +1,83 @@
+"""A run folder: rows in `labels.jsonl`, hidden states in safetensors shards, everything else in `run.json`.
+
+A shard is written whole before the rows that point to it, so a killed run has no row without its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from safetensors.numpy import load_file, save
+
+from knowgate.errors import ArtefactError, BadSetting
+from knowgate.runs.row_folder import RowFolder, disk_error, write_whole
+from knowgate.runs.rows import LabelRow, from_json, to_json
+from knowgate.types import Vector
+
+__all__ = ["MANIFEST", "ROWS", "VERSION", "RunFolder", "disk_error"]
+
+VERSION = 1
+MANIFEST, ROWS = "run.json", "labels.jsonl"
+IDENTITY = ("model", "model_fingerprint", "prompts_fingerprint", "grader")
+
+
+@dataclass(frozen=True)
+class RunFolder(RowFolder):
+    """Where a label run is kept."""
+
+    version: ClassVar[int] = VERSION
+    manifest_name: ClassVar[str] = MANIFEST
+    rows_name: ClassVar[str] = ROWS
+    what: ClassVar[str] = "label run"
+    command: ClassVar[str] = "knowgate label"
+
+    def settings(self) -> dict[str, Any]:
+        """What made the run what it is; whoever compares models or wordings needs all of it."""
+        found = self.manifest().get("settings")
+        settings: dict[str, Any] = found if isinstance(found, dict) else {}
+        missing = [key for key in IDENTITY if key not in settings]
+        if missing:
+            raise ArtefactError(
+                f"{self.path / MANIFEST} lacks {', '.join(missing)}: it was changed or damaged. Label again."
+            )
+        return settings
+
+    def rows(self) -> Iterator[LabelRow]:
+        """The rows in file order; memory stays flat."""
+        for where, record in self.records():
+            yield from_json(record, where)
+
+    def vectors(self, rows: Sequence[LabelRow], name: str) -> Vector:
+        """The named hidden states of these rows, one after another."""
+        wanted: dict[str, list[tuple[int, int]]] = {}
+        for place, row in enumerate(rows):
+            if row.vector is None:
+                raise ArtefactError(f"row '{row.id}' of '{self.path}' has no hidden states; label again with --layers.")
+            wanted.setdefault(row.vector[0], []).append((row.vector[1], place))
+        found: dict[int, Vector] = {}
+        for shard, places in wanted.items():
+            block = self._shard(shard, name)
+            found.update({place: block[index] for index, place in places})
+        return np.stack([found[place] for place in range(len(rows))]).astype(np.float32)
+
+    def vector_names(self) -> list[str]:
+        return sorted({name for file in self.path.glob("vectors-*.safetensors") for name in load_file(file)})
+
+    def _shard(self, shard: str, name: str) -> Vector:
+        try:
+            tensors = load_file(self.path / shard)
+        except Exception as error:  # noqa: BLE001 - safetensors raises its own kinds; all mean the file is bad
+            raise ArtefactError(f"the shard {shard} of '{self.path}' cannot be read: {error}.") from None
+        if name not in tensors:
+            raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(tensors))}.")
+        return tensors[name]
+
+    def append(self, rows: Sequence[LabelRow], vectors: Mapping[str, Vector], first: int) -> None:
+        """Add finished rows; `first` is the number of rows already there, which names the shard."""
+        shard = f"vectors-{first:07d}.safetensors"
+        if vectors:
+            write_whole(self.path / shard, save({key: np.ascontiguousarray(v) for key, v in vectors.items()}))
+        self.append_records([to_json(row) for row in rows])

@@ -1,0 +1,53 @@
+"""Numbers with their uncertainty: one bootstrap, one AUROC, ECE and Brier, shares with intervals, paired tests.
+
+Knows arrays; nothing of gates, questions or files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from knowgate.lazy import hand_on
+
+if TYPE_CHECKING:
+    from knowgate.statistics.bootstrap import RESAMPLES, Draws, Estimate, Measure, estimate, p_value
+    from knowgate.statistics.measures import (
+        Bools,
+        Floats,
+        Ranked,
+        Weights,
+        divided,
+        weighted_brier,
+        weighted_ece,
+        weighted_mean,
+    )
+    from knowgate.statistics.paired import Comparison, holm, mcnemar
+    from knowgate.statistics.shares import Agreement, Correlation, Share, agreement, mean, pearson, share, wilson
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "Agreement",
+    "Bools",
+    "Comparison",
+    "Correlation",
+    "Draws",
+    "Estimate",
+    "Floats",
+    "Measure",
+    "RESAMPLES",
+    "Ranked",
+    "Share",
+    "Weights",
+    "agreement",
+    "divided",
+    "estimate",
+    "holm",
+    "mcnemar",
+    "mean",
+    "p_value",
+    "pearson",
+    "share",
+    "weighted_brier",
+    "weighted_ece",
+    "weighted_mean",
+    "wilson",
+]

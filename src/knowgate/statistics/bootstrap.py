@@ -1,0 +1,92 @@
+"""Bootstrap: how often each question is drawn, and intervals from what comes out.
+
+All gates are measured on the same draws, so their differences are paired.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from knowgate.statistics.measures import Floats, Weights
+
+RESAMPLES = 2_000
+PORTION = 250  # resamples held in memory at once: 10,000 questions make 10 MB
+LEVELS = (0.025, 0.975)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval; value is None where the measure is not defined (one kind of question only)."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    def shown(self, digits: int = 3) -> str:
+        if self.value is None:
+            return "not defined"
+        if self.low is None or self.high is None:
+            return f"{self.value:.{digits}f}"
+        return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+
+Measure = Callable[[Weights], Mapping[str, Floats]]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Resamples of n questions. The first value of what `apply` gives belongs to the questions as they are."""
+
+    n: int
+    resamples: int = RESAMPLES
+    seed: int = 0
+
+    @property
+    def portions(self) -> int:
+        return 1 + -(-self.resamples // PORTION)
+
+    def portion(self, number: int) -> Weights:
+        """How often each question is drawn: one row of counts per resample. Portion 0 takes every question once."""
+        if number == 0:
+            return np.ones((1, self.n), dtype=np.float32)
+        size = min(PORTION, self.resamples - (number - 1) * PORTION)
+        rng = np.random.default_rng([self.seed, number])
+        picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
+        return np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n).astype(np.float32)
+
+    def apply(self, measures: Sequence[Measure]) -> list[dict[str, Floats]]:
+        """Each measure on the questions as they are and on every resample; all of them on the same draws.
+
+        Portions go to as many threads as there are cores: numpy lets go of the interpreter while it counts.
+        """
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            parts = list(pool.map(lambda number: [m(w) for w in [self.portion(number)] for m in measures],
+                                  range(self.portions)))  # fmt: skip
+        return [
+            {name: np.concatenate([part[place][name] for part in parts]) for name in parts[0][place]}
+            for place in range(len(measures))
+        ]
+
+
+def estimate(values: Floats) -> Estimate:
+    """From the plain value (first) and those of the resamples."""
+    plain, drawn = values[0], values[1:][np.isfinite(values[1:])]
+    if not np.isfinite(plain):
+        return Estimate(None)
+    if not len(drawn):
+        return Estimate(float(plain))
+    return Estimate(float(plain), *(float(edge) for edge in np.quantile(drawn, LEVELS)))
+
+
+def p_value(differences: Floats) -> float:
+    """Two-sided bootstrap p-value of a difference being 0; never below what this many resamples can show."""
+    drawn = differences[1:][np.isfinite(differences[1:])]
+    if not len(drawn):
+        return 1.0
+    below, above = np.sum(drawn <= 0) + 1, np.sum(drawn >= 0) + 1
+    return float(min(1.0, 2 * min(below, above) / (len(drawn) + 1)))

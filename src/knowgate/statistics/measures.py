@@ -1,0 +1,99 @@
+"""Measures of a need, for many weightings of the same questions at once: a bootstrap resample is a row of counts.
+
+Each measure takes weights (resamples x questions) and gives one value per resample, NaN where it is not defined. With
+all weights 1 it is the plain measure. Sorting is done once for all resamples and all measures of rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Weights = NDArray[np.float32]
+BINS = 15
+
+
+def weighted_mean(weights: Weights, values: NDArray[Any]) -> Floats:
+    total = weights.sum(axis=1, dtype=np.float64)
+    return divided((weights @ values.astype(np.float32)).astype(np.float64), total)
+
+
+def weighted_brier(weights: Weights, needed: Bools, needs: Floats) -> Floats:
+    return weighted_mean(weights, (needs - needed) ** 2)
+
+
+def weighted_ece(weights: Weights, needed: Bools, needs: Floats) -> Floats:
+    """Expected calibration error over bins of equal width."""
+    bins = np.minimum((needs * BINS).astype(int), BINS - 1)
+    inside = (bins[:, None] == np.arange(BINS)).astype(np.float32)
+    gaps = np.abs(weights @ (inside * (needs - needed)[:, None].astype(np.float32)))
+    return divided(gaps.sum(axis=1, dtype=np.float64), weights.sum(axis=1, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Questions in the order of their need, equal ones together."""
+
+    needs: Floats
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        return np.argsort(self.needs, kind="stable")
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """Where each group of equal needs begins."""
+        return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)
+
+    def sorted(self, weights: Weights) -> Weights:
+        """The weights in the order of need: what the measures of rank take."""
+        return weights[:, self.order]
+
+    def auroc(self, drawn: Weights, needed: Bools) -> Floats:
+        """Probability that a needed question has more need than another; ties count half."""
+        yes, no = self._split(drawn, needed)
+        below = np.cumsum(no, axis=1)
+        below -= no / 2
+        return divided(_dot(yes, below), _total(yes) * _total(no))
+
+    def precision_and_risk(self, drawn: Weights, needed: Bools) -> dict[str, Floats]:
+        """auprc (as scikit-learn's average precision) and aurc, the area under the risk-coverage curve."""
+        yes, no = self._split(drawn, needed)
+        every = yes + no
+        hits, seen = np.cumsum(yes, axis=1), np.cumsum(every, axis=1)
+        positives, total = _total(yes), _total(every)
+        risk = hits / np.maximum(seen, 1)
+        # from the highest need down: what is left above the groups below
+        hits = positives[:, None].astype(np.float32) - hits + yes
+        seen = total[:, None].astype(np.float32) - seen + every
+        precision = hits / np.maximum(seen, 1)
+        return {"auprc": divided(_dot(yes, precision), positives), "aurc": divided(_dot(every, risk), total)}
+
+    def _split(self, drawn: Weights, needed: Bools) -> tuple[Weights, Weights]:
+        kinds = needed[self.order]
+        yes, no = drawn * kinds, drawn * ~kinds
+        if len(self.starts) == len(self.needs):
+            return yes, no
+        return np.add.reduceat(yes, self.starts, axis=1), np.add.reduceat(no, self.starts, axis=1)
+
+
+def divided(above: Floats, below: Floats) -> Floats:
+    """The quotient, NaN where there is nothing to divide by."""
+    quotient: Floats = np.divide(above, below, out=np.full(np.shape(above), np.nan), where=below > 0)
+    return quotient
+
+
+def _dot(first: NDArray[Any], second: NDArray[Any]) -> Floats:
+    product: Floats = (first * second).sum(axis=1, dtype=np.float64)
+    return product
+
+
+def _total(weights: Weights) -> Floats:
+    total: Floats = weights.sum(axis=1, dtype=np.float64)
+    return total

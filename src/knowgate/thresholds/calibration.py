@@ -1,0 +1,229 @@
+"""A gate's threshold from label runs, with the evidence for it: `knowgate calibrate` as a library. No LLM is run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knowgate.errors import ArtefactError, BadInput, BadSetting
+from knowgate.files import sha256_text
+from knowgate.gates import SEEN, Artefact, is_artefact, read_artefact, score_gate
+from knowgate.runs import RunFolder, Trial, load_trial, seen_key
+from knowgate.thresholds.choice import for_accuracy, for_rate
+from knowgate.thresholds.evidence import Kind, save_threshold
+from knowgate.thresholds.guarantee import learn_then_test, rows_needed
+from knowgate.thresholds.outcomes import Bools, Outcomes, ThresholdResult, held_out, reached
+from knowgate.types import Question
+
+FEWEST = 40  # questions to choose a threshold on; below, a rate or an accuracy means nothing
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the threshold is for. guarantee: at most `value` lost, wrong with probability `delta`; budget: `value` is
+    the retrieval rate; accuracy: as many right answers as can be had."""
+
+    kind: Kind
+    value: float = 0.0
+    delta: float = 0.05
+
+    @property
+    def fewest(self) -> int:
+        """Questions needed to choose on."""
+        return rows_needed(self.value, self.delta) if self.kind == "guarantee" else FEWEST
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The threshold, what it does on the questions it was chosen on and on those held out, and the whole record.
+
+    left_out: rows not used, by reason. keys: of the questions chosen on.
+    """
+
+    kind: Kind
+    threshold: float
+    chosen: ThresholdResult
+    held: ThresholdResult | None
+    evidence: dict[str, Any]
+    left_out: dict[str, int]
+    keys: list[str]
+
+
+def calibrate(gate: str, runs: Sequence[Path], target: Target, *, share: float = 0.5, seed: int = 0) -> Calibration:
+    """Choose a threshold on one part of the runs' questions and try it on the other, `share` of them."""
+    if not 0 <= share < 1:
+        raise BadSetting(f"the share held out is {share}; it must be at least 0 and below 1.")
+    artefact = read_artefact(gate) if is_artefact(gate) else None
+    trial, left_out = usable(load_runs(runs), artefact)
+    keys = [question_key(question) for question in trial.questions]
+    back = held_out(keys, share, seed)
+    check_enough(int((~back).sum()), len(keys), target, left_out)
+    outcomes = outcomes_of(trial, gate)
+    check_harm(outcomes, target)
+    threshold, facts = choose(outcomes.at(~back), target)
+    chosen = reached(outcomes.at(~back), threshold)
+    held = reached(outcomes.at(back), threshold) if back.any() else None
+    used = [key for key, kept in zip(keys, back, strict=True) if not kept]
+    evidence = {
+        **facts,
+        "chosen_on": chosen.record(),
+        "held_out": held.record() if held else None,
+        **describe(trial, outcomes.at(~back), used),
+        "left_out": left_out,
+        "seed": seed,
+    }
+    return Calibration(target.kind, threshold, chosen, held, evidence, left_out, used)
+
+
+def store(found: Calibration, gate: str, out: Path | None = None) -> Path:
+    """Write the threshold into the fitted gate, or into a copy of it."""
+    artefact = read_artefact(gate)
+    place = out or artefact.path
+    save_threshold(artefact, found.threshold, found.kind, found.evidence, found.keys, place)
+    return place
+
+
+def choose(outcomes: Outcomes, target: Target) -> tuple[float, dict[str, Any]]:
+    """The threshold and what speaks for it."""
+    if target.kind == "guarantee":
+        found = learn_then_test(outcomes, target.value, target.delta)
+        return found.threshold, {key: value for key, value in asdict(found).items() if key != "threshold"}
+    if target.kind == "budget":
+        return for_rate(outcomes.needs, target.value), {"wanted": target.value, "n": len(outcomes)}
+    return for_accuracy(outcomes), {"n": len(outcomes)}
+
+
+# --- the questions --------------------------------------------------------------------------------
+
+
+def load_runs(runs: Sequence[Path]) -> Trial:
+    """Rows of one model, wording and retriever, answered both ways."""
+    twice = [run for place, run in enumerate(runs) if run.resolve() in {other.resolve() for other in runs[:place]}]
+    if twice:
+        raise BadSetting(f"the label run '{twice[0]}' is named twice.")
+    found = {run: RunFolder(run).settings().get("retriever_fingerprint") for run in runs}
+    if len(set(found.values())) > 1:
+        listed = "; ".join(f"{run}: {name}" for run, name in found.items())
+        raise BadSetting(f"the label runs are of different retrievers ({listed}); a threshold holds for one.")
+    trial = load_trial(runs)
+    if trial.opened is None:
+        raise BadInput(
+            f"no row of {', '.join(map(str, runs))} has an open-book answer, so what skipping loses cannot be seen. "
+            "Label with passages: knowgate label --index DIR ..."
+        )
+    return trial
+
+
+def usable(trial: Trial, artefact: Artefact | None) -> tuple[Trial, dict[str, int]]:
+    """Each question once, and none that the gate was fitted on; with what was left out."""
+    seen = seen_by(artefact, trial) if artefact else set()
+    keys = [question_key(question) for question in trial.questions]
+    first = {key: place for place, key in reversed(list(enumerate(keys)))}
+    fitted = np.array([key in seen for key in keys])
+    again = np.array([first[key] != place for place, key in enumerate(keys)]) & ~fitted
+    left_out = {**trial.left_out, "fitted on": int(fitted.sum()), "asked twice": int(again.sum())}
+    return part(trial, ~fitted & ~again), {reason: count for reason, count in left_out.items() if count}
+
+
+def seen_by(artefact: Artefact, trial: Trial) -> set[str]:
+    """Keys of the questions a gate was fitted on; refuses rows of another model or wording."""
+    made, settings = artefact.manifest, trial.settings
+    if (made["model"]["fingerprint"], made["prompts"]) != (
+        settings["model_fingerprint"],
+        settings["prompts_fingerprint"],
+    ):
+        raise BadSetting(
+            f"the gate '{artefact.path.name}' was fitted on {made['model']['name']} ({made['model']['fingerprint']}, "
+            f"prompts {made['prompts']}), the label runs are of {settings['model']} ({settings['model_fingerprint']}, "
+            f"prompts {settings['prompts_fingerprint']}). Calibrate on labels of the gate's own model."
+        )
+    check_reading(made, settings)
+    file = artefact.path / SEEN
+    if not file.is_file():
+        raise ArtefactError(
+            f"the gate '{artefact.path}' has no {SEEN}: what it was fitted on is unknown. Fit it again."
+        )
+    return set(file.read_text(encoding="utf-8").split())
+
+
+def question_key(question: Question) -> str:
+    return seen_key(question.text if question.text else f"id:{question.id}")
+
+
+def part(trial: Trial, places: Bools) -> Trial:
+    """Only these rows."""
+    kept = np.flatnonzero(places)
+    opened = None if trial.opened is None else trial.opened[kept]
+    lists: dict[str, Any] = {
+        name: [getattr(trial, name)[place] for place in kept] for name in ("rows", "keys", "questions", "readings")
+    }
+    return replace(trial, **lists, closed=trial.closed[kept], opened=opened)
+
+
+def outcomes_of(trial: Trial, gate: str) -> Outcomes:
+    opened = trial.closed if trial.opened is None else trial.opened
+    return Outcomes(score_gate(trial, gate).needs, trial.closed, opened)
+
+
+# --- checks and record ----------------------------------------------------------------------------
+
+
+def check_enough(n: int, total: int, target: Target, left_out: dict[str, int]) -> None:
+    if n >= target.fewest:
+        return
+    lost = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+    goal = f"loss {target.value:g} at confidence {1 - target.delta:g}" if target.kind == "guarantee" else "a threshold"
+    raise BadInput(
+        f"{goal} needs at least {target.fewest} questions to choose on; there are {n} of {total} usable ones"
+        + (f" (left out: {lost})" if lost else "")
+        + ". Label more questions"
+        + (", or use all of them: --held-out 0." if total >= target.fewest else ".")
+    )
+
+
+def check_harm(outcomes: Outcomes, target: Target) -> None:
+    """Where retrieval never helps, every threshold is as safe as any other, and a proof would prove nothing."""
+    if target.kind != "budget" and not outcomes.harmed.any():
+        raise BadInput(
+            f"retrieval turned no wrong answer right in any of the {len(outcomes)} rows: there is nothing to lose by "
+            "skipping. See that the passages are of use (knowgate report RUN), or do without: --gate never."
+        )
+
+
+def check_reading(made: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """What the gate reads of a question must be as long in the runs as where it decides."""
+    want, features = made["want"], set(made["options"].get("features", ()))
+    drafted = int(want.get("draft_tokens", 0))
+    if drafted > 1 and made["gate"] != "ik":  # ik cuts off the beginning it reads
+        _check_length("drafts of {} tokens", "max-tokens", drafted, settings.get("max_tokens"))
+    if features & {"certainty", "agreement"}:
+        _check_length("{} samples", "samples", int(want.get("samples", 0)), settings.get("samples"))
+
+
+def _check_length(words: str, option: str, wanted: int, there: int | None) -> None:
+    if there is not None and there != wanted:
+        raise BadSetting(
+            f"the gate reads {words.format(wanted)}, the label runs hold {words.format(there)}: its needs would not be "
+            f"those it gives when it decides. Label with --{option} {wanted}."
+        )
+
+
+def describe(trial: Trial, outcomes: Outcomes, keys: Sequence[str]) -> dict[str, Any]:
+    """What the threshold is bound to."""
+    settings = trial.settings
+    lines = zip(keys, outcomes.closed.tolist(), outcomes.opened.tolist(), strict=True)
+    return {
+        "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
+        "prompts": settings["prompts_fingerprint"],
+        "retriever": {"name": settings.get("retriever"), "fingerprint": settings.get("retriever_fingerprint")},
+        "k": settings.get("k"),
+        "grader": ", ".join(sorted({row.grader for row in trial.rows})),
+        "runs": [Path(run).name for run in trial.runs],
+        "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in sorted(lines)))[:16],
+        "created": time.strftime("%Y-%m-%d", time.gmtime()),
+    }

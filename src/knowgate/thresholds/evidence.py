@@ -1,0 +1,78 @@
+"""A threshold and what speaks for it, written into a fitted gate: `gate.json`, the card, the questions it rests on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from knowgate.gates import ALWAYS, CARD, Artefact, revise_artefact
+
+Kind = Literal["guarantee", "budget", "accuracy"]
+KINDS: tuple[Kind, ...] = ("guarantee", "budget", "accuracy")
+CALIBRATED = "calibrated.txt"  # keys of the questions the threshold was chosen on, as those of seen.txt
+SECTION = re.compile(r"\n## Threshold\n.*?(?=\n## |\Z)", flags=re.DOTALL)
+
+
+def save_threshold(
+    artefact: Artefact, threshold: float, kind: Kind, evidence: Mapping[str, Any], keys: Sequence[str], out: Path
+) -> None:
+    """Replace the gate's threshold, and with it the evidence for an earlier one."""
+    kept = {key: value for key, value in artefact.manifest.items() if key not in KINDS}
+    manifest = {**kept, "threshold": threshold, kind: dict(evidence)}
+    file = artefact.path / CARD
+    card = file.read_text(encoding="utf-8") if file.is_file() else ""
+    section = card_section(threshold, kind, evidence)
+    texts = {CARD: with_section(card, section), CALIBRATED: "\n".join(sorted(set(keys))) + "\n"}
+    revise_artefact(artefact, manifest, texts, out)
+
+
+def with_section(card: str, section: str) -> str:
+    """The card with this section on the threshold, in the place of an earlier one."""
+    return SECTION.sub("", card.rstrip()).rstrip() + f"\n\n{section}\n"
+
+
+def card_section(threshold: float, kind: Kind, evidence: Mapping[str, Any]) -> str:
+    """Markdown: the sentence, where it holds, and what was counted."""
+    where = (
+        f"Chosen on {evidence['created']} for {evidence['model']['name']}, prompts {evidence['prompts']}, passages "
+        f"from {evidence['retriever']['name']} ({evidence['retriever']['fingerprint'] or 'no fingerprint'}), graded by "
+        f"{evidence['grader']}; label runs: {', '.join(evidence['runs'])}."
+    )
+    parts = [f"## Threshold\n\n{sentence(threshold, kind, evidence)}", where, _table(evidence)]
+    return "\n\n".join(parts)
+
+
+def sentence(threshold: float, kind: Kind, evidence: Mapping[str, Any]) -> str:
+    """What the threshold is good for, in words."""
+    if kind == "guarantee":
+        epsilon, sure = evidence["epsilon"], 1 - evidence["delta"]
+        if threshold == ALWAYS:
+            goal = f"to lose at most {_percent(epsilon)} with {_percent(sure)} confidence"
+            return f"No threshold is proven {goal}: always retrieve."
+        return (
+            f"Threshold {threshold:g} loses at most {_percent(epsilon)} of the answers against always retrieving, with "
+            f"{_percent(sure)} confidence ({evidence['harmed']} harmed skips among {evidence['n']} questions, "
+            f"p = {evidence['p_value']:.2g})."
+        )
+    shown = "always retrieve" if threshold == ALWAYS else f"threshold {threshold:g}"
+    if kind == "budget":
+        return f"For a retrieval rate of {_percent(evidence['wanted'])}: {shown}."
+    return f"For the best accuracy: {shown}."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def _table(evidence: Mapping[str, Any]) -> str:
+    lines = ["| questions | n | retrieved | accuracy | always | never | lost | harmed skips |", "|---|" + "---|" * 7]
+    for name, title in (("chosen_on", "chosen on"), ("held_out", "held out")):
+        if found := evidence.get(name):
+            always, never = found["right_always"] / found["n"], found["right_never"] / found["n"]
+            lines.append(
+                f"| {title} | {found['n']} | {found['rate']:.1%} | {found['accuracy']:.1%} | {always:.1%} "
+                f"| {never:.1%} | {found['loss']:+.1%} | {found['harmed']} |"
+            )
+    return "\n".join(lines)

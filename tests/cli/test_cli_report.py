@@ -1,0 +1,49 @@
+import json
+import sys
+
+import typer
+from typer.testing import CliRunner
+
+from knowgate.cli.report import report
+from knowgate.errors import MissingExtra
+from tests.support.runs_by_hand import varied_rows, write_run
+
+app = typer.Typer()
+app.command()(report)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_tables_go_to_stdout_and_the_page_is_named_on_stderr(tmp_path):
+    path, out = write_run(tmp_path / "a", varied_rows(12)), tmp_path / "sub" / "r.html"
+    result = run(path, "--out", out)
+    assert result.exit_code == 0
+    assert "closed book" in result.stdout
+    assert str(out) in result.stderr
+    assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_the_page_is_called_report_html_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(write_run(tmp_path / "a", varied_rows(3))).exit_code == 0
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_json_is_all_there_is_on_stdout(tmp_path):
+    paths = [write_run(tmp_path / name, varied_rows(12)) for name in ("a", "b")]
+    result = run(*paths, "--json", "--no-html")
+    record = json.loads(result.stdout)
+    assert [item["name"] for item in record["runs"]] == ["a", "b"]
+    assert result.stderr == ""
+
+
+def test_tables_need_no_plotly(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    path = write_run(tmp_path / "a", varied_rows(3))
+    assert run(path, "--no-html").exit_code == 0
+    result = run(path, "--out", tmp_path / "r.html")
+    assert isinstance(result.exception, MissingExtra)
+    assert "closed book" in result.stdout
+    assert not (tmp_path / "r.html").exists()

@@ -1,0 +1,74 @@
+import pytest
+
+from knowgate.evaluation.boundary.boundary import measure
+from knowgate.evaluation.boundary.facts import slice_values
+from knowgate.evaluation.boundary.run_report import read_runs
+from knowgate.report.boundary.sheets import slices
+from tests.support.runs_by_hand import row, side, write_run
+
+
+def parts(rows, dimension):
+    return {part.value: part for part in measure(rows).slices if part.dimension == dimension}
+
+
+def test_a_slice_has_its_own_numbers():
+    rows = [
+        row("a", side(True, 0.8, 0.6), side(False), meta={"dataset": "nq"}),
+        row("b", side(False, 0.4, 0.2), side(False), meta={"dataset": "nq"}),
+        row("c", side(False, 0.0, 0.0), side(True), meta={"dataset": "webqa"}),
+    ]
+    nq = parts(rows, "data set")["nq"]
+    assert (nq.n, nq.closed.value, nq.open.value, nq.benefit) == (2, 0.5, 0.0, -0.5)
+    assert (nq.mastery, nq.certainty) == (pytest.approx(0.6), pytest.approx(0.4))
+
+
+def test_questions_whose_data_set_says_nothing_are_a_part_of_their_own():
+    found = parts([row("a", side(), meta={"fact_type": "fast"}), row("b", side())], "freshness")
+    assert {name: part.n for name, part in found.items()} == {"fast": 1, "(not given)": 1}
+
+
+@pytest.mark.parametrize(
+    ("meta", "hops"),
+    [
+        ({"num_hops": "multi-hop"}, "multi-hop"),
+        ({"hops": 5}, "5"),
+        ({"dataset": "hotpotqa", "type": "bridge"}, "bridge"),
+        ({"dataset": "temporalqa", "type": ["Implicit"]}, None),
+    ],
+)
+def test_hops_come_from_what_the_data_set_calls_them(meta, hops):
+    assert slice_values(row("a", meta=meta)).get("hops") == hops
+
+
+def test_terciles_of_answer_frequency():
+    rows = [row(str(count), side(), answer_frequency=count) for count in (0, 1, 2, 5, 9, 30)]
+    found = parts(rows, "answer frequency")
+    assert {name: part.n for name, part in found.items()} == {"rare": 2, "middle": 2, "frequent": 2}
+
+
+def test_equal_frequencies_stay_together_even_if_a_tercile_is_empty():
+    rows = [row(str(i), side(), answer_frequency=count) for i, count in enumerate((0, 0, 0, 0, 7, 8))]
+    found = parts(rows, "answer frequency")
+    assert {name: part.n for name, part in found.items()} == {"rare": 4, "middle": 0, "frequent": 2}
+
+
+def test_choice_and_open_questions_are_told_apart():
+    found = parts([row("a", side(), choices=("x", "y")), row("b", side())], "form")
+    assert set(found) == {"multiple choice", "open question"}
+
+
+def test_a_dimension_with_one_value_has_no_table(tmp_path):
+    run = write_run(tmp_path / "r", [row("a", side()), row("b", side(), lang="zh")])
+    assert [sheet.title for sheet in slices(read_runs([run]))] == ["By language"]
+
+
+def test_a_slice_another_run_has_is_shown_as_empty(tmp_path):
+    both = write_run(tmp_path / "both", [row("a", side()), row("b", side(), lang="zh")])
+    english = write_run(tmp_path / "english", [row("a", side())])
+    (sheet,) = slices(read_runs([both, english]))
+    assert [line[:4] for line in sheet.rows] == [
+        ("en", "both", "1", "100.0 %"),
+        ("", "english", "1", "100.0 %"),
+        ("zh", "both", "1", "100.0 %"),
+        ("", "english", "0", "empty"),
+    ]

@@ -1,0 +1,194 @@
+"""Logs read into events: what counts, what is counted as bad, and label runs as logs."""
+
+import gzip
+import json
+import math
+
+import pytest
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.evaluation.traffic.log import agrees, estimate_tokens, event_of, read_log, read_run
+from knowgate.evaluation.traffic.replay import Prices, Traffic, replay
+from tests.support.hand_gate import graded_row, write_gate, write_rows
+
+SKIPPED = {
+    "question": "who wrote it?",
+    "answer": "Ann",
+    "retrieve": False,
+    "need": 0.2,
+    "threshold": 0.5,
+    "gate": "fusion",
+    "model": "m",
+    "passages": [],
+    "seconds": {"read": 1.0, "gate": 0.5, "answer": 2.0, "total": 3.5},
+    "tokens": {"draft": 4, "answer": 10, "closed_prompt": 30},
+}
+RETRIEVED = {
+    **SKIPPED,
+    "answer": "It was Bob.",
+    "retrieve": True,
+    "need": 0.8,
+    "passages": [{"id": "p", "title": "", "text": "Bob wrote it."}],
+    "seconds": {"read": 1.0, "gate": 0.5, "retrieve": 0.25, "answer": 3.0, "total": 4.75},
+    "tokens": {"draft": 4, "answer": 6, "closed_prompt": 30, "open_prompt": 80},
+    "draft": "Ann",
+}
+DECIDED = {key: SKIPPED[key] for key in ("question", "retrieve", "need", "threshold", "gate", "model")}
+
+
+def write_log(path, *lines):
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def costs(cost):
+    return (cost.seconds, cost.prompt, cost.completion)
+
+
+# --- one line -------------------------------------------------------------------------------------
+
+
+def test_a_skipped_line_says_what_reading_and_going_on_took():
+    event = event_of(SKIPPED)
+    assert costs(event.read) == (1.5, 30, 4)
+    assert costs(event.closed) == (2.0, 0, 6)
+    assert math.isnan(event.opened.seconds)
+    assert event.loses is None
+
+
+def test_a_retrieved_line_says_what_looking_up_took():
+    event = event_of(RETRIEVED)
+    assert costs(event.opened) == (3.25, 80, 6)
+    assert costs(event.closed) == (0, 0, 0)  # the draft is the whole closed-book answer
+
+
+def test_a_retrieved_line_without_a_whole_draft_does_not_know_the_closed_book_answer():
+    event = event_of({key: value for key, value in RETRIEVED.items() if key != "draft"})
+    assert math.isnan(event.closed.seconds)
+    assert event.loses is None
+
+
+def test_draft_and_answer_that_disagree_are_a_loss():
+    assert event_of(RETRIEVED).loses is True
+    assert event_of({**RETRIEVED, "draft": "bob"}).loses is False
+
+
+def test_an_audited_skip_is_compared_with_its_audit():
+    assert event_of({**SKIPPED, "audit": "Bob"}).loses is True
+    assert event_of({**SKIPPED, "audit": "It was Ann."}).loses is False
+
+
+def test_where_nothing_was_found_both_answers_are_closed_book():
+    assert event_of({**RETRIEVED, "passages": []}).loses is None
+
+
+def test_a_decision_alone_has_a_need_and_no_costs():
+    event = event_of(DECIDED)
+    assert (event.need, event.retrieved, math.isnan(event.read.seconds)) == (0.2, False, True)
+
+
+def test_prompts_that_were_not_counted_are_measured_by_their_text():
+    event = event_of({**RETRIEVED, "tokens": {"draft": 4, "answer": 6}})
+    assert event.read.prompt == math.ceil(len("who wrote it?") / 4)
+    assert event.opened.prompt == event.read.prompt + math.ceil(len(" Bob wrote it.") / 4)
+
+
+def test_a_chinese_character_counts_as_a_token():
+    assert estimate_tokens("法国的首都 abcd") == 5 + 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("Paris", "It is Paris.", True), ("It is Paris.", "paris", True), ("Rome", "Paris", False), ("", "", False)],
+)
+def test_answers_agree_when_one_holds_the_other(one, other, same):
+    assert agrees(one, other) is same
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+def test_bad_lines_are_counted_with_the_first_of_their_kind(tmp_path):
+    bad = [
+        "oops",
+        "[1]",
+        {**SKIPPED, "need": 2},
+        {**SKIPPED, "need": True},
+        {**SKIPPED, "retrieve": None},
+        {**SKIPPED, "seconds": {"total": "long"}},
+        {**SKIPPED, "passages": ["x"]},
+        {**SKIPPED, "answer": 3},
+        '{"need": NaN, "retrieve": true}',
+    ]
+    log = read_log(write_log(tmp_path / "log.jsonl", SKIPPED, *bad, "", RETRIEVED))
+    assert len(log.events) == 2
+    assert log.bad == {
+        "not JSON": [2],
+        "not a JSON object": [3],
+        "without a need between 0 and 1": [4, 5, 10],
+        "without a decision ('retrieve')": [6],
+        "with 'seconds' that are no numbers by name": [7],
+        "with 'passages' that are no list of objects": [8],
+        "with 'answer' that is no text": [9],
+    }
+
+
+def test_bytes_that_are_no_text_are_a_bad_line(tmp_path):
+    file = write_log(tmp_path / "log.jsonl", SKIPPED)
+    file.write_bytes(file.read_bytes() + b"\xff\xfe\x00\n")
+    assert list(read_log(file).bad) == ["not JSON"]
+
+
+def test_a_packed_log_is_read(tmp_path):
+    with gzip.open(tmp_path / "log.jsonl.gz", "wt") as file:
+        file.write(json.dumps(SKIPPED) + "\n")
+    assert len(read_log(tmp_path / "log.jsonl.gz").events) == 1
+
+
+@pytest.mark.parametrize(("lines", "reason"), [([], "it is empty"), (["x"], "none of its lines can be used")])
+def test_a_log_without_traffic_is_refused(tmp_path, lines, reason):
+    with pytest.raises(BadInput, match=reason):
+        read_log(write_log(tmp_path / "log.jsonl", *lines))
+
+
+@pytest.mark.parametrize("key", ["gate", "model"])
+def test_a_log_of_several_gates_or_models_is_refused(tmp_path, key):
+    with pytest.raises(BadInput, match=f"several {key}s"):
+        read_log(write_log(tmp_path / "log.jsonl", SKIPPED, {**RETRIEVED, key: "other"}))
+
+
+def test_the_threshold_it_ran_with_is_kept(tmp_path):
+    assert read_log(write_log(tmp_path / "log.jsonl", SKIPPED, RETRIEVED)).thresholds == {0.5: 2}
+
+
+# --- label runs -----------------------------------------------------------------------------------
+
+
+def test_a_label_run_has_graded_risk(tmp_path):
+    rows = [graded_row("a", 0.2, True, True), graded_row("b", 0.3, False, True), graded_row("c", 0.8, False, True)]
+    log = read_run(write_rows(tmp_path / "run", rows), str(write_gate(tmp_path / "gate")))
+    line = replay(Traffic(log.events), [0.5], Prices())[0]
+    assert (line.retrieved, line.risks["graded"].hits, line.risks["graded"].n) == (1, 1, 3)
+    assert line.savings["seconds"] is None
+    assert line.savings["tokens"].saved > 0
+    assert log.own == 0.5
+
+
+def test_a_label_run_needs_a_gate(tmp_path):
+    with pytest.raises(BadSetting, match="say whose to try"):
+        read_run(write_rows(tmp_path / "run", [graded_row("a", 0.2, True, True)]), None)
+
+
+def test_questions_the_gate_was_fitted_on_are_left_out(tmp_path):
+    run = write_rows(tmp_path / "run", [graded_row("a", 0.2, True, True), graded_row("b", 0.3, False, True)])
+    log = read_run(run, str(write_gate(tmp_path / "gate", seen=["question a?"])))
+    assert (len(log.events), log.left_out) == (1, {"fitted on": 1})
+    with pytest.raises(BadInput, match="fitted on every question"):
+        read_run(run, str(write_gate(tmp_path / "all", seen=["question a?", "question b?"])))
+
+
+def test_a_label_run_without_open_book_answers_has_no_risk(tmp_path):
+    run = write_rows(tmp_path / "run", [graded_row("a", 0.2, True, None, passages=())])
+    log = read_run(run, str(write_gate(tmp_path / "gate")))
+    assert log.events[0].loses is None
+    assert replay(Traffic(log.events), [0.5], Prices())[0].savings["tokens"] is None

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.fitting.adaptive import fit_adaptive, strategy
+from knowgate.fitting.examples import Examples
+from knowgate.fitting.save import save_fitted
+from knowgate.gates import load_fitted
+from knowgate.runs.rows import GradedAnswer, LabelRow
+from knowgate.runs.split import split_questions
+from knowgate.types import Question, Reading
+from tests.support.hash_embedder import HashEmbedder
+
+RULES = {"easy": (True, True), "single": (False, True), "chained": (False, False)}  # word -> closed, open right
+
+
+def row(closed, opened, **meta):
+    sides = {
+        "closed": GradedAnswer("x", correct=closed),
+        "open": None if opened is None else GradedAnswer("x", correct=opened),
+    }
+    return LabelRow("id", "q", "en", meta=meta, **sides)
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (row(True, False), "no"),
+        (row(False, True), "one"),
+        (row(False, False), "multi"),
+        (row(False, False, acc_contains={"ircot": True}), "multi"),
+        (row(False, False, acc_contains={"ircot": False}), None),
+        (row(False, True, acc_contains={"ircot": True}), "one"),
+        (row(True, None), "no"),
+    ],
+)
+def test_the_label_is_the_cheapest_strategy_that_was_right(made, expected):
+    assert strategy(made) == expected
+
+
+def test_a_row_without_an_open_book_answer_is_refused():
+    with pytest.raises(BadSetting, match="label with passages"):
+        strategy(row(False, None))
+
+
+def examples(words=("easy", "single", "chained"), n=240):
+    texts = [f"{words[i % len(words)]} question number {i}" for i in range(n)]
+    rows = [row(*RULES[words[i % len(words)]]) for i in range(n)]
+    needed = np.array([not made.closed.correct for made in rows])
+    settings = {"model": "m", "model_fingerprint": "m", "prompts_fingerprint": "p", "grader": "g",
+                "data_fingerprint": "d"}  # fmt: skip
+    questions = [Question(text) for text in texts]
+    split = split_questions(texts, 0)
+    return Examples(rows, questions, [Reading()] * n, needed, "known", split, settings, ["run"])
+
+
+def test_it_learns_a_planted_rule_and_comes_back_from_disk_the_same(tmp_path):
+    data = examples()
+    fitted = fit_adaptive(data, embedder=HashEmbedder())
+    report = save_fitted(fitted, data, tmp_path / "adaptive")
+    assert report.metrics["auroc"].value > 0.95
+    cls = type(load_fitted(str(tmp_path / "adaptive")))
+    gates = [cls(load_fitted(str(tmp_path / "adaptive")).artefact, embedder=HashEmbedder()) for _ in range(2)]
+    asked = [Question("an easy one"), Question("a single one"), Question("a chained one")]
+    needs = [gate.score(asked, [Reading()] * 3) for gate in gates]
+    assert needs[0] == needs[1]
+    assert needs[0][0] < 0.5 < min(needs[0][1:])
+    assert gates[0].steps(asked[1:], [Reading()] * 2) == [1, 3]
+    test = [data.questions[place] for place in data.split.test]
+    raw = gates[0].raw(test, [Reading()] * len(test))
+    assert raw == pytest.approx(fitted.raw(data.split.test.tolist()), abs=1e-6)
+
+
+def test_the_card_counts_the_classes():
+    notes = fit_adaptive(examples(), embedder=HashEmbedder()).notes
+    assert notes[0] == "cheapest strategy that was right: no 80, one 80, multi 80; left out, as nothing was right: 0"
+
+
+def test_two_classes_are_enough():
+    data = examples(("easy", "chained"))
+    raw = fit_adaptive(data, embedder=HashEmbedder()).raw(range(len(data.rows)))
+    assert ((raw > 0.5) == data.needed).mean() > 0.95
+
+
+def test_without_questions_that_are_known_it_is_refused():
+    with pytest.raises(BadInput, match="right without retrieval"):
+        fit_adaptive(examples(("single", "chained")), embedder=HashEmbedder())

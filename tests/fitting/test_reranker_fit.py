@@ -1,0 +1,144 @@
+"""A planted preference is learnt, and what was learnt is the same in another process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sentence_transformers")
+
+from knowgate.errors import ArtefactError, BadInput, BadSetting, WeightsError
+from knowgate.fitting.reranker.alignment import AlignedReranker, fit_reranker, limited, preference_groups
+from knowgate.fitting.reranker.relevance import relevance_groups
+from knowgate.fitting.reranker.save import save_reranker
+from knowgate.fitting.reranker.training import RerankTraining
+from knowgate.preferences.record import data_hash
+from knowgate.rerank import load_reranker
+from knowgate.rerank.manifest import read_manifest
+from knowgate.types import Passage, Question
+from tests.support.tiny_cross_encoder import SETTINGS, planted_preferences, save_tiny_cross_encoder
+
+TRAIN, TEST = planted_preferences(96), planted_preferences(60, "test", seed=1)
+RESCORE = """
+import json, sys
+from knowgate.rerank import load_reranker
+from knowgate.types import Passage
+texts = json.loads(sys.argv[2])
+print(json.dumps(load_reranker(sys.argv[1]).score(["what is the apple"], [[Passage("1", text) for text in texts]])[0]))
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_cross_encoder(tmp_path_factory.mktemp("models") / "tiny", seed=1))
+
+
+@pytest.fixture(scope="module")
+def aligned(tiny: str) -> AlignedReranker:
+    return fit_reranker([*TRAIN, *TEST], base=tiny, training=RerankTraining(batch=8, rate=3e-3, epochs=2))
+
+
+@pytest.fixture
+def saved(aligned: AlignedReranker, tmp_path: Path) -> Path:
+    out = tmp_path / "aligned"
+    save_reranker(aligned, out, settings=SETTINGS, data_hash=data_hash(TRAIN), command="knowgate fit reranker")
+    return out
+
+
+def test_a_planted_preference_is_learnt(aligned: AlignedReranker):
+    before, after = aligned.before["P@1"].mean(), aligned.after["P@1"].mean()
+    assert 0.2 < before < 0.45  # chance is 1/3
+    assert after > 0.95
+    assert aligned.alignment.groups == 96
+    assert len(aligned.tested) == 60
+
+
+def test_the_listwise_loss_learns_it_too(tiny: str):
+    training = RerankTraining("listwise", batch=8, rate=3e-3, epochs=2)
+    found = fit_reranker([*TRAIN, *TEST], base=tiny, training=training)
+    assert found.after["P@1"].mean() > 0.95
+
+
+def test_scores_are_the_same_in_another_process(aligned: AlignedReranker, saved: Path):
+    texts = ["marker sky tree lamp", "sky tree lamp road", "bird marker rain ship"]
+    here = load_reranker(str(saved)).score(["what is the apple"], [[Passage("1", text) for text in texts]])[0]
+    command = [sys.executable, "-c", RESCORE, str(saved), json.dumps(texts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == here
+    assert min(here[0], here[2]) > here[1]
+
+
+def test_the_folder_explains_itself(saved: Path):
+    manifest = read_manifest(saved)
+    assert manifest["aligned_to"]["model_fingerprint"] == "m"
+    assert manifest["metrics"]["gain"]["P@1"]["low"] > 0
+    assert manifest["training"]["weight_decay"] == 0.01
+    card = (saved / "README.md").read_text()
+    assert "Measured on 60 held-out questions" in card
+    assert not any(path.suffix in (".bin", ".pkl", ".pt") for path in saved.rglob("*"))
+
+
+def test_changed_weights_are_refused(saved: Path):
+    with (saved / "model.safetensors").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(ArtefactError, match="changed or damaged"):
+        load_reranker(str(saved)).score(["q"], [[Passage("1", "sky")]])
+
+
+def test_files_that_could_run_code_are_refused(saved: Path):
+    (saved / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ArtefactError, match=r"holds 'pytorch_model\.bin'"):
+        load_reranker(str(saved)).score(["q"], [[Passage("1", "sky")]])
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"only pytorch_model.bin, which is pickle"):
+        load_reranker(str(saved)).score(["q"], [[Passage("1", "sky")]])
+
+
+def test_another_format_is_refused(saved: Path):
+    manifest = json.loads((saved / "reranker.json").read_text())
+    (saved / "reranker.json").write_text(json.dumps({**manifest, "version": 9}))
+    with pytest.raises(ArtefactError, match="has format 9"):
+        read_manifest(saved)
+
+
+def test_groups_hold_each_questions_own_negatives_alone():
+    group = preference_groups(TRAIN[:1], "infonce")[0]
+    assert group.labels == (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    assert set(group.passages) == {found.text for found in TRAIN[0].candidates}
+    assert preference_groups(TRAIN[:1], "listwise")[0].labels == tuple(one.shift for one in TRAIN[0].candidates)
+
+
+def test_texts_beyond_the_limits_are_cut_and_counted(aligned: AlignedReranker):
+    from knowgate.fitting.reranker.training import Group
+
+    groups, cut = limited(aligned.model, [Group("sky " * 130, ("tree " * 513, "tree"), (1.0, 0.0))])
+    assert (cut.questions, cut.passages) == (1, 1)
+    assert (len(groups[0].question.split()), len(groups[0].passages[0].split())) == (128, 512)
+
+
+def test_relevance_sets_passages_with_the_answer_against_those_without():
+    contexts = tuple(Passage(str(i), text) for i, text in enumerate(["the sky is blue", "red apple", "Blue bird", "x"]))
+    question = Question("what colour?", "q", ("blue",), contexts=contexts)
+    group = relevance_groups([question])[0]
+    assert group.passages[:2] == ("the sky is blue", "Blue bird")
+    assert group.labels[:4] == (1.0, 1.0, 0.0, 0.0)
+
+
+def test_nothing_to_learn_from_is_an_error(tiny: str):
+    with pytest.raises(BadInput, match="none of the 0 training questions"):
+        fit_reranker(TEST, base=tiny)
+
+
+@pytest.mark.parametrize("wrong", [{"loss": "x"}, {"temperature": 0.0}, {"epochs": 0}, {"rate": -1.0}])
+def test_wrong_training_settings_are_explained(wrong):
+    with pytest.raises(BadSetting):
+        RerankTraining(**wrong)
+
+
+def test_a_base_that_does_not_exist_is_named():
+    with pytest.raises(WeightsError, match="'no-such-folder' is neither a folder nor a hub name"):
+        fit_reranker(TRAIN, base="no-such-folder")

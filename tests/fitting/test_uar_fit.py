@@ -1,0 +1,109 @@
+"""UAR's heads learn planted rules: in the fake model's states the side of known and unknown can be seen."""
+
+import numpy as np
+import pytest
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.fitting.examples import load_examples
+from knowgate.fitting.save import save_fitted
+from knowgate.fitting.uar import fit_uar
+from knowgate.gates import load_gate, score
+from knowgate.gates.live import bind, read_questions
+from knowgate.labels.grading import StringGrader
+from knowgate.labels.labeller import Labeller, Plan
+from knowgate.labels.session import label_run
+from knowgate.models.fake import FakeModel
+from knowgate.prompts.answer import AnswerPrompts
+from knowgate.runs.run_folder import RunFolder
+from knowgate.types import Question
+
+FACTS = [Question(f"fact {i:03d}?", id=str(i), answers=("right",)) for i in range(240)]
+# the criteria's rules are planted on the same side of the states: True where the fake model "knows"
+CRITERIA = {
+    name: [
+        Question(f"{name} {i:03d}?", id=f"{name}{i}", meta={"need_retrieval_by_criterion": i % 2 == 0})
+        for i in range(120)
+    ]
+    for name in ("intent", "knowledge", "time")
+}
+TABLE = {
+    **{q.text: {"closed": "right" if i % 3 else "wrong", "known": bool(i % 3)} for i, q in enumerate(FACTS)},
+    **{q.text: {"known": q.meta["need_retrieval_by_criterion"]} for part in CRITERIA.values() for q in part},
+}
+MODEL = FakeModel(TABLE, width=32)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    run = tmp_path_factory.mktemp("uar") / "run"
+    plan = Plan(samples=0, layers=(4,), open_book=False)
+    label_run(RunFolder(run), FACTS, Labeller(MODEL, StringGrader(), plan), data="test")
+    return load_examples([run], target="known")
+
+
+@pytest.fixture(scope="module")
+def fitted(examples):
+    return fit_uar(examples, MODEL, CRITERIA)
+
+
+@pytest.fixture(scope="module")
+def saved(fitted, examples, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitted") / "uar"
+    return save_fitted(fitted, examples, folder)
+
+
+def heads(saved, questions):
+    gate = bind(load_gate(str(saved.path)), MODEL, AnswerPrompts())
+    return gate.heads(questions, read_questions(MODEL, [gate], questions, AnswerPrompts()))
+
+
+def test_every_head_learns_its_rule(saved, examples):
+    for name, questions in CRITERIA.items():
+        truth = np.array([question.meta["need_retrieval_by_criterion"] for question in questions])
+        assert ((getattr(heads(saved, questions), name) > 0.5) == truth).mean() > 0.95
+    assert saved.metrics["auroc"].value > 0.95
+    unknown = np.array([i % 3 == 0 for i in range(len(FACTS))])
+    assert ((heads(saved, FACTS).self_ > 0.5) == unknown).mean() > 0.95
+
+
+def test_the_card_has_each_head_and_the_whole_tree(fitted):
+    assert [note.split(":")[0] for note in fitted.notes[:3]] == ["head intent", "head knowledge", "head time"]
+    assert "the whole tree has AUROC" in fitted.notes[3]
+
+
+def test_a_loaded_gate_gives_the_same_needs(saved):
+    def needs():
+        gate = bind(load_gate(str(saved.path)), MODEL, AnswerPrompts())
+        return score(gate, FACTS, read_questions(MODEL, [gate], FACTS, AnswerPrompts()))
+
+    assert needs() == needs()
+    assert len(set(needs())) > 100
+
+
+def test_fitting_twice_gives_the_same_weights(examples, fitted):
+    again = fit_uar(examples, MODEL, CRITERIA)
+    assert all(np.array_equal(block, again.tensors[name]) for name, block in fitted.tensors.items())
+
+
+def test_another_model_than_the_label_run_is_refused(examples):
+    with pytest.raises(BadSetting, match="not of other"):
+        fit_uar(examples, FakeModel(TABLE, name="other", width=32), CRITERIA)
+
+
+def test_a_missing_criterion_is_named(examples):
+    with pytest.raises(BadSetting, match="needs questions for intent, knowledge, time; it got intent"):
+        fit_uar(examples, MODEL, {"intent": CRITERIA["intent"]})
+
+
+def test_questions_without_a_verdict_and_too_few_of_a_kind_are_refused(examples):
+    with pytest.raises(BadInput, match="need_retrieval_by_criterion"):
+        fit_uar(examples, MODEL, {**CRITERIA, "intent": FACTS})
+    with pytest.raises(BadInput, match="'time' has 60 questions that ask for retrieval and 0 that do not"):
+        fit_uar(examples, MODEL, {**CRITERIA, "time": CRITERIA["time"][::2]})
+
+
+def test_a_run_without_the_last_layer_is_refused(tmp_path):
+    plan = Plan(samples=0, layers=(2,), open_book=False)
+    label_run(RunFolder(tmp_path / "run"), FACTS, Labeller(MODEL, StringGrader(), plan), data="test")
+    with pytest.raises(BadSetting, match="--layers last"):
+        fit_uar(load_examples([tmp_path / "run"], target="known"), MODEL, CRITERIA)

@@ -1,0 +1,55 @@
+import pytest
+
+from knowgate.statistics.shares import agreement, mean, pearson, share, wilson
+
+
+def test_wilson_interval_of_five_in_ten():
+    # centre (.5 + 3.8415/20) / 1.38415 = .5; half 1.96/1.38415 * sqrt(.025 + 3.8415/400) = .26340
+    assert wilson(5, 10) == pytest.approx((0.23659, 0.76341), abs=1e-5)
+
+
+def test_wilson_interval_of_none_in_ten_is_z2_over_n_plus_z2():
+    low, high = wilson(0, 10)
+    assert (low, high) == (0.0, pytest.approx(3.841459 / 13.841459, abs=1e-6))
+
+
+def test_wilson_interval_never_leaves_zero_to_one():
+    assert wilson(7, 7)[1] == 1.0
+
+
+def test_share_leaves_unknown_verdicts_out():
+    found = share([True, None, False, True, None])
+    assert (found.hits, found.n, found.value) == (2, 3, pytest.approx(2 / 3))
+
+
+def test_share_of_nothing_has_no_value():
+    found = share([None])
+    assert (found.n, found.value, found.low) == (0, None, None)
+
+
+def test_mean_leaves_unknown_values_out():
+    assert mean([1.0, None, 0.0]) == 0.5
+    assert mean([None]) is None
+
+
+def test_pearson_by_hand():
+    # deviations (-1, 0, 1) and (-1, 1, 0): sum of products 1, norms sqrt 2 each
+    assert pearson([1, 2, 3], [1, 3, 2]).r == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("values", [[], [0.3], [0.1, 0.1, 0.1]])
+def test_pearson_of_a_constant_is_not_defined(values):
+    found = pearson(values, values)
+    assert (found.n, found.r) == (len(values), None)
+
+
+def test_kappa_by_hand():
+    # agree .7; first says yes .5, second .6: chance .3 + .2 = .5; kappa (.7 - .5) / .5
+    pairs = [(True, True)] * 4 + [(True, False)] + [(False, True)] * 2 + [(False, False)] * 3
+    found = agreement("closed", ("exact", "contains"), pairs)
+    assert (found.agree, found.kappa) == (pytest.approx(0.7), pytest.approx(0.4))
+    assert (found.n, found.only_first, found.only_second) == (10, 1, 2)
+
+
+def test_kappa_is_not_defined_when_both_always_say_the_same():
+    assert agreement("open", ("exact", "contains"), [(True, True)] * 3).kappa is None

@@ -1,0 +1,89 @@
+"""Examples with a planted rule, and a tiny model to learn it: questions with an x are known."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from knowgate.fitting.examples import Examples
+from knowgate.fitting.judges.trained_model import JudgeTraining
+from knowgate.runs.rows import GradedAnswer, LabelRow
+from knowgate.runs.split import split_questions
+from knowgate.types import Completion, Passage, Question, Reading
+
+LETTERS = "abcdefghijklmnop"
+PROMPTS = "wording"
+QUICK = JudgeTraining(epochs=3, batch=8, rate=5e-3, rank=8)
+RESCORE = """
+import json, sys
+from knowgate.gates import load_gate
+from knowgate.types import Completion, Question, Reading
+gate = load_gate(sys.argv[1])
+pairs = json.loads(sys.stdin.read())
+questions = [Question(text) for text, _ in pairs]
+print(json.dumps(gate.score(questions, [Reading(draft=Completion(draft)) for _, draft in pairs])))
+"""
+
+
+def planted(model: Path, n: int, *, by: str = "question", fingerprint: str = "f") -> Examples:
+    """`by`: where the x stands that tells what is known: question or draft. Passages with an x make all known."""
+    rng = np.random.default_rng(0)
+    known = rng.random(n) < 0.5
+    words = [" ".join(rng.choice(list(LETTERS), 5)) for _ in range(n)]
+    marked = [_mark(word, bool(truth)) for word, truth in zip(words, known, strict=True)]
+    questions = [Question(f"{i} {marked[i] if by == 'question' else words[i]}?") for i in range(n)]
+    drafts = [marked[i] if by == "draft" else "no idea" for i in range(n)]
+    rows = [_row(i, questions[i], bool(known[i]), drafts[i], i % 2 == 0) for i in range(n)]
+    settings = {
+        "model": f"hf:{model}",
+        "model_fingerprint": fingerprint,
+        "prompts_fingerprint": PROMPTS,
+        "grader": "contains",
+        "data_fingerprint": "d",
+    }
+    readings = [Reading(draft=Completion(draft)) for draft in drafts]
+    split = split_questions([question.text for question in questions], 0)
+    return Examples(rows, questions, readings, ~known, "known", split, settings, ["run"])
+
+
+def _mark(word: str, known: bool) -> str:
+    return "x " + word[2:] if known else word
+
+
+def _row(i: int, question: Question, known: bool, draft: str, helped: bool) -> LabelRow:
+    """Mastery and certainty agree with `known`; passages with an x make a question known, others unknown."""
+    closed = GradedAnswer(draft, correct=known, mastery=float(known), certainty=float(known))
+    row = LabelRow(str(i), question.text, "en", closed=closed)
+    side = GradedAnswer("s", correct=helped, mastery=float(helped), certainty=float(helped))
+    return replace(row, open=side, passages=(Passage("p", "x x x" if helped else "a b c"),))
+
+
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+    """A model this small is ten times faster on one thread; intervals of the measures are not what is tested."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("knowgate.fitting.metrics.RESAMPLES", 5)
+        yield
+    torch.set_num_threads(threads)
+
+
+def scored_elsewhere(folder: Path, examples: Examples, places: list[int]) -> list[float]:
+    """The gate's needs, from a process that did not fit it."""
+    drafts = [reading.draft.text if reading.draft else "" for reading in examples.readings]
+    pairs = [(examples.questions[i].text, drafts[i]) for i in places]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    code = [sys.executable, "-c", RESCORE, str(folder)]
+    done = subprocess.run(code, input=json.dumps(pairs), capture_output=True, text=True, check=True, env=environment)
+    return [float(need) for need in json.loads(done.stdout)]

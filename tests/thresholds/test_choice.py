@@ -1,0 +1,120 @@
+"""Thresholds by rate and by accuracy, worked out by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.gates.fitted.artefact import ALWAYS
+from knowgate.thresholds.choice import for_accuracy, for_rate
+from knowgate.thresholds.outcomes import Outcomes, held_out, reached
+
+NEEDS = np.array([0.1, 0.2, 0.4, 0.8])
+
+
+def table(*rows):
+    """(need, closed right, open right)"""
+    needs, closed, opened = zip(*rows, strict=True)
+    return Outcomes(np.array(needs), np.array(closed, dtype=bool), np.array(opened, dtype=bool))
+
+
+# --- rate -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rate", "threshold"), [(1, ALWAYS), (0.75, 0.15), (0.5, 0.3), (0.25, 0.6), (0, 1.0)])
+def test_the_threshold_lies_half_way_between_skipped_and_retrieved(rate, threshold):
+    assert for_rate(NEEDS, rate) == threshold
+
+
+def test_a_rate_between_two_is_not_exceeded():
+    assert for_rate(NEEDS, 0.7) == 0.3  # 50 %, not 75 %
+
+
+def test_equal_needs_are_skipped_together():
+    assert for_rate(np.array([0.3, 0.3, 0.3, 0.9]), 0.5) == 0.6
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0, 1))
+def test_the_rate_is_never_above_the_wanted_one(needs, rate):
+    values = np.array(needs)
+    assert (values > for_rate(values, rate)).mean() <= rate + 1e-9
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
+def test_a_rate_outside_0_to_1_is_refused(rate):
+    with pytest.raises(BadSetting, match="between 0 and 1"):
+        for_rate(NEEDS, rate)
+
+
+def test_no_questions_give_no_threshold():
+    with pytest.raises(BadInput, match="no questions"):
+        for_rate(np.empty(0), 0.5)
+
+
+# --- accuracy -------------------------------------------------------------------------------------
+
+
+def test_what_is_known_is_skipped_and_what_is_helped_is_retrieved():
+    assert for_accuracy(table((0.1, 1, 0), (0.2, 1, 1), (0.6, 0, 1), (0.9, 0, 1))) == pytest.approx(0.4)
+
+
+def test_of_equally_good_thresholds_the_one_that_retrieves_least_is_taken():
+    assert for_accuracy(table((0.1, 1, 1), (0.2, 0, 0), (0.6, 0, 1), (0.8, 1, 1))) == pytest.approx(0.4)
+
+
+def test_where_only_retrieval_is_right_everything_is_retrieved():
+    assert for_accuracy(table((0.0, 0, 1), (0.5, 0, 1))) == ALWAYS
+
+
+def test_where_retrieval_only_hurts_everything_is_skipped():
+    assert for_accuracy(table((0.3, 1, 0), (1.0, 1, 0))) == 1.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.booleans()), min_size=1, max_size=30))
+def test_no_other_threshold_is_better(rows):
+    found = table(*((need / 20, closed, opened) for need, closed, opened in rows))
+    best = reached(found, for_accuracy(found)).right
+    assert best == max(reached(found, t).right for t in (ALWAYS, *np.arange(21) / 20))
+
+
+# --- what is reached ------------------------------------------------------------------------------
+
+
+def test_counts_under_a_threshold():
+    found = reached(table((0.1, 1, 0), (0.2, 0, 1), (0.6, 0, 1), (0.9, 1, 1)), 0.5)
+    assert (found.n, found.retrieved, found.right, found.right_always, found.right_never, found.harmed) == (
+        4, 2, 3, 3, 2, 1,
+    )  # fmt: skip
+    assert (found.rate, found.accuracy, found.loss) == (0.5, 0.75, 0.0)
+
+
+def test_a_need_that_equals_the_threshold_is_skipped():
+    assert reached(table((0.5, 1, 1)), 0.5).retrieved == 0
+
+
+def test_answers_and_needs_must_be_as_many():
+    with pytest.raises(BadInput, match="1 needs, 2 closed-book"):
+        Outcomes(np.zeros(1), np.zeros(2, dtype=bool), np.zeros(1, dtype=bool))
+
+
+# --- the split ------------------------------------------------------------------------------------
+
+
+def test_about_the_share_is_held_out_and_equal_questions_go_together():
+    keys = [f"key {i}" for i in range(2000)]
+    found = held_out(keys, 0.5)
+    assert 0.46 < found.mean() < 0.54
+    assert held_out(keys[::-1], 0.5).tolist() == found[::-1].tolist()
+    assert held_out(keys, 0.5, seed=1).tolist() != found.tolist()
+    assert not held_out(keys, 0).any()
+
+
+def test_the_test_split_of_a_fit_is_halved_too():
+    """With the hash of the fit, the questions it left aside would all be held out, or none."""
+    from knowgate.fitting.examples import split_questions
+    from knowgate.gates.fitted.artefact import seen_key
+
+    texts = [f"question {i}?" for i in range(4000)]
+    left = split_questions(texts, seed=0).test
+    assert 0.4 < held_out([seen_key(texts[place]) for place in left], 0.5).mean() < 0.6

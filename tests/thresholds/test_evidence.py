@@ -1,0 +1,161 @@
+"""A threshold in a fitted gate: what is written, what is kept, and where its guarantee holds."""
+
+import pytest
+
+from knowgate.errors import ArtefactError
+from knowgate.gates import load_gate
+from knowgate.gates.fitted.artefact import ALWAYS, CARD, MANIFEST, read_artefact
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.thresholds.evidence import CALIBRATED, save_threshold, sentence, with_section
+from knowgate.thresholds.promises import Deployment, promise
+from knowgate.types import Passage
+from tests.support.hand_gate import MODEL, write_gate
+
+COUNTS = {"n": 200, "rate": 0.8, "accuracy": 0.5, "right_always": 102, "right_never": 40, "loss": 0.01, "harmed": 1}
+EVIDENCE = {
+    "epsilon": 0.02,
+    "delta": 0.05,
+    "n": 200,
+    "harmed": 1,
+    "p_value": 0.03,
+    "chosen_on": COUNTS,
+    "held_out": None,
+    "model": {"name": "fake", "fingerprint": "f"},
+    "prompts": "p",
+    "retriever": {"name": "bm25", "fingerprint": "index-1"},
+    "k": 3,
+    "grader": "contains",
+    "runs": ["run"],
+    "created": "2026-01-01",
+}
+
+
+def saved(tmp_path, threshold=0.31, kind="guarantee", out=None, **changes):
+    artefact = read_artefact(write_gate(tmp_path / "gate"))
+    save_threshold(artefact, threshold, kind, {**EVIDENCE, **changes}, ["b", "a", "a"], out or artefact.path)
+    return out or artefact.path
+
+
+class Index:
+    """A retriever that finds one passage."""
+
+    name = "bm25"
+
+    def __init__(self, fingerprint):
+        self.fingerprint = fingerprint
+
+    def search(self, queries, k):
+        return [[Passage("p", "words", score=1.0)] for _ in queries]
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def test_the_gate_takes_its_new_threshold_and_evidence(tmp_path):
+    gate = load_gate(str(saved(tmp_path)))
+    assert gate.threshold == 0.31
+    assert gate.artefact.manifest["guarantee"]["epsilon"] == 0.02
+
+
+def test_other_files_stay(tmp_path):
+    folder = saved(tmp_path)
+    assert (folder / "adapter" / "extra.bin").read_bytes() == b"kept"
+    assert (folder / CALIBRATED).read_text() == "a\nb\n"
+
+
+def test_a_copy_leaves_the_gate_as_it_was(tmp_path):
+    folder = saved(tmp_path, out=tmp_path / "deep" / "copy")
+    assert load_gate(str(folder)).threshold == 0.31
+    assert (folder / "adapter" / "extra.bin").read_bytes() == b"kept"
+    assert load_gate(str(tmp_path / "gate")).threshold == 0.5
+
+
+def test_a_later_threshold_takes_the_place_of_the_earlier_evidence(tmp_path):
+    folder = saved(tmp_path)
+    save_threshold(read_artefact(folder), 0.5, "budget", {**EVIDENCE, "wanted": 0.5}, [], folder)
+    manifest = read_artefact(folder).manifest
+    assert "guarantee" not in manifest
+    assert manifest["budget"]["wanted"] == 0.5
+    assert (folder / CARD).read_text().count("## Threshold") == 1
+
+
+def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("x")
+    with pytest.raises(ArtefactError, match="not a fitted gate; choose another --out"):
+        saved(tmp_path, out=tmp_path / "mine")
+    assert (tmp_path / "mine" / "file").read_text() == "x"
+
+
+def test_editing_the_threshold_by_hand_is_still_noticed(tmp_path):
+    file = saved(tmp_path) / MANIFEST
+    file.write_text(file.read_text().replace('"threshold": 0.31', '"threshold": 0.9'))
+    with pytest.raises(ArtefactError, match="edited by hand"):
+        read_artefact(file.parent)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def test_the_card_says_what_is_proven_and_for_what(tmp_path):
+    card = (saved(tmp_path) / CARD).read_text()
+    assert "Threshold 0.31 loses at most 2 % of the answers against always retrieving, with 95 % confidence" in card
+    assert "bm25 (index-1)" in card
+    assert "| chosen on | 200 | 80.0% | 50.0% | 51.0% | 20.0% | +1.0% | 1 |" in card
+    assert "## Notes" in card
+
+
+def test_a_section_in_the_middle_of_a_card_is_replaced():
+    card = "# Card\n\n## Threshold\n\nold\n\n## After\n\ntext\n"
+    assert with_section(card, "## Threshold\n\nnew") == "# Card\n\n## After\n\ntext\n\n## Threshold\n\nnew\n"
+
+
+def test_an_impossible_target_says_to_always_retrieve():
+    assert sentence(ALWAYS, "guarantee", EVIDENCE).endswith("with 95 % confidence: always retrieve.")
+
+
+# --- where it holds -------------------------------------------------------------------------------
+
+
+def used(folder, index="index-1", **options):
+    return AdaptiveRAG(MODEL, load_gate(str(folder)), Index(index) if index else None, **options).promise
+
+
+def test_the_guarantee_is_said_where_it_holds(tmp_path):
+    said = used(saved(tmp_path))
+    assert said.startswith("Threshold 0.31 loses at most 2 %")
+    assert "does not hold" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"index": "index-2"}, r"passages from bm25 \(index-1\), not for those of this index \(index-2\)"),
+        ({"k": 5}, "shown for 3 passages, not for 5"),
+        ({"threshold": 0.4}, "the threshold used is 0.4"),
+        ({"second_look": object()}, "without reranking or a second look"),
+    ],
+)
+def test_what_keeps_it_from_holding_is_named(tmp_path, options, reason):
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(used(saved(tmp_path), **options))
+
+
+def test_a_stricter_threshold_keeps_the_guarantee(tmp_path):
+    assert "does not hold" not in used(saved(tmp_path), threshold=0.2)
+
+
+def test_without_a_retriever_nothing_speaks_against_it(tmp_path):
+    assert "does not hold" not in used(saved(tmp_path), index=None)
+
+
+def test_a_gate_without_a_guarantee_promises_nothing(tmp_path):
+    assert used(write_gate(tmp_path / "plain")) == ""
+    assert promise(load_gate("logprob"), Deployment()) == ""
+
+
+def test_a_gate_set_to_always_retrieve_does_so_and_says_why(tmp_path):
+    rag = AdaptiveRAG(MODEL, load_gate(str(saved(tmp_path, threshold=ALWAYS))), Index("index-1"))
+    decision = rag.decide("who?")
+    assert decision.retrieve
+    assert "set to always retrieve" in decision.reason
