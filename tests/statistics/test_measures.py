@@ -35,7 +35,9 @@ def test_measures_of_rank_equal_scikit_learns(digits):
 
 def test_brier_and_ece_equal_their_plain_forms():
     needed, needs = drawn()
-    assert weighted.weighted_brier(ones(400), needed, needs)[0] == pytest.approx(brier_score_loss(needed, needs), abs=1e-6)
+    assert weighted.weighted_brier(ones(400), needed, needs)[0] == pytest.approx(
+        brier_score_loss(needed, needs), abs=1e-6
+    )
     assert weighted.weighted_ece(ones(400), needed, needs)[0] == pytest.approx(metrics.ece(needed, needs), abs=1e-6)
 
 

@@ -112,8 +112,7 @@ def test_about_the_share_is_held_out_and_equal_questions_go_together():
 
 def test_the_test_split_of_a_fit_is_halved_too():
     """With the hash of the fit, the questions it left aside would all be held out, or none."""
-    from knowgate.fitting.examples import split_questions
-    from knowgate.gates.fitted.artefact import seen_key
+    from knowgate.runs.split import seen_key, split_questions
 
     texts = [f"question {i}?" for i in range(4000)]
     left = split_questions(texts, seed=0).test
