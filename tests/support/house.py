@@ -20,7 +20,7 @@ TOP = "__init__"
 # Imports only go to an earlier line; what stands in one line does not import each other.
 LEVELS = [
     ["errors", "types", "lazy"],
-    ["files", "text", "registry", "statistics"],
+    ["files", "text", "registry", "statistics", "nearest"],
     ["prompts", "weights", "display"],
     ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],

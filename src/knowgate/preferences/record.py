@@ -17,6 +17,7 @@ from knowgate.text import normalise
 from knowgate.types import Passage, Question
 
 TOP = 5  # positives and negatives kept of each question (CBDR 3.2.2)
+NOISE = 1e-6  # a smaller shift is none: one passage read in two batches differs by that much
 PAIRS = "pairs.jsonl"
 
 
@@ -150,8 +151,8 @@ def choose(shifts: Sequence[float], correct: Sequence[bool | None], top: int = T
         right = [place for place in order if correct[place]]
         wrong = [place for place in order if correct[place] is False]
         return ChosenPassages(tuple(right[:top]), tuple(wrong[:top]))
-    rising = [place for place in order if shifts[place] > 0]
-    falling = [place for place in reversed(order) if shifts[place] < 0]
+    rising = [place for place in order if shifts[place] > NOISE]
+    falling = [place for place in reversed(order) if shifts[place] < -NOISE]
     return ChosenPassages(tuple(rising[:top]), tuple(falling[:top]))
 
 

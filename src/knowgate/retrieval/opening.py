@@ -114,7 +114,7 @@ def _row_search(folder: Path, vectors: Vector) -> RowSearch:
     if not (folder / ANN).exists() or not ann.has_faiss():
         return ExactSearch(vectors)
     try:
-        search = ann.AnnSearch(folder / ANN)
+        search = ann.AnnSearch(folder / ANN, vectors)
     except RuntimeError as error:  # what faiss raises for any file it cannot read
         raise broken(folder, f"{ANN}: {error}") from None
     if len(search) != len(vectors):

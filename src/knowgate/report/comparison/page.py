@@ -100,9 +100,11 @@ def _mistakes(found: Evaluation) -> str:
         return ""
     gate, trial = ranked[0], found.trial
     retrieve, helps = gate.needs > gate.threshold, found.trial.opened & ~trial.closed
-    skipped = [place for place in np.argsort(gate.needs) if not retrieve[place] and helps[place]][:MISTAKES]
+    skipped = [place for place in np.argsort(gate.needs, kind="stable") if not retrieve[place] and helps[place]][
+        :MISTAKES
+    ]
     hurt = trial.closed & ~found.trial.opened
-    fetched = [place for place in np.argsort(-gate.needs) if retrieve[place] and hurt[place]][:MISTAKES]
+    fetched = [place for place in np.argsort(-gate.needs, kind="stable") if retrieve[place] and hurt[place]][:MISTAKES]
     parts = ["<h3>Skipped, though retrieval would have helped</h3>", *_rows(found, gate, skipped)]
     parts += ["<h3>Retrieved for, and the passages destroyed a right answer</h3>", *_rows(found, gate, fetched)]
     return markup.section("mistakes", "Worst mistakes", f"Of {gate.gate}, the gate that ranks best here.", parts)
