@@ -66,8 +66,9 @@ class VectorIndex:
 
     def wait(self) -> None:
         """Until the graph that is being built, if any, is ready."""
-        if self._builder is not None:
-            self._builder.join()
+        builder = self._builder  # it takes itself away when it is done
+        if builder is not None:
+            builder.join()
 
     def _has_graph(self) -> bool:
         """Whether the graph is ready. Building one takes minutes, so it goes on beside exact search."""
