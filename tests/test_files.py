@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -20,6 +21,7 @@ from knowgate.files import (
     write_json,
     write_text,
 )
+from tests.support.processes import PATIENCE, child
 
 
 def names(folder):
@@ -172,14 +174,14 @@ TAKER = """
 def test_a_lock_keeps_another_process_out_until_it_is_let_go(tmp_path):
     lock, entered = tmp_path / "x.lock", tmp_path / "entered"
     command = [sys.executable, "-c", textwrap.dedent(TAKER), str(lock), str(entered)]
-    with locked(lock):
-        taker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert taker.stdout.readline() == "ready\n"
-        time.sleep(0.1)
-        assert not entered.exists()
-    with taker:
+    with ExitStack() as stack:
+        with locked(lock):
+            taker = stack.enter_context(child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            assert taker.stdout.readline() == "ready\n"
+            time.sleep(0.1)  # it would be quicker than that
+            assert not entered.exists()
         assert taker.stdout.readline() == "held\n"
-        taker.communicate("go\n", timeout=10)
+        taker.communicate("go\n", timeout=PATIENCE)
 
 
 def test_a_lock_is_let_go_when_its_block_fails(tmp_path):

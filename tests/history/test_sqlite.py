@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -15,6 +15,7 @@ from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source
 from knowgate.history.index import VectorIndex
 from knowgate.history.sqlite import SqliteHistory
 from tests.support.hash_embedder import HashEmbedder
+from tests.support.processes import child
 
 SCOPE = Scope("model-a", "prompts-a")
 
@@ -61,7 +62,7 @@ def test_labels_of_another_model_prompt_or_tenant_are_not_mixed_in(log):
 
 
 def test_what_has_expired_is_not_found_and_can_be_pruned(log):
-    log.add([entry("old question", expires=time.time() - 1), entry("new question", expires=time.time() + 100)])
+    log.add([entry("old question", expires=time.time() - 1), entry("new question", expires=time.time() + 100_000)])
     assert [n.question for n in log.search(["question"], 5, SCOPE)[0]] == ["new question"]
     assert log.prune() == 1
     assert log.count(SCOPE) == 1
@@ -174,11 +175,13 @@ def test_four_processes_writing_a_thousand_entries_each_lose_none(tmp_path):
     reader = SqliteHistory(path, HashEmbedder())
     scope = Scope("m", "p")
     reader.count(scope)
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(n)]) for n in range(4)]
-    while any(writer.poll() is None for writer in writers):
-        reader.search(["writer1 question5"], 3, scope)  # the index follows while others write
-        time.sleep(0.05)
-    assert [writer.returncode for writer in writers] == [0] * 4
+    with ExitStack() as stack:
+        commands = [[sys.executable, "-c", WRITER, str(path), str(n)] for n in range(4)]
+        writers = [stack.enter_context(child(command)) for command in commands]
+        while any(writer.poll() is None for writer in writers):
+            reader.search(["writer1 question5"], 3, scope)  # the index follows while others write
+            time.sleep(0.05)
+        assert [writer.returncode for writer in writers] == [0] * 4
     assert reader.count(scope) == 4000
     followed = reader._follow(scope)
     assert len(followed) == 4000

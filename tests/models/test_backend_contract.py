@@ -57,7 +57,7 @@ def model(request, tmp_path):
     if request.param == "smollm":
         return request.getfixturevalue("smollm")
     if request.param == "openai":
-        quick = Patience(timeout=5, total=10, retries=1, backoff=0.0)
+        quick = Patience(timeout=120, total=360, retries=1, backoff=0.0)
         return OpenAIModel("m", "http://server.test/v1", patience=quick, transport=httpx.MockTransport(ChatServer()))
     return long_answers() if request.param == "fake" else RecordThenReplay(long_answers(), tmp_path / "run")
 
