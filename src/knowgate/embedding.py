@@ -37,9 +37,10 @@ class SentenceEmbedder:
         if self._folder is None:
             config = getattr(self._model[0].auto_model, "config", None)
             return sha256_text("hub", self.spec, str(getattr(config, "_commit_hash", None)))
-        files = sorted({path for pattern in _NAMING_FILES for path in self._folder.rglob(pattern)})
-        names = [path.relative_to(self._folder).as_posix() for path in files]
-        return sha256_text(*names, *map(sha256_file, files))
+        found = {path.relative_to(self._folder) for pattern in _NAMING_FILES for path in self._folder.rglob(pattern)}
+        names = sorted(found, key=lambda name: name.parts)  # Windows would not tell A from a
+        hashes = (sha256_file(self._folder / name) for name in names)
+        return sha256_text(*(name.as_posix() for name in names), *hashes)
 
     def embed(self, texts: Sequence[str]) -> Vector:
         """One unit vector per text, in order."""

@@ -50,7 +50,7 @@ def digest(file: Path) -> str:
         return note.read_text(encoding="ascii")
     found = sha256_file(file)
     note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(found, encoding="ascii")
+    note.write_text(found, encoding="ascii", newline="\n")
     return found
 
 

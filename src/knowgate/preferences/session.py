@@ -147,6 +147,6 @@ def _check(counts: PreferenceCounts, preferrer: Preferrer) -> None:
 def _write_pairs(folder: PreferenceFolder) -> None:
     lines = (json.dumps(paper_record(row), ensure_ascii=False) + "\n" for row in folder.rows() if row.is_kept)
     temporary = folder.path / f".{PAIRS}.part"
-    with temporary.open("w", encoding="utf-8") as file:
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(lines)
     temporary.replace(folder.path / PAIRS)
