@@ -1,4 +1,4 @@
-"""Shared by all tests: the embedded model, loaded once; properties are tried without a clock."""
+"""Shared by all tests: the embedded model, loaded once; properties tried without a clock; who runs with whom."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+FIRST = ("test_results.py",)  # what takes longest begins first, so that no process waits for it at the end
+
 
 @pytest.fixture(scope="session")
 def smollm():
@@ -14,3 +16,20 @@ def smollm():
     from knowgate.models import load_model
 
     return load_model("smollm")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """In parallel (`make test`) a file stays in one process; the tests of the embedded model share one process, too."""
+    if getattr(config.option, "loadgroup", False):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+        items.sort(key=_turn)
+
+
+def _group(item):
+    return "model" if item.get_closest_marker("model") else item.path.stem
+
+
+def _turn(item):
+    return 0 if item.path.name in FIRST else 1 if item.get_closest_marker("model") else 2
