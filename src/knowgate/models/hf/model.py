@@ -7,7 +7,7 @@ Knows nothing of gates or retrieval.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,13 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, BadSetting, ModelError
+from knowgate.models.backend import Backend
 from knowgate.models.hf import decoding as hf_stream
+from knowgate.models.hf.batches import run_alone
 from knowgate.models.hf.decoding import Row, Stream
 from knowgate.models.hf.half import can_stop
 from knowgate.models.hf.labels import cut_prompt, label_ids, read_labels
 from knowgate.models.hf.local import LocalModel
+from knowgate.models.hf.pieces import GrowingText
 from knowgate.models.hf.score import AnsweredPrompt, mean_logprobs
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Token, Vector, Want
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, TextStream, Token, Vector, Want
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,19 @@ class Handle:
     place: int | None  # row in the stream; None when the draft had finished
     row: Row
 
+    def copy_row(self) -> Row:
+        """The draft, to go on with."""
+        return Row(list(self.row.steps), list(self.row.tokens), self.row.finished)
+
+    def copy(self) -> Handle:
+        """The same draft alone in a stream of its own."""
+        if self.place is None:
+            return Handle(self.stream, None, self.copy_row())
+        return Handle(self.stream.copy([self.place]), 0, self.copy_row())
+
 
 @dataclass(frozen=True)
-class HFModel(LocalModel):
+class HFModel(LocalModel, Backend):
     """A transformers model from a hub name or a folder (`hf:NAME_OR_DIR`).
 
     Example:
@@ -77,6 +90,20 @@ class HFModel(LocalModel):
         want = Want(samples=n, sample_tokens=max_tokens, temperature=temperature, seed=seed, resumable=False)
         sampled = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
         return [list(reading.samples) for reading in sampled]
+
+    def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
+        """A piece per token, as soon as its characters are whole; of a draft that goes on, first the draft."""
+        own = self._begin(prompt, max_tokens) if resume is None else run_alone(self._handle(resume).copy)
+        row, text = own.row, GrowingText(self.loaded.tokenizer)
+        if piece := text.take(row.tokens):
+            yield piece
+        for _ in self._grow(own, max_tokens):
+            if piece := text.take(row.tokens):
+                yield piece
+        completion = self._completion(row, measured=True)
+        if rest := text.finish(completion.text):
+            yield rest
+        return completion
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         columns = label_ids(self, labels)
@@ -163,7 +190,7 @@ class HFModel(LocalModel):
     def _go_on(self, resume: Sequence[object], max_tokens: int) -> list[Completion]:
         """Continue drafts; those that came from one pass go on side by side."""
         handles = [self._handle(item) for item in resume]
-        rows = [Row(list(handle.row.steps), list(handle.row.tokens), handle.row.finished) for handle in handles]
+        rows = [handle.copy_row() for handle in handles]
         groups: dict[int, list[int]] = {}
         for i, handle in enumerate(handles):
             if handle.place is not None and len(rows[i].tokens) < max_tokens:
@@ -174,6 +201,20 @@ class HFModel(LocalModel):
                 part = stream.copy([handles[i].place or 0 for i in members])
                 hf_stream.draft(part, [rows[i] for i in members], max_tokens, self.stop)
         return [self._completion(row, measured=True) for row in rows]
+
+    def _begin(self, prompt: Prompt, max_tokens: int) -> Handle:
+        """A prompt that was run and has no answer yet."""
+        ids, loaded = self._encode([prompt], max_tokens), self.loaded
+        stream = run_alone(lambda: hf_stream.prefill(loaded.model, ids, self.pad, loaded.device, (), self.prefixes))
+        return Handle(stream, 0, Row())
+
+    def _grow(self, own: Handle, max_tokens: int) -> Iterator[None]:
+        """Extend the handle's own row, pausing after each token."""
+        if own.place is None or len(own.row.tokens) >= max_tokens:
+            return
+        growing = hf_stream.grow(own.stream, [own.row], max_tokens, self.stop)
+        while run_alone(lambda: next(growing, False)) is None:
+            yield
 
     def _handle(self, item: object) -> Handle:
         if not isinstance(item, Handle):

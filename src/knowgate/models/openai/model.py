@@ -24,6 +24,7 @@ import numpy as np
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.files import sha256_text
+from knowgate.models.backend import Backend
 from knowgate.models.openai.labels import InsideLabels
 from knowgate.models.openai.reply import label_logprobs, listed_tokens, read_choices
 from knowgate.models.openai.server import Server
@@ -58,7 +59,7 @@ def open_openai(value: str) -> OpenAIModel:
     return OpenAIModel(match["model"], match["url"])
 
 
-class OpenAIModel:
+class OpenAIModel(Backend):
     """`model` on the server at `url`. Requests of one batch go out `concurrency` at a time."""
 
     def __init__(
@@ -99,6 +100,10 @@ class OpenAIModel:
         if self._server.abilities.top > 1:
             offered.add(Signal.LABELS)
         return frozenset(offered)
+
+    @property
+    def concurrency(self) -> int:
+        return self._concurrency
 
     def close(self) -> None:
         """Drop the connections; the model can still be used."""
