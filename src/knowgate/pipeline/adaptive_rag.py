@@ -6,7 +6,9 @@ Knows the roles (model, gate, retriever, reranker) by their protocols; builds no
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import threading
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -14,6 +16,7 @@ from typing import NamedTuple
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import bind, check_offers, read_questions
 from knowgate.gates import score as score_questions
+from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, merged, timed, with_total
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.prompts import AnswerPrompts, fit_passages
@@ -59,6 +62,9 @@ class AdaptiveRAG:
     threshold: retrieve when need is above it; the gate's own by default.
     k: passages shown to the LLM. second_look: drops passages that turn out useless (None: keep all).
     rerank_margin: nothing is reranked where the retriever's best score leads by this share of it (None: always).
+
+    Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
+    once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
 
     Example:
         >>> rag = AdaptiveRAG(load_model("smollm"), load_gate("logprob"), load_retriever("my-index"))
@@ -116,6 +122,31 @@ class AdaptiveRAG:
         (answer,) = yield from self._way([as_question(question)], in_pieces)
         yield AnswerEvent(answer)
 
+    # --- beside an event loop: the same, in the model's own threads -------------------------------
+
+    async def aanswer(self, question: str | Question) -> Answer:
+        return await run_beside(self.model, lambda: self.answer(question))
+
+    async def aanswer_many(self, questions: Sequence[str | Question]) -> list[Answer]:
+        return [answer async for answer in self.astream(questions)]
+
+    async def adecide(self, question: str | Question) -> Decision:
+        return await run_beside(self.model, lambda: self.decide(question))
+
+    async def astream(
+        self, questions: Iterable[str | Question] | AsyncIterable[str | Question], batch: int = BATCH
+    ) -> AsyncGenerator[Answer, None]:
+        """Like `stream`. Cancelled, it stops after the batch that is being answered."""
+        async with aclosing(take_batches(questions, batch)) as batches:
+            async for taken in batches:
+                answers = functools.partial(self._answer, [as_question(question) for question in taken])
+                for answer in await run_beside(self.model, answers):
+                    yield answer
+
+    def aanswer_stream(self, question: str | Question) -> AsyncGenerator[Event, None]:
+        """Like `answer_stream`. Cancelled or closed, it stops the LLM after the piece that is being made."""
+        return iterate_beside(self.model, self.answer_stream(question))
+
     @functools.cached_property
     def bound(self) -> Gate:
         """The gate, found to work with this model."""
@@ -128,6 +159,12 @@ class AdaptiveRAG:
         reorders = self.reranker is not None or self.second_look is not None
         found = self.retriever.fingerprint if self.retriever else None
         return promise(self.bound, Deployment(self.threshold, found, self.k, reorders))
+
+    @property
+    def _alone(self) -> threading.Lock:
+        """Held by who uses what may be no good for two threads at once: stemmers, tokenizers and networks are not."""
+        lock: threading.Lock = self.__dict__.setdefault("_lock", threading.Lock())
+        return lock
 
     # --- stages -----------------------------------------------------------------------------------
 
@@ -164,7 +201,7 @@ class AdaptiveRAG:
         cases = [Case(question) for question in questions]
         with timed(cases, "read"):
             readings = read_questions(self.model, [gate], questions, self.prompts)
-        with timed(cases, "gate"):
+        with self._alone, timed(cases, "gate"):
             needs = score_questions(gate, questions, readings)
             reasons = self._reasons(questions, readings)
             steps = gate.steps(questions, readings) if isinstance(gate, StepsGate) else [1] * len(cases)
@@ -194,7 +231,7 @@ class AdaptiveRAG:
                 "give documents or an index, or use the gate 'never'."
             )
         found = self._search(self.retriever, cases, [case.question.text for case in cases])
-        with timed(cases, "second look"):
+        with self._alone, timed(cases, "second look"):
             useful = self._useful([case.question for case in cases], found)
         for case, passages, keep in zip(cases, found, useful, strict=True):
             case.passages = tuple(passages) if keep else ()
@@ -203,7 +240,7 @@ class AdaptiveRAG:
 
     def _search(self, retriever: Retriever, cases: list[Case], queries: list[str]) -> list[list[Passage]]:
         """For each case its k best passages: those found now and those it has."""
-        with timed(cases, "retrieve"):
+        with self._alone, timed(cases, "retrieve"):
             fresh = retriever.search(queries, self.k if self.reranker is None else CANDIDATES)
         found = [merged(case.passages, new) if case.passages else new for case, new in zip(cases, fresh, strict=True)]
         if self.reranker is not None:
@@ -220,7 +257,7 @@ class AdaptiveRAG:
                 case.note(SURE)
             else:
                 unsure.append(place)
-        with timed([cases[place] for place in unsure], "rerank"):
+        with self._alone, timed([cases[place] for place in unsure], "rerank"):
             best = rerank(reranker, [queries[place] for place in unsure], [found[place] for place in unsure], self.k)
         reordered = dict(zip(unsure, best, strict=True))
         return [reordered.get(place, passages) for place, passages in enumerate(found)]
