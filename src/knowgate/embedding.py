@@ -6,6 +6,7 @@ The model is the embedded MiniLM, a hub name or a folder. Knows nothing of passa
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ class SentenceEmbedder:
         self.spec = str(Path(spec).resolve()) if Path(spec).is_dir() else spec
         self._device = device
         self._batch_size = batch_size
+        self._one_at_a_time = threading.Lock()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -44,13 +46,14 @@ class SentenceEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Vector:
         """One unit vector per text, in order."""
-        vectors = self._model.encode(
-            list(texts),
-            batch_size=self._batch_size,
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
+        with self._one_at_a_time:  # tokenizers cannot be used by two threads at once
+            vectors = self._model.encode(
+                list(texts),
+                batch_size=self._batch_size,
+                normalize_embeddings=True,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
         return np.asarray(vectors, dtype=np.float32)
 
     @cached_property

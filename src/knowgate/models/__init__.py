@@ -13,6 +13,7 @@ from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Model
 
 if TYPE_CHECKING:
+    from knowgate.models.backend import Backend
     from knowgate.models.hf.labels import MarkedTokens, head_logits, label_ids, read_labels
     from knowgate.models.hf.load import explained
     from knowgate.models.hf.model import HFModel
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "Backend",
     "HFModel",
     "MODELS",
     "MarkedTokens",

@@ -14,7 +14,7 @@ from knowgate.types import Completion, Decision, Passage, Question, Reading
 
 @dataclass
 class Case:
-    """One question on its way through. `steps`: rounds of retrieval it may take."""
+    """One question on its way through. `steps`: rounds of retrieval it may take; `rounds`: those begun."""
 
     question: Question
     reading: Reading = field(default_factory=Reading)
@@ -22,6 +22,7 @@ class Case:
     passages: tuple[Passage, ...] = ()
     text: str = ""
     steps: int = 1
+    rounds: int = 1
     n_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -30,6 +31,11 @@ class Case:
         if self.decision is None:
             raise RuntimeError("a case is asked for its decision before it has one")
         return self.decision
+
+    @property
+    def may_look_further(self) -> bool:
+        """Whether another round of retrieval may follow the answer that is made now."""
+        return bool(self.passages) and self.rounds < self.steps
 
     def take(self, done: Completion) -> None:
         """The answer; tokens of an earlier round of retrieval count too."""

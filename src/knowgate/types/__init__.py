@@ -1,5 +1,6 @@
 """The words of the project: frozen records, and the protocols that backends, retrievers and gates fulfil."""
 
+from knowgate.types.events import AnswerEvent, DecisionEvent, Event, PassagesEvent, TextEvent
 from knowgate.types.records import (
     Answer,
     Completion,
@@ -30,22 +31,27 @@ from knowgate.types.roles import (
     ScoringModel,
     SecondLook,
     StepsGate,
+    TextStream,
     TokenisingModel,
 )
 
 __all__ = [
     "Answer",
+    "AnswerEvent",
     "AskingGate",
     "BindingGate",
     "Completion",
     "Decision",
+    "DecisionEvent",
     "Embedder",
+    "Event",
     "ExplainingGate",
     "Gate",
     "LabelPrompt",
     "Model",
     "Neighbour",
     "Passage",
+    "PassagesEvent",
     "Prompt",
     "Question",
     "Reading",
@@ -58,6 +64,8 @@ __all__ = [
     "SecondLook",
     "Signal",
     "StepsGate",
+    "TextEvent",
+    "TextStream",
     "Token",
     "TokenisingModel",
     "Vector",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor
 from typing import Protocol, TypeVar, runtime_checkable
 
 from knowgate.types.records import (
@@ -19,10 +20,14 @@ from knowgate.types.records import (
 )
 
 Result = TypeVar("Result")
+TextStream = Generator[str, None, Completion]  # pieces of text as they come; at the end the completion they join to
 
 
 class Model(Protocol):
-    """An LLM. `fingerprint` is the identity that fitted artefacts are bound to."""
+    """An LLM. `fingerprint` is the identity that fitted artefacts are bound to.
+
+    `knowgate.models.Backend` has `stream`, `concurrency` and `workers` for backends with nothing of their own to say.
+    """
 
     @property
     def name(self) -> str: ...
@@ -50,6 +55,20 @@ class Model(Protocol):
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
         """`n` completions per prompt. With `resume`, the draft goes on and is part of the text given back."""
+        ...
+
+    def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
+        """What `generate` gives for one prompt at temperature 0, piece by piece. Closing the stream ends the work."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """How many threads may use the model at once: 1 where it runs on this machine."""
+        ...
+
+    @property
+    def workers(self) -> Executor:
+        """The model's own threads, `concurrency` of them: whoever calls it beside others does so there."""
         ...
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
