@@ -17,6 +17,7 @@ def hidden_states(readings: Sequence[Reading], layer: int, position: str) -> Vec
     if missing:
         raise NotOffered(
             f"the reading has no hidden states of layer {layer} ({position}). Label with --layers {layer}, or use "
-            "a backend that gives hidden states (hf, gguf, smollm)."
+            "a backend that gives hidden states (hf, gguf, smollm).",
+            brief=f"no hidden states of layer {layer}",
         )
     return np.stack([state for state in found if state is not None])
