@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from knowgate.gates import GATES, load_gate, score
-from knowgate.gates.live import bind, read_questions
+from knowgate.gates import GATES, load_gate, score_questions
+from knowgate.gates.live import bind_gate, read_questions
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope
 from knowgate.history.sqlite import SqliteHistory
 from knowgate.models.fake import FakeModel
@@ -34,12 +34,12 @@ def log(tmp_path_factory):
 def ready(name):
     gate = load_gate(name)
     gate = replace(gate, history=LOG) if hasattr(gate, "history") else gate
-    return bind(gate, FakeModel(), AnswerPrompts())
+    return bind_gate(gate, FakeModel(), AnswerPrompts())
 
 
 def needs(name, questions=QUESTIONS):
     gate = ready(name)
-    return score(gate, questions, read_questions(FakeModel(), [gate], questions, AnswerPrompts()))
+    return score_questions(gate, questions, read_questions(FakeModel(), [gate], questions, AnswerPrompts()))
 
 
 @every_gate
@@ -77,7 +77,7 @@ def test_a_need_does_not_depend_on_the_batch_it_is_in(name):
 def test_sharing_a_reading_with_every_other_gate_changes_no_need(name):
     others = [*map(ready, GATES), load_gate("flare:draft_tokens=64")]
     shared = read_questions(FakeModel(), others, QUESTIONS, AnswerPrompts())
-    assert score(load_gate(name), QUESTIONS, shared) == needs(name)
+    assert score_questions(load_gate(name), QUESTIONS, shared) == needs(name)
 
 
 @every_gate

@@ -10,7 +10,7 @@ from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.fitting.judges.kbm import choose_tau, fit_kbm, labels_of
 from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, score
+from knowgate.gates import load_gate, score_questions
 from knowgate.gates.kbm import with_reference
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.prompts.judge import kbm_text
@@ -56,7 +56,7 @@ def test_each_head_learns_the_planted_rule(made, head):
     test = made.examples.split.test.tolist()
     gate = made.gate(head)
     assert gate.name == f"kbm:{head}"
-    needs = score(gate, [made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test])
+    needs = score_questions(gate, [made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test])
     assert auroc(made.examples.needed[test], np.array(needs)) > 0.95
 
 

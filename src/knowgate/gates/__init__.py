@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from knowgate.gates.fusion import TEXT, embedded
     from knowgate.gates.ik import IK_LABELS, judged
     from knowgate.gates.kbm import HEADS, KBM_LABELS, answered, known, with_reference
-    from knowgate.gates.live import bind, read_questions
+    from knowgate.gates.live import bind_gate, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
     from knowgate.gates.recorded import GateScores, score_gate, score_gates, without_seen
@@ -67,7 +67,7 @@ __all__ = [
     "apply_head",
     "apply_heads",
     "apply_network",
-    "bind",
+    "bind_gate",
     "calibrate",
     "check_offers",
     "default_gate",
@@ -86,9 +86,9 @@ __all__ = [
     "read_artefact",
     "read_questions",
     "revise_artefact",
-    "score",
     "score_gate",
     "score_gates",
+    "score_questions",
     "soft_tree",
     "with_reference",
     "without_seen",
@@ -220,8 +220,7 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
             f"gate '{name}' must be fitted first: knowgate fit {name} --labels RUN --out DIR; then use --gate DIR."
         )
     cls = resolve(GATES, "gate", name, "knowgate.gates")
-    gate: Gate = cls(**parse_options(cls, options, f"gate '{name}'"))
-    return gate
+    return _checked(name, cls(**parse_options(cls, options, f"gate '{name}'")))
 
 
 def default_gate(model: Model, prompts: str | None = None) -> Gate:
@@ -241,8 +240,14 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
 def load_fitted(folder: str, *, plug_in: bool = False) -> Gate:
     """A gate that `knowgate fit` made."""
     artefact = read_artefact(folder)
-    cls = resolve(FITTED, "fitted gate", str(artefact.manifest["gate"]).split(":")[0], "knowgate.fitted_gates")
-    gate: Gate = cls(artefact, plug_in)
+    name = str(artefact.manifest["gate"]).split(":")[0]
+    return _checked(name, resolve(FITTED, "fitted gate", name, "knowgate.fitted_gates")(artefact, plug_in))
+
+
+def _checked(name: str, gate: object) -> Gate:
+    """What an entry point of another package made may be anything."""
+    if not isinstance(gate, Gate):
+        raise BadSetting(f"gate '{name}' is a {type(gate).__name__}, which is no knowgate.Gate: inherit from that.")
     return gate
 
 
@@ -275,7 +280,7 @@ def markdown_table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
 
 
-def score(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
     """The gate's needs, checked: one per question, each a number in [0, 1]."""
     needs = [float(need) for need in gate.score(questions, readings)]
     for question, need in zip(questions, needs, strict=True):

@@ -63,8 +63,7 @@ class AdaptiveGate(FittedGate):
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         if not questions:
             return []
-        said = [f"no retrieval {p:.2f}, one round {q:.2f}, several {r:.2f}" for p, q, r in self.classes(questions)]
-        return [f"{text}; {self.note}" if self.note else text for text in said]
+        return [f"no retrieval {p:.2f}, one round {q:.2f}, several {r:.2f}" for p, q, r in self.classes(questions)]
 
 
 def apply_classes(tensors: Tensors, vectors: Vector) -> Floats:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from knowgate.errors import BadSetting
 from knowgate.signals import check_draft_tokens, least, need_of
-from knowgate.types import Question, Reading, Signal, Want
+from knowgate.types import Gate, Question, Reading, Signal, Want
 
 
 @dataclass(frozen=True)
-class FlareGate:
+class FlareGate(Gate):
     """need = 1 - probability of the draft's least probable token; retrieves when that is below `theta`.
 
     Needs: logprobs. Cost per question: nothing when skipping; the drafted tokens when retrieving.
@@ -23,7 +23,6 @@ class FlareGate:
 
     theta: float = 0.4
     draft_tokens: int = 32
-    name = "flare"
     needs = frozenset({Signal.LOGPROBS})
 
     def __post_init__(self) -> None:

@@ -13,7 +13,15 @@ from knowgate.gates.fitted.encoder import fitted_encoder
 from knowgate.gates.fitted.network import apply_network
 from knowgate.gates.fitted.probability import Floats, logit
 from knowgate.prompts import self_assessment
-from knowgate.signals import drafts, hidden_states, matrix, text_features
+from knowgate.signals import (
+    ASSESSMENT_LABELS,
+    SELF_ASSESSMENT,
+    drafts,
+    hidden_states,
+    matrix,
+    self_assessment_logit,
+    text_features,
+)
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, Vector
 
 TEXT = "text"  # the signal: a linear head over embeddings
@@ -33,17 +41,15 @@ class FusionGate(FittedGate):
 
     embedder: Embedder | None = None
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return ("true", "false")
+    labels = ASSESSMENT_LABELS
+    answered_by = SELF_ASSESSMENT
 
     def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [self_assessment(question, *self.labels) for question in questions]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        if self.name in (readings[0].labels if readings else {}):
-            readings = [_with_own(reading, self.name) for reading in readings]
-        return apply_network(self.artefact.tensors, self.signals(questions, readings), "fusion.")
+        told = [_with_assessment(reading, self.name) for reading in readings]
+        return apply_network(self.artefact.tensors, self.signals(questions, told), "fusion.")
 
     def signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
         """Named features and the logits of the probes, in the order the weights expect."""
@@ -69,6 +75,9 @@ def embedded(encoder: Embedder, questions: Sequence[Question], readings: Sequenc
     return text_features(encoder, questions, drafts(readings), TEXT_TOKENS)
 
 
-def _with_own(reading: Reading, name: str) -> Reading:
-    """Self-assessment logits come under the name of the gate that asked for them."""
-    return replace(reading, labels={**reading.labels, "prompt": reading.labels[name]})
+def _with_assessment(reading: Reading, name: str) -> Reading:
+    """The reading with what the LLM said when the gate of this name asked it; as it is where nobody was asked."""
+    if name not in reading.labels:
+        return reading
+    said = self_assessment_logit(reading.labels[name])
+    return replace(reading, signals={**reading.signals, SELF_ASSESSMENT: said})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.judge import FOLDER, Judge, open_judge
@@ -45,6 +45,10 @@ class KbmGate(FittedGate):
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         return 1 - known(self.judge, self.head, [kbm_text(question) for question in questions])
+
+    @property
+    def second_look(self) -> Self:
+        return self
 
     def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Whether each question can be answered with its passages; none are of no use."""

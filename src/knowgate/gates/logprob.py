@@ -15,13 +15,13 @@ from knowgate.signals import (
     mean_margin,
     need_of,
 )
-from knowgate.types import Question, Reading, Signal, Token, Want
+from knowgate.types import Gate, Question, Reading, Signal, Token, Want
 
 Statistic = Literal["first", "mean", "min", "entropy", "margin"]
 
 
 @dataclass(frozen=True)
-class LogprobGate:
+class LogprobGate(Gate):
     """need = 1 - p, where p is a probability read off the draft's tokens.
 
     first: of the first token; mean: geometric mean; min: of the least probable token;
@@ -41,7 +41,6 @@ class LogprobGate:
 
     statistic: Statistic = "first"
     draft_tokens: int = 16
-    name = "logprob"
     needs = frozenset({Signal.LOGPROBS})
 
     def __post_init__(self) -> None:
@@ -50,10 +49,6 @@ class LogprobGate:
     @property
     def want(self) -> Want:
         return Want(draft_tokens=1 if self.statistic == "first" else self.draft_tokens)
-
-    @property
-    def threshold(self) -> float:
-        return 0.5
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         confidence = CONFIDENCE[self.statistic]

@@ -59,14 +59,15 @@ class UarGate(FittedGate):
         return [float(need) for need in np.clip(follow(self.heads(questions, readings)), 0.0, 1.0)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        if not questions:
+            return []
         heads = self.heads(questions, readings)
-        found = zip(heads.intent, heads.knowledge, heads.time, heads.self_, strict=True)
-        said = [
+        probabilities = zip(heads.intent, heads.knowledge, heads.time, heads.self_, strict=True)
+        return [
             f"asks for sources {intent:.2f}, needs knowledge {knowledge:.2f}, "
             f"time-sensitive {time:.2f}, unknown {own:.2f}"
-            for intent, knowledge, time, own in found
+            for intent, knowledge, time, own in probabilities
         ]
-        return [f"{text}; {self.note}" if self.note else text for text in said]
 
     def _states(self, readings: Sequence[Reading]) -> Vector:
         return hidden_states(readings, self.artefact.options["layer"], "pre")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.signals.assessment import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
     from knowgate.signals.confidence import (
         check_draft_tokens,
         first,
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
         mean_margin,
         need_of,
     )
-    from knowgate.signals.dispersion import ALPHA, SAMPLES, log_determinant, states_with
+    from knowgate.signals.dispersion import ALPHA, SAMPLES, SEAKR, log_determinant
     from knowgate.signals.features import COSTLY, available, matrix
     from knowgate.signals.hidden import hidden_states
     from knowgate.signals.samples import Effect, benefit, canonical, certainty, effect, mastery
@@ -25,9 +26,12 @@ else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "ALPHA",
+    "ASSESSMENT_LABELS",
     "COSTLY",
     "Effect",
     "SAMPLES",
+    "SEAKR",
+    "SELF_ASSESSMENT",
     "available",
     "benefit",
     "canonical",
@@ -45,6 +49,6 @@ __all__ = [
     "matrix",
     "mean_margin",
     "need_of",
-    "states_with",
+    "self_assessment_logit",
     "text_features",
 ]

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from knowgate.signals import confidence
-from knowgate.signals.dispersion import SAMPLES, log_determinant
+from knowgate.signals.assessment import SELF_ASSESSMENT
+from knowgate.signals.dispersion import SAMPLES, SEAKR, log_determinant
 from knowgate.signals.samples import canonical, certainty
 from knowgate.types import Question, Reading, Token, Vector
 
@@ -55,11 +56,12 @@ def _agreement(question: Question, reading: Reading) -> float | None:
 
 
 def _self_assessment(question: Question, reading: Reading) -> float | None:
-    logits = reading.labels.get("prompt")
-    return None if logits is None else float(logits[-1][0] - logits[-1][1])
+    return reading.signals.get(SELF_ASSESSMENT)
 
 
 def _seakr(question: Question, reading: Reading) -> float | None:
+    if SEAKR in reading.signals:
+        return reading.signals[SEAKR]
     return None if reading.sample_states is None else log_determinant(reading.sample_states[:SAMPLES])
 
 
@@ -72,12 +74,12 @@ FEATURES: dict[str, Feature] = {
     "length": _length,
     "unfinished": _unfinished,
     "question_length": _question_length,
-    "self_assessment": _self_assessment,
+    SELF_ASSESSMENT: _self_assessment,
     "certainty": _certainty,
     "agreement": _agreement,
-    "seakr": _seakr,
+    SEAKR: _seakr,
 }
-COSTLY = ("certainty", "agreement", "self_assessment", "seakr")  # samples, or a pass of their own
+COSTLY = ("certainty", "agreement", SELF_ASSESSMENT, SEAKR)  # samples, or a pass of their own
 
 
 def available(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:

@@ -1,11 +1,13 @@
-"""The words of the project: frozen records, and the protocols that backends, retrievers and gates fulfil."""
+"""The words of the project: frozen records, the protocols that backends and retrievers fulfil, and what a gate is."""
 
+from knowgate.types.gate import Gate
 from knowgate.types.records import (
     Answer,
     Completion,
     Decision,
     LabelPrompt,
     Neighbour,
+    Note,
     Passage,
     Prompt,
     Question,
@@ -16,40 +18,33 @@ from knowgate.types.records import (
     Want,
 )
 from knowgate.types.roles import (
-    AskingGate,
-    BindingGate,
     Embedder,
-    ExplainingGate,
-    Gate,
     Model,
-    RecallingGate,
+    ModelIdentity,
     Reranker,
     Result,
     Retriever,
     Runner,
     ScoringModel,
     SecondLook,
-    StepsGate,
     TokenisingModel,
 )
 
 __all__ = [
     "Answer",
-    "AskingGate",
-    "BindingGate",
     "Completion",
     "Decision",
     "Embedder",
-    "ExplainingGate",
     "Gate",
     "LabelPrompt",
     "Model",
+    "ModelIdentity",
     "Neighbour",
+    "Note",
     "Passage",
     "Prompt",
     "Question",
     "Reading",
-    "RecallingGate",
     "Reranker",
     "Result",
     "Retriever",
@@ -57,7 +52,6 @@ __all__ = [
     "ScoringModel",
     "SecondLook",
     "Signal",
-    "StepsGate",
     "Token",
     "TokenisingModel",
     "Vector",
