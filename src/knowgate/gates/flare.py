@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.errors import BadSetting
-from knowgate.signals import check_draft_tokens, least, need_of
+from knowgate.signals import check_draft_tokens, draft_need, least_probability
 from knowgate.types import Gate, Question, Reading, Signal, Want
 
 
@@ -39,4 +39,4 @@ class FlareGate(Gate):
         return 1 - self.theta
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return [need_of(reading.draft, least, self.draft_tokens) for reading in readings]
+        return [draft_need(reading.draft, least_probability, self.draft_tokens) for reading in readings]

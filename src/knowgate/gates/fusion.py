@@ -16,15 +16,15 @@ from knowgate.prompts import self_assessment
 from knowgate.signals import (
     ASSESSMENT_LABELS,
     SELF_ASSESSMENT,
-    drafts,
+    draft_texts,
+    feature_matrix,
     hidden_states,
-    matrix,
     self_assessment_logit,
     text_features,
 )
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, Vector
 
-TEXT = "text"  # the signal: a linear head over embeddings
+TEXT_SIGNAL = "text"  # the signal: a linear head over embeddings
 TEXT_TOKENS = 32
 
 
@@ -54,14 +54,14 @@ class FusionGate(FittedGate):
     def signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
         """Named features and the logits of the probes, in the order the weights expect."""
         options = self.artefact.options
-        columns = [matrix(options["features"], questions, readings)]
+        columns = [feature_matrix(options["features"], questions, readings)]
         for probe in options["probes"]:
             features = hidden_states(readings, probe["layer"], probe["position"])
             need = apply_network(self.artefact.tensors, features, f"{probe['name']}.")
             columns.append(logit(need)[:, None].astype(np.float32))
         if "embedder" in options:
-            features = embedded(self.encoder, questions, readings)
-            need = apply_network(self.artefact.tensors, features, f"{TEXT}.")
+            features = draft_embeddings(self.encoder, questions, readings)
+            need = apply_network(self.artefact.tensors, features, f"{TEXT_SIGNAL}.")
             columns.append(logit(need)[:, None].astype(np.float32))
         return np.hstack(columns)
 
@@ -70,9 +70,9 @@ class FusionGate(FittedGate):
         return fitted_encoder(self.artefact, self.embedder)
 
 
-def embedded(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
+def draft_embeddings(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
     """Sentence embeddings of the question and of question + draft, side by side."""
-    return text_features(encoder, questions, drafts(readings), TEXT_TOKENS)
+    return text_features(encoder, questions, draft_texts(readings), TEXT_TOKENS)
 
 
 def _with_assessment(reading: Reading, name: str) -> Reading:

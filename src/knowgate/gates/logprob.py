@@ -8,12 +8,12 @@ from typing import Literal
 
 from knowgate.signals import (
     check_draft_tokens,
-    first,
+    draft_need,
+    first_probability,
     geometric_mean,
     inverse_perplexity,
-    least,
+    least_probability,
     mean_margin,
-    need_of,
 )
 from knowgate.types import Gate, Question, Reading, Signal, Token, Want
 
@@ -52,7 +52,7 @@ class LogprobGate(Gate):
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         confidence = CONFIDENCE[self.statistic]
-        return [need_of(reading.draft, confidence, self.want.draft_tokens) for reading in readings]
+        return [draft_need(reading.draft, confidence, self.want.draft_tokens) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         scores = self.score(questions, readings)
@@ -64,9 +64,9 @@ class LogprobGate(Gate):
 
 
 CONFIDENCE: dict[str, Callable[[Sequence[Token]], float]] = {
-    "first": first,
+    "first": first_probability,
     "mean": geometric_mean,
-    "min": least,
+    "min": least_probability,
     "entropy": inverse_perplexity,
     "margin": mean_margin,
 }

@@ -10,7 +10,7 @@ import numpy as np
 
 from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.probability import Floats, calibrate
+from knowgate.gates.fitted.probability import Floats, to_probability
 from knowgate.signals import hidden_states
 from knowgate.types import Question, Reading, Vector
 
@@ -76,7 +76,7 @@ class UarGate(FittedGate):
 def apply_heads(tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], features: Vector, own: Floats) -> Heads:
     """All heads' probabilities; those of the last one are given, as they are calibrated elsewhere."""
     intent, knowledge, time = (
-        calibrate(apply_head(tensors, name, features), calibration)
+        to_probability(apply_head(tensors, name, features), calibration)
         for name, calibration in zip(CRITERIA, calibrations, strict=True)
     )
     return Heads(intent, knowledge, time, own)

@@ -66,9 +66,9 @@ def _seakr(question: Question, reading: Reading) -> float | None:
 
 
 FEATURES: dict[str, Feature] = {
-    "first": _token(confidence.first),
+    "first": _token(confidence.first_probability),
     "mean": _token(confidence.geometric_mean),
-    "min": _token(confidence.least),
+    "min": _token(confidence.least_probability),
     "entropy": _token(confidence.inverse_perplexity),
     "margin": _token(lambda tokens: max(confidence.mean_margin(tokens), 1e-6)),
     "length": _length,
@@ -82,13 +82,13 @@ FEATURES: dict[str, Feature] = {
 COSTLY = ("certainty", "agreement", SELF_ASSESSMENT, SEAKR)  # samples, or a pass of their own
 
 
-def available(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+def available_features(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
     """Features that every one of these readings has."""
     pairs = list(zip(questions, readings, strict=True))
     return [name for name, feature in FEATURES.items() if all(feature(q, r) is not None for q, r in pairs)]
 
 
-def matrix(names: Sequence[str], questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
+def feature_matrix(names: Sequence[str], questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
     """One row per question, one column per name; what is missing is NaN, which gates refuse."""
     rows = [
         [_number(FEATURES[name](question, reading)) for name in names]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from knowgate.types.records import LabelPrompt, Neighbour, Question, Reading, Signal, Want
@@ -31,8 +32,9 @@ else:
             return self.value(gate)
 
 
+@dataclass(frozen=True)
 class Gate(ABC):
-    """Turns readings into need. Subclasses are frozen dataclasses whose fields are their options.
+    """Turns readings into need. A subclass with options is a frozen dataclass; they are its fields.
 
     Example:
         >>> class ShortGate(Gate):

@@ -11,7 +11,7 @@ import numpy as np
 
 from knowgate.errors import ModelError
 from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
-from knowgate.gates.fitted.probability import Floats, calibrate
+from knowgate.gates.fitted.probability import Floats, to_probability
 from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
 
 
@@ -58,4 +58,4 @@ class FittedGate(Gate):
         raw = self.raw(questions, readings)
         if not np.isfinite(raw).all():
             raise ModelError(f"the fitted gate '{self.name}' gave NaN: its features are out of order.")
-        return [float(need) for need in np.clip(calibrate(raw, self.artefact.manifest["calibration"]), 0.0, 1.0)]
+        return [float(need) for need in np.clip(to_probability(raw, self.artefact.manifest["calibration"]), 0.0, 1.0)]
