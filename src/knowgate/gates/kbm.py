@@ -53,11 +53,10 @@ class KbmGate(FittedGate):
     def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Whether each question can be answered with its passages; none are of no use."""
         limit = int(self.artefact.options["max_tokens"])
-        places = [place for place, found in enumerate(passages) if found]
-        texts = [kbm_text_with_passages(self.judge, questions[place], passages[place], limit) for place in places]
-        sure = kbm_confidence(self.judge, self.head, texts).tolist() if texts else []
-        kept = {place for place, probability in zip(places, sure, strict=True) if probability >= USEFUL}
-        return [place in kept for place, _ in enumerate(zip(questions, passages, strict=True))]
+        pairs = list(zip(questions, passages, strict=True))
+        texts = [kbm_text_with_passages(self.judge, question, shown, limit) for question, shown in pairs if shown]
+        confidences = iter(kbm_confidence(self.judge, self.head, texts).tolist() if texts else [])
+        return [bool(shown) and next(confidences) >= USEFUL for _, shown in pairs]
 
 
 def kbm_confidence(judge: Judge, head: str, texts: Sequence[str]) -> Floats:

@@ -135,12 +135,12 @@ def _name(spec: str) -> str:
     return Path(spec).name if is_artefact(spec) else spec
 
 
-def _from_record(trial: Trial, found: RecordedNeeds) -> GateScores:
-    missing = [key for key in trial.keys if key not in found.needs]
+def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
+    missing = [key for key in trial.keys if key not in said.needs]
     if missing:
-        raise BadSetting(f"the recorded gate '{found.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
-    needs = np.array([found.needs[key] for key in trial.keys])
-    return GateScores(found.gate, needs, found.threshold, seconds=found.seconds, note=found.about)
+        raise BadSetting(f"the recorded gate '{said.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
+    needs = np.array([said.needs[key] for key in trial.keys])
+    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about)
 
 
 def _advice(missing: frozenset[Signal]) -> str:

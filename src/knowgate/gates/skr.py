@@ -56,8 +56,8 @@ class SkrGate(Gate):
         """The k nearest for which retrieval made a difference."""
         if self.scope is None:
             raise BadSetting("skr: bind the gate to its model first (AdaptiveRAG does).")
-        found = opened(self.history).search([q.text for q in questions], self.k * DEEPER, self.scope)
-        telling = [[n for n in near if n.outcome in (Outcome.BETTER, Outcome.WORSE)] for near in found]
+        nearest = opened(self.history).search([q.text for q in questions], self.k * DEEPER, self.scope)
+        telling = [[n for n in near if n.outcome in (Outcome.BETTER, Outcome.WORSE)] for near in nearest]
         return [tuple(near[: self.k]) for near in telling]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:

@@ -21,11 +21,11 @@ def recorded(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] 
         Reading(
             draft=_completion(row.closed),
             samples=tuple(Completion(text) for text in row.closed.samples) if row.closed else (),
-            hidden={layer: block[place] for layer, block in before.items()},
-            hidden_after={layer: block[place] for layer, block in after.items()},
+            hidden={layer: block[number] for layer, block in before.items()},
+            hidden_after={layer: block[number] for layer, block in after.items()},
             signals=row.signals,
         )
-        for place, row in enumerate(rows)
+        for number, row in enumerate(rows)
     ]
 
 
