@@ -18,7 +18,7 @@ from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import Gate, Question, Signal
 from tests.support.fitted_gates import FITS, MODEL, TABLE, fit_every_gate, open_fitted
 from tests.support.hash_embedder import HashEmbedder
-from tests.support.outside_package import SHORT_GATE, installed
+from tests.support.gate_from_outside import SHORT_GATE, installed
 
 QUESTIONS = [Question(f"What is thing {i}?", id=str(i)) for i in range(12)] + [Question("谁写了哈姆雷特?", id="zh")]
 OUTSIDE = "short"
