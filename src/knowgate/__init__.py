@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from knowgate.models import load_model
     from knowgate.pipeline import AdaptiveRAG
     from knowgate.retrieval import build_index, load_retriever
-    from knowgate.types import Answer, Decision, Passage, Question
+    from knowgate.types import Answer, Decision, Gate, Passage, Question
 else:
     __getattr__, __dir__ = hand_on(__name__)
 
@@ -22,6 +22,7 @@ __all__ = [
     "AdaptiveRAG",
     "Answer",
     "Decision",
+    "Gate",
     "KnowgateError",
     "Passage",
     "Question",

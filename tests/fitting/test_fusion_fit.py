@@ -14,7 +14,7 @@ from knowgate.fitting.probe import fit_probe
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_fitted
 from knowgate.signals.dispersion import SAMPLES as SEAKR_SAMPLES
-from knowgate.signals.features import FEATURES, matrix
+from knowgate.signals.features import FEATURES, feature_matrix
 from knowgate.types import Completion, Signal
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.planted_run import LAYER, SAMPLES, few_resamples, planted_rows, scored_elsewhere, write_run
@@ -48,7 +48,7 @@ def on_test(fitted, examples):
 
 def test_it_learns_a_rule_that_no_single_signal_shows(fusion, examples):
     test, truth = examples.split.test, examples.needed[examples.split.test]
-    columns = matrix(WITHOUT_SEAKR, examples.questions, examples.readings)[test]
+    columns = feature_matrix(WITHOUT_SEAKR, examples.questions, examples.readings)[test]
     alone = [auroc(truth, column) for column in columns.T]
     alone += [on_test(fit_probe(examples, kind="linear", position=p), examples) for p in ("pre", "post")]
     assert all(0.1 < score < 0.9 for score in alone)

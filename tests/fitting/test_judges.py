@@ -15,7 +15,7 @@ from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate
 from knowgate.gates.fitted.judge import Judge, open_base
-from knowgate.gates.kbm import KBM_LABELS, START, answered
+from knowgate.gates.kbm import KBM_LABELS, START, encode_kbm_answer
 from tests.support.judge_data import QUICK, planted, quick
 from tests.support.word_llama import save_word_llama
 
@@ -39,7 +39,7 @@ def judge(base):
 
 
 def lesson(judge, text, word):
-    return Lesson(answered(judge, text, word), (judge.columns[KBM_LABELS.index(word)], judge.columns[1]))
+    return Lesson(encode_kbm_answer(judge, text, word), (judge.columns[KBM_LABELS.index(word)], judge.columns[1]))
 
 
 # --- schedule and loss ----------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_the_learning_rate_climbs_for_two_percent_of_the_updates_and_falls_along
 
 
 def test_labels_stand_right_behind_their_marks(judge):
-    cut = answered(judge, "a b c", "True")
+    cut = encode_kbm_answer(judge, "a b c", "True")
     tokens = judge.model.loaded.tokenizer.convert_ids_to_tokens(cut.ids)
     assert tokens[: cut.marks[0] + 1] == ["<user>", "a", "b", "c", "<bot>", '{"', "mastery", '":', '"']
     assert tokens[cut.marks[0] + 1 :] == ["True", '",', '"', "certainty", '":', '"']

@@ -14,7 +14,7 @@ from knowgate.fitting.probability import ISOTONIC_OF_A_KIND, fit_calibration
 from knowgate.fitting.probe import fit_probe
 from knowgate.fitting.save import save_fitted
 from knowgate.gates.fitted.artefact import read_artefact
-from knowgate.gates.fitted.probability import calibrate
+from knowgate.gates.fitted.probability import to_probability
 from knowgate.runs.split import seen_key
 from tests.support.planted_run import MODEL, few_resamples, planted_rows, write_run
 
@@ -103,7 +103,7 @@ def test_calibration_lowers_the_error_of_a_miscalibrated_score(kind):
     raw, needed = miscalibrated()
     calibration = fit_calibration(raw[:1000], needed[:1000], kind)
     assert calibration["kind"] == kind
-    before, after = ece(needed[1000:], raw[1000:]), ece(needed[1000:], calibrate(raw[1000:], calibration))
+    before, after = ece(needed[1000:], raw[1000:]), ece(needed[1000:], to_probability(raw[1000:], calibration))
     assert before > 0.15
     assert after < 0.06
 
@@ -113,7 +113,7 @@ def test_calibration_is_monotone_and_stays_within_0_and_1(kind):
     raw, needed = miscalibrated()
     grid = np.linspace(0, 1, 501)
     for truth in (needed, ~needed):  # also of a score that is the wrong way round
-        needs = calibrate(grid, fit_calibration(raw, truth, kind))
+        needs = to_probability(grid, fit_calibration(raw, truth, kind))
         assert (np.diff(needs) >= 0).all()
         assert needs.min() >= 0
         assert needs.max() <= 1
@@ -134,7 +134,7 @@ def test_few_rows_get_platt_and_many_isotonic():
 
 def test_rows_of_one_kind_calibrate_nothing():
     raw = np.array([0.2, 0.7])
-    assert calibrate(raw, fit_calibration(raw, np.array([True, True]))).tolist() == [0.2, 0.7]
+    assert to_probability(raw, fit_calibration(raw, np.array([True, True]))).tolist() == [0.2, 0.7]
 
 
 # --- the artefact ---------------------------------------------------------------------------------

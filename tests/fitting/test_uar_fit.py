@@ -7,8 +7,8 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.save import save_fitted
 from knowgate.fitting.uar import fit_uar
-from knowgate.gates import load_gate, score
-from knowgate.gates.live import bind, read_questions
+from knowgate.gates import load_gate, score_questions
+from knowgate.gates.live import bind_gate, read_questions
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.session import label_run
@@ -53,7 +53,7 @@ def saved(fitted, examples, tmp_path_factory):
 
 
 def heads(saved, questions):
-    gate = bind(load_gate(str(saved.path)), MODEL, AnswerPrompts())
+    gate = bind_gate(load_gate(str(saved.path)), MODEL, AnswerPrompts())
     return gate.heads(questions, read_questions(MODEL, [gate], questions, AnswerPrompts()))
 
 
@@ -73,8 +73,8 @@ def test_the_card_has_each_head_and_the_whole_tree(fitted):
 
 def test_a_loaded_gate_gives_the_same_needs(saved):
     def needs():
-        gate = bind(load_gate(str(saved.path)), MODEL, AnswerPrompts())
-        return score(gate, FACTS, read_questions(MODEL, [gate], FACTS, AnswerPrompts()))
+        gate = bind_gate(load_gate(str(saved.path)), MODEL, AnswerPrompts())
+        return score_questions(gate, FACTS, read_questions(MODEL, [gate], FACTS, AnswerPrompts()))
 
     assert needs() == needs()
     assert len(set(needs())) > 100

@@ -10,7 +10,7 @@ from knowgate.errors import ArtefactError, BadSetting, NotOffered
 from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
 from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, score
+from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import read_artefact
 from knowgate.gates.ik import IkGate
 from knowgate.models.fake import FakeModel
@@ -58,13 +58,13 @@ def taken(examples, places):
 
 def test_the_judge_learns_a_rule_planted_in_the_draft(made):
     test = made.examples.split.test.tolist()
-    needs = score(load_gate(str(made.out)), *taken(made.examples, test))
+    needs = score_questions(load_gate(str(made.out)), *taken(made.examples, test))
     assert auroc(made.examples.needed[test], np.array(needs)) > 0.95
 
 
 def test_a_new_process_gives_the_same_scores(made):
     test = made.examples.split.test.tolist()
-    here = score(load_gate(str(made.out)), *taken(made.examples, test))
+    here = score_questions(load_gate(str(made.out)), *taken(made.examples, test))
     assert scored_elsewhere(made.out, made.examples, test) == here
 
 

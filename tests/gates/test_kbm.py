@@ -10,8 +10,8 @@ from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.fitting.judges.kbm import choose_tau, fit_kbm, labels_of
 from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, score
-from knowgate.gates.kbm import with_reference
+from knowgate.gates import load_gate, score_questions
+from knowgate.gates.kbm import kbm_text_with_passages
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.prompts.judge import kbm_text
 from knowgate.runs.rows import GradedAnswer
@@ -56,7 +56,7 @@ def test_each_head_learns_the_planted_rule(made, head):
     test = made.examples.split.test.tolist()
     gate = made.gate(head)
     assert gate.name == f"kbm:{head}"
-    needs = score(gate, [made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test])
+    needs = score_questions(gate, [made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test])
     assert auroc(made.examples.needed[test], np.array(needs)) > 0.95
 
 
@@ -100,8 +100,8 @@ def test_gates_from_the_same_files_share_one_judge(made):
 def test_passages_are_cut_from_the_end_until_the_prompt_fits(made):
     judge, question = made.gate().judge, Question("1 a?")
     passages = [Passage("1", "a b"), Passage("2", "c " * 50)]
-    assert with_reference(judge, question, passages, 90) == kbm_text(question, passages[:1])
-    bare = with_reference(judge, question, passages[1:], 5)
+    assert kbm_text_with_passages(judge, question, passages, 90) == kbm_text(question, passages[:1])
+    bare = kbm_text_with_passages(judge, question, passages[1:], 5)
     assert bare == kbm_text(question)
     assert "Reference: None" in bare
 

@@ -18,8 +18,7 @@ from rich.text import Text
 from knowgate.cli.paths import path
 from knowgate.cli.questions import read_arguments
 from knowgate.pipeline import AdaptiveRAG, answer_record, build_pipeline, decision_record, load_settings
-from knowgate.rerank import SURE
-from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, TextEvent
+from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, TextEvent
 
 CONTROL = frozenset([*range(0x20), *range(0x7F, 0xA0)])
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
@@ -106,7 +105,7 @@ class Sure:
 
     def see(self, answer: Answer) -> None:
         self.retrieved += bool(answer.passages)
-        self.skipped += SURE in answer.decision.reason
+        self.skipped += Note.NOT_RERANKED in answer.decision.notes
 
 
 def decide(

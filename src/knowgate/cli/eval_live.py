@@ -14,7 +14,7 @@ from rich.console import Console
 from knowgate.cli.label import labelling_bar
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting
-from knowgate.gates import bind, check_offers, load_gate, read_questions, score
+from knowgate.gates import bind_gate, load_gate, read_questions, score_questions
 from knowgate.labels import Labeller, Plan, label_run, load_grader
 from knowgate.models import load_model
 from knowgate.pipeline import Settings, build_prompts
@@ -34,9 +34,7 @@ def answer_now(
     llm = load_model(model)
     retriever = load_retriever(index) if index else None
     prompts = build_prompts(Settings())
-    gates = {spec: bind(load_gate(spec, plug_in=plug_in), llm, prompts) for spec in specs if spec != "auto"}
-    for gate in gates.values():
-        check_offers(gate, llm)
+    gates = {spec: bind_gate(load_gate(spec, plug_in=plug_in), llm, prompts) for spec in specs if spec != "auto"}
     runs = []
     for spec in (part.strip() for part in data.split(",") if part.strip()):
         run = out / "runs" / spec.replace(":", "-").replace("/", "-")
@@ -68,7 +66,7 @@ def _decide(run: Path, model: Model, gates: dict[str, Gate]) -> None:
         needs: list[float] = []
         for place in range(0, len(questions), BATCH):
             part: list[Question] = questions[place : place + BATCH]
-            needs += score(gate, part, read_questions(model, [gate], part, prompts))
+            needs += score_questions(gate, part, read_questions(model, [gate], part, prompts))
         seconds = (time.perf_counter() - start) / len(questions)
         found = dict(zip((question.id for question in questions), needs, strict=True))
-        write_needs(run, [RecordedNeeds(spec, gate.threshold, found, getattr(gate, "note", ""), seconds)])
+        write_needs(run, [RecordedNeeds(spec, gate.threshold, found, gate.note, seconds)])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from knowgate.errors import BadInput
-from knowgate.gates import DhiclGate, PromptGate, Sign, bind, read_questions, score
+from knowgate.gates import DhiclGate, PromptGate, Sign, bind_gate, read_questions, score_questions
 from knowgate.prompts import AnswerPrompts, packaged, question_language
 from knowgate.types import Model, Prompt, Question
 
@@ -40,7 +40,7 @@ class Assessment:
 def assess_direct(model: Model, questions: Sequence[Question], words: str, prompts: AnswerPrompts) -> Assessment:
     """The LLM is asked outright (section 2.1)."""
     gate = PromptGate(words)
-    needs = score(gate, questions, read_questions(model, [gate], questions, prompts))
+    needs = score_questions(gate, questions, read_questions(model, [gate], questions, prompts))
     return _assessed("direct", words, questions, needs, gate.threshold)
 
 
@@ -49,12 +49,10 @@ def assess_with_history(
 ) -> list[Assessment]:
     """Similar logged questions come first (section 3): without calibration and with either sign, from one pass."""
     gate = DhiclGate(history, k=k, words=words)
-    bound = bind(gate, model, prompts)
+    bound = bind_gate(gate, model, prompts)
     readings = read_questions(model, [bound], questions, prompts)
-    return [
-        _assessed(name, words, questions, score(replace(gate, sign=sign), questions, readings), gate.threshold)
-        for name, sign in SIGNS.items()
-    ]
+    needs = {name: score_questions(replace(gate, sign=sign), questions, readings) for name, sign in SIGNS.items()}
+    return [_assessed(name, words, questions, found, gate.threshold) for name, found in needs.items()]
 
 
 def assess_freely(model: Model, questions: Sequence[Question], judge: Model) -> Assessment:

@@ -85,7 +85,7 @@ def _cell(trial: Trial, gate: str) -> str:
         trial = without_seen(trial, [gate])
         scored = score_gate(trial, gate, plug_in=True)
     except KnowgateError as error:
-        return f"({str(error).split(';')[0].split('.')[0]})"
+        return f"({error.brief})"
     note = " *" if scored.note else ""  # fitted on another LLM
     return auroc_shown(trial, scored) + note
 

@@ -15,7 +15,7 @@ from knowgate.fitting.card import card
 from knowgate.fitting.examples import Examples
 from knowgate.fitting.metrics import Floats, Measured, measure
 from knowgate.fitting.probability import fit_calibration
-from knowgate.gates import SEEN, Tensors, calibrate, write_artefact
+from knowgate.gates import SEEN, Tensors, to_probability, write_artefact
 from knowgate.types import Signal, Want
 
 
@@ -55,7 +55,7 @@ def save_fitted(
     """
     split = examples.split
     calibration = fit_calibration(fitted.raw(split.calibration.tolist()), examples.needed[split.calibration])
-    needs = calibrate(fitted.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
+    needs = to_probability(fitted.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
     truth = examples.needed[split.test]
     metrics = measure(truth, needs)
     manifest = {
@@ -75,7 +75,7 @@ def _threshold(fitted: FitResult, examples: Examples, calibration: Mapping[str, 
     places = np.concatenate([examples.split.dev, examples.split.calibration]).tolist()
     if examples.target == "known" or not places:
         return 0.5
-    needs = calibrate(fitted.raw(places), calibration)
+    needs = to_probability(fitted.raw(places), calibration)
     gains = np.array([examples.rows[place].benefit or 0 for place in places])
     tried = np.concatenate([[0.0], np.unique(needs)])
     scores = [gains[needs > threshold].sum() for threshold in tried]

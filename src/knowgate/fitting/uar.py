@@ -13,7 +13,7 @@ from knowgate.fitting.examples import FEWEST, FEWEST_OF_A_KIND, Examples
 from knowgate.fitting.metrics import Bools, Floats, accuracy, auroc
 from knowgate.fitting.probability import fit_calibration
 from knowgate.fitting.save import FitResult
-from knowgate.gates import CRITERIA, SELF, apply_head, apply_heads, calibrate, hard_tree, soft_tree
+from knowgate.gates import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree, to_probability
 from knowgate.prompts import AnswerPrompts
 from knowgate.signals import hidden_states
 from knowgate.types import Model, Question, Signal, Vector, Want
@@ -52,7 +52,7 @@ def fit_uar(
         tensors[f"{name}.weight"] = _trained(features, truth, np.flatnonzero(~held), tensors, seed)
         found = apply_head(tensors, name, features[held])
         calibrations.append(fit_calibration(found, truth[held], "platt"))
-        notes.append(_note(name, truth[held], calibrate(found, calibrations[-1]), len(criteria[name]) - len(fits)))
+        notes.append(_note(name, truth[held], to_probability(found, calibrations[-1]), len(criteria[name]) - len(fits)))
 
     def raw(places: Sequence[int]) -> Floats:
         return apply_head(tensors, SELF, own[list(places)])
@@ -140,7 +140,7 @@ def _whole(examples: Examples, own: Vector, tensors: Tensors, calibrations: list
     """The measures of the card are the last head's; this is the tree's on the same questions."""
     split, needed = examples.split, examples.needed
     calibration = fit_calibration(apply_head(tensors, SELF, own[split.calibration]), needed[split.calibration])
-    unknown = calibrate(apply_head(tensors, SELF, own[split.test]), calibration)
+    unknown = to_probability(apply_head(tensors, SELF, own[split.test]), calibration)
     heads = apply_heads(tensors, calibrations, own[split.test], unknown)
     score = auroc(needed[split.test], (hard_tree if tree == "hard" else soft_tree)(heads))
     shown = "not defined" if score is None else f"{score:.3f}"

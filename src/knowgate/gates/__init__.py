@@ -6,7 +6,7 @@ From outside the package: an entry point in the group 'knowgate.gates'. Importin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,20 @@ if TYPE_CHECKING:
     from knowgate.gates.dhicl import DhiclGate, Sign
     from knowgate.gates.fitted.artefact import ALWAYS, CARD, SEEN, Artefact, Tensors, revise_artefact, write_artefact
     from knowgate.gates.fitted.base import FittedGate
-    from knowgate.gates.fitted.judge import ALLOWED, FOLDER, Judge, digest, open_base, open_judge
+    from knowgate.gates.fitted.judge import (
+        ADAPTER_FOLDER,
+        ADAPTER_SUFFIXES,
+        Judge,
+        adapter_digest,
+        open_base,
+        open_judge,
+    )
     from knowgate.gates.fitted.network import apply_network
-    from knowgate.gates.fitted.probability import calibrate, logit
-    from knowgate.gates.fusion import TEXT, embedded
-    from knowgate.gates.ik import IK_LABELS, judged
-    from knowgate.gates.kbm import HEADS, KBM_LABELS, answered, known, with_reference
-    from knowgate.gates.live import bind, read_questions
+    from knowgate.gates.fitted.probability import logit, to_probability
+    from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
+    from knowgate.gates.ik import IK_LABELS, ik_needs
+    from knowgate.gates.kbm import KBM_HEADS, KBM_LABELS, encode_kbm_answer, kbm_confidence, kbm_text_with_passages
+    from knowgate.gates.live import bind_gate, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
     from knowgate.gates.recorded import GateScores, score_gate, score_gates, without_seen
@@ -36,7 +43,8 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
-    "ALLOWED",
+    "ADAPTER_FOLDER",
+    "ADAPTER_SUFFIXES",
     "ALWAYS",
     "Artefact",
     "CARD",
@@ -45,13 +53,12 @@ __all__ = [
     "DEFAULT",
     "DhiclGate",
     "FITTED",
-    "FOLDER",
     "FittedGate",
     "GATES",
     "GateScores",
-    "HEADS",
     "IK_LABELS",
     "Judge",
+    "KBM_HEADS",
     "KBM_LABELS",
     "PACKAGED",
     "PLAIN",
@@ -60,23 +67,23 @@ __all__ = [
     "SEEN",
     "SELF",
     "Sign",
-    "TEXT",
+    "TEXT_SIGNAL",
     "Tensors",
-    "answered",
+    "adapter_digest",
     "apply_classes",
     "apply_head",
     "apply_heads",
     "apply_network",
-    "bind",
-    "calibrate",
+    "bind_gate",
     "check_offers",
     "default_gate",
-    "digest",
-    "embedded",
+    "draft_embeddings",
+    "encode_kbm_answer",
     "hard_tree",
+    "ik_needs",
     "is_artefact",
-    "judged",
-    "known",
+    "kbm_confidence",
+    "kbm_text_with_passages",
     "load_fitted",
     "load_gate",
     "logit",
@@ -86,11 +93,11 @@ __all__ = [
     "read_artefact",
     "read_questions",
     "revise_artefact",
-    "score",
     "score_gate",
     "score_gates",
+    "score_questions",
     "soft_tree",
-    "with_reference",
+    "to_probability",
     "without_seen",
     "write_artefact",
 ]
@@ -219,9 +226,8 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
         raise BadSetting(
             f"gate '{name}' must be fitted first: knowgate fit {name} --labels RUN --out DIR; then use --gate DIR."
         )
-    cls = resolve(GATES, "gate", name, "knowgate.gates")
-    gate: Gate = cls(**parse_options(cls, options, f"gate '{name}'"))
-    return gate
+    cls = _checked(name, resolve(GATES, "gate", name, "knowgate.gates"))
+    return cls(**parse_options(cls, options, f"gate '{name}'"))
 
 
 def default_gate(model: Model, prompts: str | None = None) -> Gate:
@@ -241,9 +247,18 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
 def load_fitted(folder: str, *, plug_in: bool = False) -> Gate:
     """A gate that `knowgate fit` made."""
     artefact = read_artefact(folder)
-    cls = resolve(FITTED, "fitted gate", str(artefact.manifest["gate"]).split(":")[0], "knowgate.fitted_gates")
-    gate: Gate = cls(artefact, plug_in)
-    return gate
+    name = str(artefact.manifest["gate"]).split(":")[0]
+    cls: Callable[..., Gate] = _checked(name, resolve(FITTED, "fitted gate", name, "knowgate.fitted_gates"))
+    return cls(artefact, plug_in)
+
+
+def _checked(name: str, cls: object) -> type[Gate]:
+    """What an entry point of another package names may be anything."""
+    if not (isinstance(cls, type) and issubclass(cls, Gate)):
+        raise BadSetting(
+            f"gate '{name}' is {cls!r}, which is no knowgate.Gate: let it be a class that inherits from it."
+        )
+    return cls
 
 
 def check_offers(gate: Gate, model: Model) -> None:
@@ -275,7 +290,7 @@ def markdown_table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
 
 
-def score(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
     """The gate's needs, checked: one per question, each a number in [0, 1]."""
     needs = [float(need) for need in gate.score(questions, readings)]
     for question, need in zip(questions, needs, strict=True):

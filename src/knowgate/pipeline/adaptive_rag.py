@@ -14,13 +14,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import bind, check_offers, read_questions
-from knowgate.gates import score as score_questions
+from knowgate.gates import bind_gate, read_questions, score_questions
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, merged, timed, with_total
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.prompts import AnswerPrompts, fit_passages
-from knowgate.rerank import SURE, is_sure, rerank
+from knowgate.rerank import is_sure, rerank
 from knowgate.text import normalise
 from knowgate.thresholds import Deployment, promise
 from knowgate.types import (
@@ -29,17 +28,15 @@ from knowgate.types import (
     Decision,
     DecisionEvent,
     Event,
-    ExplainingGate,
     Gate,
     Model,
+    Note,
     Passage,
     PassagesEvent,
     Question,
-    Reading,
     Reranker,
     Retriever,
     SecondLook,
-    StepsGate,
     TextEvent,
 )
 
@@ -150,8 +147,7 @@ class AdaptiveRAG:
     @functools.cached_property
     def bound(self) -> Gate:
         """The gate, found to work with this model."""
-        check_offers(self.gate, self.model)
-        return bind(self.gate, self.model, self.prompts)
+        return bind_gate(self.gate, self.model, self.prompts)
 
     @property
     def promise(self) -> str:
@@ -203,8 +199,8 @@ class AdaptiveRAG:
             readings = read_questions(self.model, [gate], questions, self.prompts)
         with self._alone, timed(cases, "gate"):
             needs = score_questions(gate, questions, readings)
-            reasons = self._reasons(questions, readings)
-            steps = gate.steps(questions, readings) if isinstance(gate, StepsGate) else [1] * len(cases)
+            reasons = gate.explain(questions, readings)
+            steps = gate.steps(questions, readings)
         threshold = self.gate.threshold if self.threshold is None else self.threshold
         for case, reading, need, why, rounds in zip(cases, readings, needs, reasons, steps, strict=True):
             case.reading, case.steps = reading, min(rounds, ROUNDS)
@@ -213,16 +209,10 @@ class AdaptiveRAG:
                 need,
                 threshold,
                 gate.name,
-                _reason(need, threshold, why),
+                _reason(need, threshold, why, gate.note),
                 reading.neighbours.get(gate.name, ()),
             )
         return cases
-
-    def _reasons(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        gate = self.bound
-        if isinstance(gate, ExplainingGate):
-            return gate.explain(questions, readings)
-        return [""] * len(questions)
 
     def _retrieve(self, cases: list[Case]) -> None:
         if self.retriever is None:
@@ -236,7 +226,7 @@ class AdaptiveRAG:
         for case, passages, keep in zip(cases, found, useful, strict=True):
             case.passages = tuple(passages) if keep else ()
             if not passages or not keep:
-                case.note("the passages were judged useless" if passages else "nothing was found")
+                case.notes.append(Note.PASSAGES_USELESS if passages else Note.NOTHING_FOUND)
 
     def _search(self, retriever: Retriever, cases: list[Case], queries: list[str]) -> list[list[Passage]]:
         """For each case its k best passages: those found now and those it has."""
@@ -254,7 +244,7 @@ class AdaptiveRAG:
         unsure = []
         for place, case in enumerate(cases):
             if not case.passages and found[place] and is_sure(found[place], self.rerank_margin):
-                case.note(SURE)
+                case.notes.append(Note.NOT_RERANKED)
             else:
                 unsure.append(place)
         with self._alone, timed([cases[place] for place in unsure], "rerank"):
@@ -277,11 +267,12 @@ class AdaptiveRAG:
             yield from (PassagesEvent(case.passages) for case in renewed)
             yield from self._answer_open(renewed, speak)
             for case, new, text in zip(going, fresh, before, strict=True):
-                if not new or normalise(case.text) == text or taken == case.steps:
-                    if case.text and not (new and taken == case.steps):
-                        yield TextEvent(case.text)  # it was not known before that this answer is the last one
-                    case.steps = 1
-                    case.note(f"{taken} rounds of retrieval")
+                case.notes.append(Note.RETRIEVED_AGAIN)
+                was_spoken = new and taken == case.steps  # the last round there could be is answered as it comes
+                if not new or normalise(case.text) == text:
+                    case.steps = taken
+                if case.steps == taken and case.text and not was_spoken:
+                    yield TextEvent(case.text)  # it was not known before that this answer is the last one
 
     def _has_new(self, case: Case, found: list[Passage]) -> bool:
         """Whether these are other passages than the case has; if so it takes them, as far as they fit the window."""
@@ -295,7 +286,7 @@ class AdaptiveRAG:
             for case in cases:
                 case.passages = fit_passages(self.model, self.prompts, case.question, case.passages, self.max_tokens)
                 if not case.passages:
-                    case.note("no passage fits the context window")
+                    case.notes.append(Note.NO_PASSAGE_FITS)
 
     def _useful(self, questions: list[Question], found: list[list[Passage]]) -> list[bool]:
         if self.second_look is None:
@@ -332,11 +323,12 @@ def as_question(question: str | Question) -> Question:
     return record
 
 
-def _reason(need: float, threshold: float, why: str) -> str:
+def _reason(need: float, threshold: float, *why: str) -> str:
     relation = "above" if need > threshold else "not above"
     said = (
         f"is {relation} {threshold:.2f}"
         if threshold >= 0
         else "counts for nothing: the gate was set to always retrieve"
     )
-    return f"need {need:.2f} {said}" + (f": {why}" if why else "")
+    because = "; ".join(part for part in why if part)
+    return f"need {need:.2f} {said}" + (f": {because}" if because else "")

@@ -54,9 +54,9 @@ def build_reranker(settings: Settings, model: Model) -> Reranker:
 def load_second_look(folder: str) -> SecondLook:
     """A fitted gate that can also judge passages: kbm."""
     gate = load_gate(folder, plug_in=True)
-    if not hasattr(gate, "useful"):
+    if gate.second_look is None:
         raise BadSetting(f"the gate '{gate.name}' cannot judge passages; --second-look takes a fitted kbm gate.")
-    return gate  # type: ignore[return-value]
+    return gate.second_look
 
 
 def build_model(spec: str, record: Path | None = None) -> Model:

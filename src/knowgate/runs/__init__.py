@@ -8,7 +8,7 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
-    from knowgate.runs.readings import SELF_GATE, question_of, recorded, recorded_layers
+    from knowgate.runs.readings import question_of, recorded, recorded_layers
     from knowgate.runs.row_folder import RowFolder, disk_error
     from knowgate.runs.rows import GradedAnswer, LabelRow, side_of, to_json
     from knowgate.runs.run_folder import RunFolder
@@ -23,7 +23,6 @@ __all__ = [
     "RecordedNeeds",
     "RowFolder",
     "RunFolder",
-    "SELF_GATE",
     "Split",
     "Trial",
     "disk_error",

@@ -51,7 +51,7 @@ class Trial:
     def subset(self, places: Sequence[int]) -> Trial:
         """Some of the rows."""
         if not places:
-            raise BadInput("no question is left to evaluate.")
+            raise BadInput("no question is left to evaluate.", brief="no question is left")
         names = ("rows", "keys", "questions", "readings")
         lists: dict[str, Any] = {name: [getattr(self, name)[place] for place in places] for name in names}
         opened = self.opened[places] if self.opened is not None else None

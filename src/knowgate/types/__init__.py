@@ -1,12 +1,14 @@
-"""The words of the project: frozen records, and the protocols that backends, retrievers and gates fulfil."""
+"""The words of the project: frozen records, the protocols that backends and retrievers fulfil, and what a gate is."""
 
 from knowgate.types.events import AnswerEvent, DecisionEvent, Event, PassagesEvent, TextEvent
+from knowgate.types.gate import Gate
 from knowgate.types.records import (
     Answer,
     Completion,
     Decision,
     LabelPrompt,
     Neighbour,
+    Note,
     Passage,
     Prompt,
     Question,
@@ -17,20 +19,15 @@ from knowgate.types.records import (
     Want,
 )
 from knowgate.types.roles import (
-    AskingGate,
-    BindingGate,
     Embedder,
-    ExplainingGate,
-    Gate,
     Model,
-    RecallingGate,
+    ModelIdentity,
     Reranker,
     Result,
     Retriever,
     Runner,
     ScoringModel,
     SecondLook,
-    StepsGate,
     TextStream,
     TokenisingModel,
 )
@@ -38,24 +35,22 @@ from knowgate.types.roles import (
 __all__ = [
     "Answer",
     "AnswerEvent",
-    "AskingGate",
-    "BindingGate",
     "Completion",
     "Decision",
     "DecisionEvent",
     "Embedder",
     "Event",
-    "ExplainingGate",
     "Gate",
     "LabelPrompt",
     "Model",
+    "ModelIdentity",
     "Neighbour",
+    "Note",
     "Passage",
     "PassagesEvent",
     "Prompt",
     "Question",
     "Reading",
-    "RecallingGate",
     "Reranker",
     "Result",
     "Retriever",
@@ -63,7 +58,6 @@ __all__ = [
     "ScoringModel",
     "SecondLook",
     "Signal",
-    "StepsGate",
     "TextEvent",
     "TextStream",
     "Token",

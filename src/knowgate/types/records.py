@@ -151,6 +151,7 @@ class Reading:
     sample_states are those at the last token of each sample (of the last prompt token where a sample is empty).
     labels[gate name] are logits, one row per marked position, one column per label.
     neighbours[gate name] are the logged questions the gate recalled, most similar first.
+    signals are numbers that were worked out before and kept in the place of what they were read off.
     resume goes back into `Model.generate` to continue the draft without a second prefill.
     """
 
@@ -160,13 +161,27 @@ class Reading:
     samples: tuple[Completion, ...] = ()
     labels: Mapping[str, Vector] = field(default_factory=dict)
     neighbours: Mapping[str, tuple[Neighbour, ...]] = field(default_factory=dict)
+    signals: Mapping[str, float] = field(default_factory=dict)
     resume: object | None = field(default=None, repr=False, compare=False)
     sample_states: Vector | None = field(default=None, repr=False, compare=False)
 
 
+class Note(StrEnum):
+    """A fact about how a decision was carried out."""
+
+    NOTHING_FOUND = "nothing found"
+    PASSAGES_USELESS = "passages useless"  # so the second look judged
+    NO_PASSAGE_FITS = "no passage fits"  # into the context window
+    NOT_RERANKED = "not reranked"  # the retriever was sure
+    RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
+
+
 @dataclass(frozen=True)
 class Decision:
-    """Retrieve or not, and why. `need` is in [0, 1]: 0 = the LLM knows, 1 = it must look up."""
+    """Retrieve or not, and why. `need` is in [0, 1]: 0 = the LLM knows, 1 = it must look up.
+
+    reason: all of it in words, for people. notes: what became of the decision, for programs; kinds in `Note`.
+    """
 
     retrieve: bool
     need: float
@@ -174,6 +189,7 @@ class Decision:
     gate: str
     reason: str
     neighbours: tuple[Neighbour, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

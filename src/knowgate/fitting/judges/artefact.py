@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from knowgate.fitting.examples import Examples
 from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson
 from knowgate.fitting.judges.training import JudgeStep, TrainedJudge, Watch, train_judge
-from knowgate.gates import FOLDER, Judge, digest, open_base, open_judge
+from knowgate.gates import ADAPTER_FOLDER, Judge, adapter_digest, open_base, open_judge
 from knowgate.prompts import packaged
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def fit_judge(
         "labels": list(labels),
         "full": chosen.full,
         "max_tokens": chosen.max_tokens,
-        "adapter_sha256": digest(taught.trained.folder),
+        "adapter_sha256": adapter_digest(taught.trained.folder),
     }
     notes = [*taught.trained.notes(), *_dropped(taught.dropped, chosen)]
-    files = {f"{FOLDER}/{name}": data for name, data in taught.trained.files.items()}
+    files = {f"{ADAPTER_FOLDER}/{name}": data for name, data in taught.trained.files.items()}
     return JudgeFit(open_judge(taught.trained.folder, options, prompts), options, notes, files)
 
 

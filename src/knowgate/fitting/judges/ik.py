@@ -15,9 +15,9 @@ from knowgate.fitting.judges.training import Watch
 from knowgate.fitting.metrics import Floats
 from knowgate.fitting.networks import best_linear
 from knowgate.fitting.save import FitResult
-from knowgate.gates import IK_LABELS, Judge, apply_network, judged
+from knowgate.gates import IK_LABELS, Judge, apply_network, ik_needs
 from knowgate.prompts import ik_text
-from knowgate.signals import drafts, text_features
+from knowgate.signals import draft_texts, text_features
 from knowgate.types import Embedder, Signal, Want
 
 Mode = Literal["lora", "text"]
@@ -49,7 +49,7 @@ def fit_ik(
     fit = fit_judge(examples, IK_LABELS, "ik", lessons, base=base, training=training, work=work, watch=watch)
 
     def raw(places: Sequence[int]) -> Floats:
-        return judged(fit.judge, [examples.questions[i] for i in places], [texts[i] for i in places], tokens)
+        return ik_needs(fit.judge, [examples.questions[i] for i in places], [texts[i] for i in places], tokens)
 
     options = {"mode": "lora", "tokens": tokens, **fit.options}
     return FitResult("ik", options, _needs(tokens), Want(draft_tokens=tokens), {}, raw,
@@ -85,7 +85,7 @@ def _texts(examples: Examples, tokens: int) -> list[str]:
             f"ik: the label runs drafted {drafted} tokens, {tokens} are asked for. Label again with --max-tokens "
             f"{tokens}, or use fewer tokens: {', '.join(str(t) for t in TOKENS if t <= drafted)}."
         )
-    return drafts(examples.readings) if tokens else [""] * len(examples.questions)
+    return draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
 
 
 def _needs(tokens: int) -> frozenset[Signal]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from knowgate.errors import BadSetting, MissingExtra
-from knowgate.gates import ALLOWED
+from knowgate.gates import ADAPTER_SUFFIXES
 
 if TYPE_CHECKING:
     from knowgate.models import HFModel, MarkedTokens
@@ -85,7 +85,7 @@ def save_trained(trained: Any, base: HFModel, folder: Path) -> None:
         trained.save_pretrained(str(folder), state_dict=state)
         base.loaded.tokenizer.save_pretrained(str(folder))
     for path in folder.iterdir():
-        if path.suffix not in ALLOWED:
+        if path.suffix not in ADAPTER_SUFFIXES:
             path.unlink()  # peft's own model card
 
 

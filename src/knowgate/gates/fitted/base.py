@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -10,12 +11,12 @@ import numpy as np
 
 from knowgate.errors import ModelError
 from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
-from knowgate.gates.fitted.probability import Floats, calibrate
-from knowgate.types import Model, Question, Reading, Signal, Want
+from knowgate.gates.fitted.probability import Floats, to_probability
+from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
 
 
 @dataclass(frozen=True)
-class FittedGate:
+class FittedGate(Gate):
     """A gate loaded from a folder. Subclasses give `raw`: the uncalibrated need in [0, 1] of each question."""
 
     artefact: Artefact
@@ -43,12 +44,13 @@ class FittedGate:
     def threshold(self) -> float:
         return float(self.artefact.manifest["threshold"])
 
-    def bind(self, model: Model, prompts: str) -> Self:
+    def bind(self, model: ModelIdentity, prompts: str) -> Self:
         note = check_bound(self.artefact, model.fingerprint, prompts, plug_in=self.plug_in)
         return replace(self, note=note)
 
+    @abstractmethod
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        raise NotImplementedError
+        """Need in [0, 1] before it is turned into a probability."""
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         if not questions:
@@ -56,7 +58,4 @@ class FittedGate:
         raw = self.raw(questions, readings)
         if not np.isfinite(raw).all():
             raise ModelError(f"the fitted gate '{self.name}' gave NaN: its features are out of order.")
-        return [float(need) for need in np.clip(calibrate(raw, self.artefact.manifest["calibration"]), 0.0, 1.0)]
-
-    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        return [self.note for _ in questions]
+        return [float(need) for need in np.clip(to_probability(raw, self.artefact.manifest["calibration"]), 0.0, 1.0)]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-def calibrate(raw: Floats, calibration: Mapping[str, Any]) -> Floats:
+def to_probability(raw: Floats, calibration: Mapping[str, Any]) -> Floats:
     """Apply a calibration of a manifest: isotonic (x, y knots, linear between), platt (a, b on the logit), or none."""
     kind, needs = calibration["kind"], np.clip(raw, 0.0, 1.0)
     if kind == "isotonic":
