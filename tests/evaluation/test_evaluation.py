@@ -20,7 +20,7 @@ from knowgate.runs.needs import FILE, RecordedNeeds, read_needs, write_needs
 from knowgate.runs.trial import load_trial
 from knowgate.types import Question
 from tests.support.chromium import needs_browser, open_page
-from tests.support.planted_run import few_resamples, planted_rows
+from tests.support.planted_run import planted_rows
 from tests.support.planted_run import write_run as planted_run
 from tests.support.runs_by_hand import row, side, write_run
 from tests.support.trials_by_hand import SETTINGS, four_rows, trial_run, varied_run
@@ -186,9 +186,8 @@ def fitted(tmp_path):
     """A run with a rule in it, and a gate fitted on it."""
     rows, states = planted_rows(120)
     run, out = planted_run(tmp_path / "run", rows, states), tmp_path / "gate"
-    with few_resamples():
-        examples = load_examples([run])
-        save_fitted(fit_probe(examples, kind="linear"), examples, out)
+    examples = load_examples([run])
+    save_fitted(fit_probe(examples, kind="linear"), examples, out)
     return run, str(out), len(examples.split.test)
 
 

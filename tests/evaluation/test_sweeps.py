@@ -6,7 +6,7 @@ from knowgate.evaluation import sweeps
 from knowgate.gates.recorded import score_gate
 from knowgate.runs.needs import RecordedNeeds, write_needs
 from knowgate.runs.trial import load_trial
-from tests.support.planted_run import few_resamples, planted_rows
+from tests.support.planted_run import planted_rows
 from tests.support.planted_run import write_run as planted_run
 from tests.support.trials_by_hand import trial_run
 
@@ -55,8 +55,7 @@ def test_a_gate_fitted_on_one_run_is_tested_on_others_and_on_questions_of_its_ow
         rows, states = planted_rows(150, seed=seed)
         runs.append(planted_run(tmp_path / f"run{seed}", rows, states))
     said: list[str] = []
-    with few_resamples():
-        found = cells(sweeps.sweep_transfer("probe", runs[:1], runs, said.append))
+    found = cells(sweeps.sweep_transfer("probe", runs[:1], runs, said.append))
     assert said == ["fitting probe on run1"]
     assert float(found["run1"]["run2"]) > 0.9
     assert float(found["run1"]["run1"]) > 0.9  # on the test split alone

@@ -8,13 +8,13 @@ import pytest
 
 from knowgate.errors import ArtefactError, BadSetting, NotOffered
 from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
-from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score
 from knowgate.gates.fitted.artefact import read_artefact
 from knowgate.gates.ik import IkGate
 from knowgate.models.fake import FakeModel
 from knowgate.signals.sentences import first_pieces
+from knowgate.statistics.measures import auroc
 from knowgate.types import Question, Reading, Signal
 from tests.support.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere
 from tests.support.word_llama import save_word_llama

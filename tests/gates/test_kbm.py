@@ -8,13 +8,13 @@ import pytest
 
 from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.fitting.judges.kbm import choose_tau, fit_kbm, labels_of
-from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score
 from knowgate.gates.kbm import with_reference
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.prompts.judge import kbm_text
 from knowgate.runs.rows import GradedAnswer
+from knowgate.statistics.measures import auroc
 from knowgate.types import Passage, Question
 from tests.support.judge_data import QUICK, planted, quick, scored_elsewhere
 from tests.support.word_llama import save_word_llama

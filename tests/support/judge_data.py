@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from knowgate.fitting.examples import Examples
@@ -70,12 +69,10 @@ def _row(i: int, question: Question, known: bool, draft: str, helped: bool) -> L
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """A model this small is ten times faster on one thread; intervals of the measures are not what is tested."""
+    """A model this small is ten times faster on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("knowgate.fitting.metrics.RESAMPLES", 5)
-        yield
+    yield
     torch.set_num_threads(threads)
 
 

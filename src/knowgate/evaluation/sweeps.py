@@ -13,7 +13,7 @@ from knowgate.display import NOTHING, Sheet, percent, points
 from knowgate.errors import BadInput, KnowgateError, UnknownName
 from knowgate.gates import GateScores, score_gate, without_seen
 from knowgate.runs import Trial, load_trial
-from knowgate.statistics import Ranked
+from knowgate.statistics import auroc
 
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))  # the IK paper's sweep
 BETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # CBDR's: answer directly where confidence is above beta
@@ -61,16 +61,14 @@ def sweep_variants(trial: Trial, start: str) -> Sheet:
     return Sheet(f"Variants of {start}", ("gate", "AUROC", "retrieval", "accuracy", "random", "gain"), tuple(rows))
 
 
-def auroc_of(trial: Trial, gate: GateScores) -> float:
-    """Of 'does not know'; NaN where the questions are of one kind."""
-    ranked = Ranked(gate.needs)
-    weights = ranked.sorted(np.ones((1, len(gate.needs)), dtype=np.float32))
-    return float(ranked.auroc(weights, ~trial.closed)[0])
+def auroc_of(trial: Trial, gate: GateScores) -> float | None:
+    """Of 'does not know'; None where the questions are of one kind."""
+    return auroc(~trial.closed, gate.needs)
 
 
 def auroc_shown(trial: Trial, gate: GateScores) -> str:
     value = auroc_of(trial, gate)
-    return f"{value:.3f}" if np.isfinite(value) else NOTHING
+    return NOTHING if value is None else f"{value:.3f}"
 
 
 def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> Sheet:

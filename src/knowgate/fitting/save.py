@@ -13,9 +13,9 @@ import numpy as np
 
 from knowgate.fitting.card import card
 from knowgate.fitting.examples import Examples
-from knowgate.fitting.metrics import Floats, Measured, measure
 from knowgate.fitting.probability import fit_calibration
 from knowgate.gates import SEEN, Tensors, calibrate, write_artefact
+from knowgate.statistics import Estimate, Floats, estimate_quality
 from knowgate.types import Signal, Want
 
 
@@ -42,7 +42,7 @@ class FitReport:
 
     path: Path
     manifest: dict[str, Any]
-    metrics: dict[str, Measured]
+    metrics: dict[str, Estimate]
 
 
 def save_fitted(
@@ -57,7 +57,7 @@ def save_fitted(
     calibration = fit_calibration(fitted.raw(split.calibration.tolist()), examples.needed[split.calibration])
     needs = calibrate(fitted.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
     truth = examples.needed[split.test]
-    metrics = measure(truth, needs)
+    metrics = estimate_quality(truth, needs)
     manifest = {
         **describe(fitted, examples),
         "calibration": calibration,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from knowgate.gates.fitted.base import FittedGate
     from knowgate.gates.fitted.judge import ALLOWED, FOLDER, Judge, digest, open_base, open_judge
     from knowgate.gates.fitted.network import apply_network
-    from knowgate.gates.fitted.probability import calibrate, logit
+    from knowgate.gates.fitted.probability import calibrate
     from knowgate.gates.fusion import TEXT, embedded
     from knowgate.gates.ik import IK_LABELS, judged
     from knowgate.gates.kbm import HEADS, KBM_LABELS, answered, known, with_reference
@@ -79,7 +79,6 @@ __all__ = [
     "known",
     "load_fitted",
     "load_gate",
-    "logit",
     "markdown_table",
     "open_base",
     "open_judge",

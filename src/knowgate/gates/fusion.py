@@ -11,9 +11,10 @@ import numpy as np
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.encoder import fitted_encoder
 from knowgate.gates.fitted.network import apply_network
-from knowgate.gates.fitted.probability import Floats, logit
+from knowgate.gates.fitted.probability import Floats
 from knowgate.prompts import self_assessment
 from knowgate.signals import drafts, hidden_states, matrix, text_features
+from knowgate.statistics import logit
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, Vector
 
 TEXT = "text"  # the signal: a linear head over embeddings

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.gates.parts.words import split_words
 from knowgate.prompts import self_assessment
+from knowgate.statistics import sigmoid
 from knowgate.types import LabelPrompt, Question, Reading, Signal, Want
 
 
@@ -40,10 +40,9 @@ class PromptGate:
         return [self_assessment(question, known, unknown) for question in questions]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return [_sigmoid(*map(float, reading.labels[self.name][-1])) for reading in readings]
+        return [_need(*map(float, reading.labels[self.name][-1])) for reading in readings]
 
 
-def _sigmoid(known: float, unknown: float) -> float:
+def _need(known: float, unknown: float) -> float:
     """NaN stays NaN, which `gates.score` refuses."""
-    difference = known - unknown
-    return 0.0 if difference > 700 else 1 / (1 + math.exp(difference))
+    return sigmoid(unknown - known)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from knowgate.errors import BadSetting
+from knowgate.statistics import sigmoid
 from knowgate.types import Gate, LabelPrompt, Model, Question, Reading, Signal, TokenisingModel, Want
 
 NO, YES = "[No Retrieval]", "[Retrieval]"
@@ -57,4 +57,4 @@ class SelfragGate:
 
 def _need(no: float, yes: float) -> float:
     """NaN stays NaN, which `gates.score` refuses."""
-    return 0.0 if no - yes > 700 else 1 / (1 + math.exp(no - yes))
+    return sigmoid(yes - no)

@@ -14,8 +14,9 @@ import numpy as np
 
 from knowgate.errors import BadInput
 from knowgate.evaluation.reranking.answers import Answering
-from knowgate.preferences import Estimate, Floats, Preference, estimate, rank_values, ranking
+from knowgate.preferences import Preference, rank_values, ranking
 from knowgate.rerank import is_sure
+from knowgate.statistics import Estimate, Floats, estimate_mean
 from knowgate.types import Passage, Reranker
 
 RETRIEVER, ORACLE, BARE = "retriever", "oracle", "no passages"
@@ -156,7 +157,7 @@ def summary(comparison: Comparison) -> dict[str, Any]:
 
 def _known(numbers: Floats) -> Estimate:
     """Answers without a gold answer are not graded; they are left out on both sides of a difference."""
-    return estimate(numbers[~np.isnan(numbers)])
+    return estimate_mean(numbers[~np.isnan(numbers)])
 
 
 def markdown(found: Mapping[str, Any], title: str = "Rerankers") -> str:
