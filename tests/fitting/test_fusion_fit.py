@@ -89,7 +89,8 @@ def test_without_states_it_reads_the_text_unless_told_not_to(tmp_path):
 
 def test_a_signal_that_one_row_lacks_is_left_out(examples):
     silent = replace(examples.readings[7], draft=Completion("so so"))  # no log-probabilities
-    found = replace(examples, readings=[*examples.readings[:7], silent, *examples.readings[8:]])
+    readings = [*examples.readings[:7], silent, *examples.readings[8:]]
+    found = replace(examples, trial=replace(examples.trial, readings=readings))
     assert not {"first", "mean", "min", "entropy", "margin"} & set(fit_fusion(found).options["features"])
 
 
@@ -178,4 +179,4 @@ def test_nan_among_the_tokens_is_refused_wherever_it_is(examples, part):
     readings = list(examples.readings)
     readings[place] = replace(reading, draft=replace(reading.draft, tokens=tokens))
     with pytest.raises(BadInput, match="NaN among their signals; label again"):
-        fit_fusion(replace(examples, readings=readings))
+        fit_fusion(replace(examples, trial=replace(examples.trial, readings=readings)))

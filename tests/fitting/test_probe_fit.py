@@ -189,7 +189,7 @@ def test_layers_are_named_by_their_order_or_number(examples):
     readings = [
         replace(reading, hidden=dict.fromkeys((3, 5, 9), reading.hidden[LAYER])) for reading in examples.readings
     ]
-    found = replace(examples, readings=readings)
+    found = replace(examples, trial=replace(examples.trial, readings=readings))
     assert [pick_layer(found, layer) for layer in ("mid", "late", "last", "5")] == [3, 5, 9, 5]
     with pytest.raises(BadSetting, match="--layer is '4'; the label runs have 3, 5, 9"):
         pick_layer(found, "4")

@@ -139,6 +139,6 @@ def test_tokens_other_than_the_papers_or_more_than_were_drafted_are_refused():
     examples = planted(Path("nowhere"), 60)
     with pytest.raises(BadSetting, match="allowed: 0, 32, 64, 128"):
         fit_ik_text(examples, tokens=5, embedder=LetterEmbedder())
-    short = replace(examples, settings={**examples.settings, "max_tokens": 32})
+    short = replace(examples, trial=replace(examples.trial, settings={**examples.settings, "max_tokens": 32}))
     with pytest.raises(BadSetting, match="drafted 32 tokens, 64 are asked for"):
         fit_ik_text(short, tokens=64, embedder=LetterEmbedder())

@@ -133,18 +133,18 @@ def test_tau_is_where_skipping_answers_most_dev_questions_right(made):
     examples = made.examples
     rows = [row(item, 0.6 + i % 3 / 10) for i, item in enumerate(examples.rows)]
     every = replace(examples.split, dev=np.arange(30))
-    assert choose_tau(replace(examples, rows=rows, split=every), "mastery") == 0.6
+    assert choose_tau(replace(examples, trial=replace(examples.trial, rows=rows), split=every), "mastery") == 0.6
 
 
 def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
     rows = [replace(row, open=None) for row in made.examples.rows]
-    assert choose_tau(replace(made.examples, rows=rows), "mastery") == 0.8
+    assert choose_tau(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), "mastery") == 0.8
 
 
 def test_rows_without_samples_are_refused_with_the_command_that_adds_them(made, tmp_path):
     rows = [replace(row, closed=replace(row.closed, mastery=None)) for row in made.examples.rows]
     with pytest.raises(BadInput, match="knowgate label --samples 30"):
-        fit_kbm(replace(made.examples, rows=rows), work=tmp_path)
+        fit_kbm(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), work=tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"head": "pride"}, {"tau": 0.0}, {"tau": 1.5}])

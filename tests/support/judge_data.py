@@ -18,6 +18,7 @@ from knowgate.fitting.examples import Examples
 from knowgate.fitting.judges.trained_model import JudgeTraining
 from knowgate.runs.rows import GradedAnswer, LabelRow
 from knowgate.runs.split import split_questions
+from knowgate.runs.trial import Trial
 from knowgate.types import Completion, Passage, Question, Reading
 
 LETTERS = "abcdefghijklmnop"
@@ -52,7 +53,8 @@ def planted(model: Path, n: int, *, by: str = "question", fingerprint: str = "f"
     }
     readings = [Reading(draft=Completion(draft)) for draft in drafts]
     split = split_questions([question.text for question in questions], 0)
-    return Examples(rows, questions, readings, ~known, "known", split, settings, ["run"])
+    trial = Trial(rows, [row.id for row in rows], readings, settings, ["run"])
+    return Examples(trial, ~known, "known", split)
 
 
 def _mark(word: str, known: bool) -> str:

@@ -36,11 +36,11 @@ def sweep_betas(trial: Trial, gate: GateScores, tried: Sequence[float] = BETAS) 
 def _at(trial: Trial, gate: GateScores, threshold: float, name: str, *, strict: bool = False) -> tuple[str, ...]:
     """One line. strict: a need equal to the threshold is retrieved for (confidence must be above beta)."""
     retrieve = gate.needs >= threshold - 1e-12 if strict else gate.needs > threshold
-    judged = float((retrieve == ~trial.closed).mean())  # of the task 'does it know?'
+    judged = float((retrieve == ~trial.closed_right).mean())  # of the task 'does it know?'
     rate = float(retrieve.mean())
-    if trial.opened is None:
+    if trial.open_right is None:
         return (name, percent(rate), *[NOTHING] * 5, percent(judged))
-    closed, opened = trial.closed, trial.opened
+    closed, opened = trial.closed_right, trial.open_right
     accuracy = float(np.where(retrieve, opened, closed).mean())
     random = rate * opened.mean() + (1 - rate) * closed.mean()
     harm, waste = (~retrieve & opened & ~closed).mean(), (retrieve & closed).mean()
@@ -63,7 +63,7 @@ def sweep_variants(trial: Trial, start: str) -> Sheet:
 
 def auroc_of(trial: Trial, gate: GateScores) -> float | None:
     """Of 'does not know'; None where the questions are of one kind."""
-    return auroc(~trial.closed, gate.needs)
+    return auroc(~trial.closed_right, gate.needs)
 
 
 def auroc_shown(trial: Trial, gate: GateScores) -> str:

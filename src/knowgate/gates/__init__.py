@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from knowgate.gates.live import bind, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
-    from knowgate.gates.recorded import GateScores, score_gate, score_gates, without_seen
+    from knowgate.gates.recorded import GateScores, score_gate, score_gates, seen_by, without_seen
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -88,6 +88,7 @@ __all__ = [
     "score",
     "score_gate",
     "score_gates",
+    "seen_by",
     "soft_tree",
     "with_reference",
     "without_seen",

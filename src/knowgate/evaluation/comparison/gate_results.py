@@ -24,6 +24,7 @@ from knowgate.statistics import (
     weighted_ece,
     weighted_mean,
 )
+from knowgate.thresholds import Outcomes, for_accuracy, try_threshold
 
 RATES = (0.9, 0.75, 0.5, 0.25)  # retrieval rates whose accuracy the tables show
 DECISION_MEASURES = ("accuracy", "rate", "random", "gain", "loss", "harm", "waste", "recovered")
@@ -83,12 +84,12 @@ def _measures(trial: Trial, gate: GateScores) -> Measure:
 
 def _result(trial: Trial, gate: GateScores, drawn: dict[str, Floats]) -> GateResult:
     retrieve = gate.needs > gate.threshold
-    right, curve, at_rate, tuned = trial.closed, None, {}, None
-    if trial.opened is not None:
-        right = np.where(retrieve, trial.opened, trial.closed)
-        curve = frontier(trial.closed, trial.opened, gate.needs)
+    right, curve, at_rate, tuned = trial.closed_right, None, {}, None
+    if trial.open_right is not None:
+        right = np.where(retrieve, trial.open_right, trial.closed_right)
+        curve = frontier(trial.closed_right, trial.open_right, gate.needs)
         at_rate = {rate: curve.at(rate) for rate in RATES}
-        tuned = tune(trial, trial.opened, gate.needs)
+        tuned = tune(trial, trial.open_right, gate.needs)
     found = {name: estimate(values) for name, values in drawn.items()}
     cost = _cost(trial, gate, retrieve)
     return GateResult(
@@ -98,8 +99,8 @@ def _result(trial: Trial, gate: GateScores, drawn: dict[str, Floats]) -> GateRes
 
 def _ranking(trial: Trial, gate: GateScores) -> Measure:
     """How well need tells what the LLM does not know, and where retrieval helps; whatever the threshold."""
-    unknown, needs, ranked = ~trial.closed, gate.needs, Ranked(gate.needs)
-    helped = trial.opened & unknown if trial.opened is not None else None
+    unknown, needs, ranked = ~trial.closed_right, gate.needs, Ranked(gate.needs)
+    helped = trial.open_right & unknown if trial.open_right is not None else None
     told = (gate.needs > gate.threshold) == unknown
 
     def measure(weights: Weights) -> dict[str, Floats]:
@@ -115,9 +116,9 @@ def _ranking(trial: Trial, gate: GateScores) -> Measure:
 
 def _decisions(trial: Trial, gate: GateScores) -> Measure | None:
     """What the decisions at the gate's threshold come to; needs open-book answers."""
-    if trial.opened is None:
+    if trial.open_right is None:
         return None
-    closed, opened, retrieve = trial.closed, trial.opened, gate.needs > gate.threshold
+    closed, opened, retrieve = trial.closed_right, trial.open_right, gate.needs > gate.threshold
     columns = {
         "accuracy": np.where(retrieve, opened, closed),
         "rate": retrieve,
@@ -152,25 +153,22 @@ def mean_columns(weights: Weights, table: Floats) -> Floats:
     return found
 
 
-def tune(trial: Trial, opened: Bools, needs: Floats) -> TunedThreshold | None:
-    """The threshold that answers most dev rows right (fewest retrievals among equals), on the rows it has not seen."""
-    dev, closed = trial.dev, trial.closed
+def tune(trial: Trial, open_right: Bools, needs: Floats) -> TunedThreshold | None:
+    """The threshold for accuracy on the dev rows, tried on the rows it has not seen."""
+    dev, outcomes = trial.dev, Outcomes(needs, trial.closed_right, open_right)
     if not dev.any() or dev.all():
         return None
-    tried = np.unique(np.concatenate([[-1.0], needs[dev]]))  # -1: below every need, always retrieve
-    scores = [np.where(needs[dev] > t, opened[dev], closed[dev]).mean() for t in tried]
-    best = int(np.flatnonzero(np.isclose(scores, max(scores)))[-1])
-    rest = ~dev
-    retrieve = needs[rest] > tried[best]
-    rate, always, never = retrieve.mean(), opened[rest].mean(), closed[rest].mean()
+    threshold = for_accuracy(outcomes.at(dev))
+    rest = try_threshold(outcomes.at(~dev), threshold)
+    always, never = rest.right_always / rest.n, rest.right_never / rest.n
     return TunedThreshold(
-        threshold=float(tried[best]),
-        dev_accuracy=float(scores[best]),
-        accuracy=float(np.where(retrieve, opened[rest], closed[rest]).mean()),
-        rate=float(rate),
-        random=float(rate * always + (1 - rate) * never),
-        always=float(always),
-        n=int(rest.sum()),
+        threshold=threshold,
+        dev_accuracy=try_threshold(outcomes.at(dev), threshold).accuracy,
+        accuracy=rest.accuracy,
+        rate=rest.rate,
+        random=rest.rate * always + (1 - rest.rate) * never,
+        always=always,
+        n=rest.n,
     )
 
 
@@ -186,9 +184,9 @@ def _cost(trial: Trial, gate: GateScores, retrieve: Bools) -> Cost:
 
 def baselines(trial: Trial) -> list[GateScores]:
     """What every table has beside the gates: never, always and the oracle. They rank nothing."""
-    if trial.opened is None:
+    if trial.open_right is None:
         return []
-    n, helps = len(trial.rows), trial.opened & ~trial.closed
+    n, helps = len(trial.rows), trial.open_right & ~trial.closed_right
     return [
         GateScores("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
         GateScores("always", np.ones(n), 0.5, drafts=False, note="retrieves every time"),
@@ -201,17 +199,17 @@ def baselines(trial: Trial) -> list[GateScores]:
 def as_baseline(trial: Trial, result: GateResult) -> GateResult:
     """A line's result without measures of rank; the oracle's curve takes the best order there is."""
     shown = {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}
-    if result.gate != "oracle" or trial.opened is None:
+    if result.gate != "oracle" or trial.open_right is None:
         return replace(result, measures=shown, tuned=None)
-    best = oracle_frontier(trial.closed, trial.opened)
+    best = oracle_frontier(trial.closed_right, trial.open_right)
     return replace(result, measures=shown, tuned=None, frontier=best, at_rate={rate: best.at(rate) for rate in RATES})
 
 
 def slice_rows(trial: Trial, gates: Sequence[GateResult], places: Bools) -> list[tuple[str, float, float, float]]:
     """(gate, accuracy, retrieval rate, matched random) on some of the rows."""
-    if trial.opened is None or not places.any():
+    if trial.open_right is None or not places.any():
         return []
-    closed, opened = trial.closed[places], trial.opened[places]
+    closed, opened = trial.closed_right[places], trial.open_right[places]
     found = []
     for gate in gates:
         rate = float((gate.needs[places] > gate.threshold).mean())

@@ -205,18 +205,14 @@ def read_run(path: Path, gate: str | None) -> Log:
     scored = score_gate(trial, gate)
     drafted = np.minimum(trial.closed_tokens(), _draft_limit(trial, gate, scored)) + scored.extra_tokens
     events = [
-        _graded(row, float(need), float(read), None if trial.opened is None else bool(opened and not closed))
+        _graded(row, float(need), float(read), None if trial.open_right is None else bool(opened and not closed))
         for row, need, read, closed, opened in zip(
-            trial.rows, scored.needs, drafted, trial.closed, _opened_or(trial), strict=True
+            trial.rows, scored.needs, drafted, trial.closed_right, trial.always_right, strict=True
         )
     ]
     log = Log(path, events, left_out=left_out, own=scored.threshold, estimated=len(events))
     log.gates[scored.name] = log.models[str(trial.settings["model"])] = len(events)
     return log
-
-
-def _opened_or(trial: Trial) -> Any:
-    return trial.closed if trial.opened is None else trial.opened
 
 
 def _draft_limit(trial: Trial, gate: str, scored: GateScores) -> float:

@@ -27,10 +27,10 @@ def write_eval_page(found: Evaluation, out: Path) -> None:
 
 def sections(found: Evaluation) -> Iterator[str]:
     yield _about(found)
-    if found.trial.opened is not None:
+    if found.trial.open_right is not None:
         yield _answers(found)
     yield _ranking(found)
-    if found.trial.opened is not None:
+    if found.trial.open_right is not None:
         yield _comparisons(found)
         yield _slices(found)
         yield _mistakes(found)
@@ -96,12 +96,12 @@ def _slices(found: Evaluation) -> str:
 def _mistakes(found: Evaluation) -> str:
     """Of the best gate: the harmful skips it was surest of, the useless retrievals likewise."""
     ranked = _charted(found)
-    if not ranked or found.trial.opened is None:
+    if not ranked or found.trial.open_right is None:
         return ""
     gate, trial = ranked[0], found.trial
-    retrieve, helps = gate.needs > gate.threshold, found.trial.opened & ~trial.closed
+    retrieve, helps = gate.needs > gate.threshold, found.trial.open_right & ~trial.closed_right
     skipped = [place for place in np.argsort(gate.needs) if not retrieve[place] and helps[place]][:MISTAKES]
-    hurt = trial.closed & ~found.trial.opened
+    hurt = trial.closed_right & ~found.trial.open_right
     fetched = [place for place in np.argsort(-gate.needs) if retrieve[place] and hurt[place]][:MISTAKES]
     parts = ["<h3>Skipped, though retrieval would have helped</h3>", *_rows(found, gate, skipped)]
     parts += ["<h3>Retrieved for, and the passages destroyed a right answer</h3>", *_rows(found, gate, fetched)]

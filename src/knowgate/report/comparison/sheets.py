@@ -48,7 +48,7 @@ HOW = {
 
 
 def all_sheets(found: Evaluation) -> Iterator[Sheet]:
-    has_open = found.trial.opened is not None
+    has_open = found.trial.open_right is not None
     if has_open:
         yield main(found)
     yield ranking(found)
