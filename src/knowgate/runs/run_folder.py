@@ -13,7 +13,8 @@ import numpy as np
 from safetensors.numpy import load_file, save
 
 from knowgate.errors import ArtefactError, BadSetting
-from knowgate.runs.row_folder import RowFolder, disk_error, write_whole
+from knowgate.files import write_bytes
+from knowgate.runs.row_folder import RowFolder, disk_error
 from knowgate.runs.rows import LabelRow, from_json, to_json
 from knowgate.types import Vector
 
@@ -79,5 +80,5 @@ class RunFolder(RowFolder):
         """Add finished rows; `first` is the number of rows already there, which names the shard."""
         shard = f"vectors-{first:07d}.safetensors"
         if vectors:
-            write_whole(self.path / shard, save({key: np.ascontiguousarray(v) for key, v in vectors.items()}))
+            write_bytes(self.path / shard, save({key: np.ascontiguousarray(v) for key, v in vectors.items()}))
         self.append_records([to_json(row) for row in rows])
