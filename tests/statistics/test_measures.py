@@ -16,6 +16,7 @@ from knowgate.statistics.measures import (
     weighted_accuracy,
     weighted_brier,
     weighted_ece,
+    weighted_mean,
 )
 
 NEEDED, NEEDS = np.array([False, True, True, True]), np.array([0.1, 0.1, 0.9, 0.9])
@@ -100,6 +101,14 @@ def test_a_weight_of_two_is_the_question_twice():
     assert {name: value[0] for name, value in by_weight.items()} == pytest.approx(
         {name: value[0] for name, value in by_rows.items()}, abs=1e-6
     )
+
+
+def test_the_mean_of_a_table_is_that_of_its_columns():
+    rng = np.random.default_rng(0)
+    weights, table = rng.integers(0, 3, (5, 20)).astype(np.float32), rng.random((20, 3))
+    columns = [weighted_mean(weights, table[:, number]) for number in range(3)]
+    assert weighted_mean(weights, table) == pytest.approx(np.stack(columns, axis=1))
+    assert weighted_mean(weights[:1], table[:, 0])[0] == pytest.approx(np.average(table[:, 0], weights=weights[0]))
 
 
 # --- where there is nothing to measure ------------------------------------------------------------

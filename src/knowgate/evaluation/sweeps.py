@@ -40,10 +40,10 @@ def _at(trial: Trial, gate: GateScores, threshold: float, name: str, *, strict: 
     rate = float(retrieve.mean())
     if trial.open_right is None:
         return (name, percent(rate), *[NOTHING] * 5, percent(judged))
-    closed, opened = trial.closed_right, trial.open_right
-    accuracy = float(np.where(retrieve, opened, closed).mean())
-    random = rate * opened.mean() + (1 - rate) * closed.mean()
-    harm, waste = (~retrieve & opened & ~closed).mean(), (retrieve & closed).mean()
+    closed_right, open_right = trial.closed_right, trial.open_right
+    accuracy = float(np.where(retrieve, open_right, closed_right).mean())
+    random = rate * open_right.mean() + (1 - rate) * closed_right.mean()
+    harm, waste = (~retrieve & open_right & ~closed_right).mean(), (retrieve & closed_right).mean()
     return (name, percent(rate), percent(accuracy), percent(random), points(accuracy - random), percent(harm),
             percent(waste), percent(judged))  # fmt: skip
 
@@ -56,8 +56,8 @@ def sweep_variants(trial: Trial, start: str) -> Sheet:
             f"no gate on record begins with '{start}'. On record: {', '.join(trial.recorded) or 'none'}. "
             "Record some: knowgate eval --data SPEC --gates dhicl:LOG,dhicl:LOG,k=5"
         )
-    found = [score_gate(trial, name) for name in names]
-    rows = [(one.name, auroc_shown(trial, one), *_at(trial, one, one.threshold, "")[1:5]) for one in found]
+    scored = [score_gate(trial, name) for name in names]
+    rows = [(one.name, auroc_shown(trial, one), *_at(trial, one, one.threshold, "")[1:5]) for one in scored]
     return Sheet(f"Variants of {start}", ("gate", "AUROC", "retrieval", "accuracy", "random", "gain"), tuple(rows))
 
 
@@ -92,8 +92,8 @@ def sweep_transfer(name: str, train: Sequence[Path], runs: Sequence[Path], say: 
     """Fit on each train run (on 'known'), measure on each of the others."""
     with tempfile.TemporaryDirectory() as scratch:
         folders = [_fitted(name, run, Path(scratch), say) for run in train]
-        found = sweep_plug_in([str(folder) for folder in folders], runs)
-    return Sheet(f"AUROC of {name} fitted on (rows), tested on (columns)", found.columns, found.rows)
+        sheet = sweep_plug_in([str(folder) for folder in folders], runs)
+    return Sheet(f"AUROC of {name} fitted on (rows), tested on (columns)", sheet.columns, sheet.rows)
 
 
 def _fitted(name: str, run: Path, scratch: Path, say: Callable[[str], None]) -> Path:

@@ -65,11 +65,13 @@ def _options(options: Mapping[str, Any]) -> str:
 
 def _metrics(manifest: Mapping[str, Any]) -> str:
     lines = ["| measure | value | 95 % interval |", "|---|---|---|"]
-    for name, found in manifest["metrics"].items():
-        if found["value"] is None:
+    for name, estimate in manifest["metrics"].items():
+        if estimate["value"] is None:
             lines.append(f"| {WORDS[name]} | not defined | |")
-        elif found["low"] is None:
-            lines.append(f"| {WORDS[name]} | {found['value']:.3f} | |")
+        elif estimate["low"] is None:
+            lines.append(f"| {WORDS[name]} | {estimate['value']:.3f} | |")
         else:
-            lines.append(f"| {WORDS[name]} | {found['value']:.3f} | {found['low']:.3f} to {found['high']:.3f} |")
+            lines.append(
+                f"| {WORDS[name]} | {estimate['value']:.3f} | {estimate['low']:.3f} to {estimate['high']:.3f} |"
+            )
     return "\n".join(lines)

@@ -14,7 +14,7 @@ KS = (1, 3, 5)
 
 def ranking(scores: Sequence[float]) -> list[int]:
     """Places, best score first; equals stay in the order they came in."""
-    return sorted(range(len(scores)), key=lambda place: -scores[place])
+    return sorted(range(len(scores)), key=lambda number: -scores[number])
 
 
 def precision(hits: Sequence[bool], k: int) -> float:
@@ -39,8 +39,8 @@ NAMES = tuple(f"{name}@{k}" for k in KS for name in MEASURES)
 def hits_of(row: Preference, scores: Sequence[float]) -> list[bool]:
     """The row's positives and negatives in the order of their scores: which of them are positives."""
     positives = set(row.positives)
-    pool = [row.pool[place] for place in ranking([scores[place] for place in row.pool])]
-    return [place in positives for place in pool]
+    pool = [row.pool[number] for number in ranking([scores[number] for number in row.pool])]
+    return [number in positives for number in pool]
 
 
 def rank_values(rows: Sequence[Preference], scores: Sequence[Sequence[float]]) -> dict[str, Floats]:

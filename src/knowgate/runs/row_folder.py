@@ -41,9 +41,9 @@ class RowFolder:
             )
         manifest = read_json(file)
         if not isinstance(manifest, dict) or manifest.get("version") != self.version:
-            found = manifest.get("version") if isinstance(manifest, dict) else None
+            written = manifest.get("version") if isinstance(manifest, dict) else None
             raise ArtefactError(
-                f"'{self.path}' was written by another version of knowgate (format {found}, this one reads "
+                f"'{self.path}' was written by another version of knowgate (format {written}, this one reads "
                 f"{self.version}). Make a new folder: {self.command}"
             )
         return manifest

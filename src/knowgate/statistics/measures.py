@@ -21,7 +21,8 @@ BINS = 15
 
 
 def weighted_mean(weights: Weights, values: NDArray[Any]) -> Floats:
-    total = weights.sum(axis=1, dtype=np.float64)
+    """Of one value for each question; of a table of them (questions x columns), column by column."""
+    total = weights.sum(axis=1, dtype=np.float64).reshape(-1, *[1] * (values.ndim - 1))
     return divided((weights @ values.astype(weights.dtype)).astype(np.float64), total)
 
 

@@ -92,8 +92,8 @@ def store(calibration: Calibration, gate: str, out: Path | None = None) -> Path:
 def choose(outcomes: Outcomes, target: Target) -> tuple[float, dict[str, Any]]:
     """The threshold and what speaks for it."""
     if target.kind == "guarantee":
-        found = learn_then_test(outcomes, target.value, target.delta)
-        return found.threshold, {key: value for key, value in asdict(found).items() if key != "threshold"}
+        guarantee = learn_then_test(outcomes, target.value, target.delta)
+        return guarantee.threshold, {key: value for key, value in asdict(guarantee).items() if key != "threshold"}
     if target.kind == "budget":
         return for_rate(outcomes.needs, target.value), {"wanted": target.value, "n": len(outcomes)}
     return for_accuracy(outcomes), {"n": len(outcomes)}

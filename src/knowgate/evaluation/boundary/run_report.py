@@ -52,10 +52,10 @@ def _read(path: Path) -> RunReport:
 
 def _setting(manifest: Mapping[str, Any], *names: str) -> str:
     """A setting of the run, or something written beside its settings."""
-    for place in (manifest.get("settings") or {}, manifest):
+    for settings in (manifest.get("settings") or {}, manifest):
         for name in names:
-            if place.get(name) is not None:
-                return str(place[name])
+            if settings.get(name) is not None:
+                return str(settings[name])
     return "not recorded"
 
 

@@ -28,12 +28,12 @@ class Slice:
 
 def slices(facts: Sequence[Fact]) -> tuple[Slice, ...]:
     """Every dimension this run's data say something about. Those with one value matter only beside other runs."""
-    found: list[Slice] = []
+    parts: list[Slice] = []
     for dimension in DIMENSIONS:
         groups = _thirds(facts) if dimension == FREQUENCY else _groups(facts, dimension)
         if set(groups) - {NOT_GIVEN}:
-            found += [summarise(dimension, value, part) for value, part in groups.items()]
-    return tuple(found)
+            parts += [summarise(dimension, value, part) for value, part in groups.items()]
+    return tuple(parts)
 
 
 def summarise(dimension: str, value: str, facts: Sequence[Fact]) -> Slice:

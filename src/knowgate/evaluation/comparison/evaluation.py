@@ -38,7 +38,7 @@ class Evaluation:
     resamples: int
 
     def gate(self, name: str) -> GateResult:
-        return next(found for found in self.gates if found.gate == name)
+        return next(gate for gate in self.gates if gate.gate == name)
 
 
 def evaluate(trial: Trial, scored: Sequence[GateScores], *, resamples: int = RESAMPLES, seed: int = 0) -> Evaluation:
@@ -68,9 +68,9 @@ def _compare(gates: Sequence[GateResult], always: GateResult) -> list[Comparison
         return []
     best = max(gates, key=lambda one: one.measures["accuracy"].value or 0.0)
     pairs = [(gate, always) for gate in gates] + [(best, gate) for gate in gates if gate is not best]
-    found = [_pair(first, second) for first, second in pairs]
-    corrected = holm([one.p_mcnemar for one in found])
-    return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
+    compared = [_pair(first, second) for first, second in pairs]
+    corrected = holm([one.p_mcnemar for one in compared])
+    return [replace(one, p_holm=p) for one, p in zip(compared, corrected, strict=True)]
 
 
 def _pair(first: GateResult, second: GateResult) -> Comparison:
@@ -105,9 +105,9 @@ def _slice(trial: Trial, gates: Sequence[GateResult], dimension: str, value: str
     return SliceTable(dimension, value, n, never, always, slice_rows(trial, gates, inside))
 
 
-def evaluation_json(found: Evaluation) -> dict[str, Any]:
+def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
     """Every number of the report, without the rows."""
-    trial = found.trial
+    trial = evaluation.trial
     return {
         "model": trial.settings["model"],
         "runs": trial.runs,
@@ -115,10 +115,10 @@ def evaluation_json(found: Evaluation) -> dict[str, Any]:
         "left_out": trial.left_out,
         "answered closed-book for want of passages": trial.unopened,
         "grader": trial.settings["grader"],
-        "resamples": found.resamples,
-        "gates": [_gate_json(gate) for gate in found.gates],
-        "comparisons": [asdict(one) for one in found.comparisons],
-        "slices": [asdict(one) for one in found.slices],
+        "resamples": evaluation.resamples,
+        "gates": [_gate_json(gate) for gate in evaluation.gates],
+        "comparisons": [asdict(one) for one in evaluation.comparisons],
+        "slices": [asdict(one) for one in evaluation.slices],
     }
 
 

@@ -73,7 +73,7 @@ class GateResult:
 def measure_gates(trial: Trial, gates: Sequence[GateScores], draws: Draws) -> list[GateResult]:
     """All gates on the same resamples."""
     drawn = draws.apply([_measures(trial, gate) for gate in gates])
-    return [_result(trial, gate, found) for gate, found in zip(gates, drawn, strict=True)]
+    return [_result(trial, gate, values) for gate, values in zip(gates, drawn, strict=True)]
 
 
 def _measures(trial: Trial, gate: GateScores) -> Measure:
@@ -90,10 +90,10 @@ def _result(trial: Trial, gate: GateScores, drawn: dict[str, Floats]) -> GateRes
         curve = frontier(trial.closed_right, trial.open_right, gate.needs)
         at_rate = {rate: curve.at(rate) for rate in RATES}
         tuned = tune(trial, trial.open_right, gate.needs)
-    found = {name: estimate(values) for name, values in drawn.items()}
+    measures = {name: estimate(values) for name, values in drawn.items()}
     cost = _cost(trial, gate, retrieve)
     return GateResult(
-        gate.name, gate.threshold, found, cost, at_rate, tuned, gate.note, curve, gate.needs, right, drawn
+        gate.name, gate.threshold, measures, cost, at_rate, tuned, gate.note, curve, gate.needs, right, drawn
     )
 
 
@@ -118,19 +118,19 @@ def _decisions(trial: Trial, gate: GateScores) -> Measure | None:
     """What the decisions at the gate's threshold come to; needs open-book answers."""
     if trial.open_right is None:
         return None
-    closed, opened, retrieve = trial.closed_right, trial.open_right, gate.needs > gate.threshold
+    closed_right, open_right, retrieve = trial.closed_right, trial.open_right, gate.needs > gate.threshold
     columns = {
-        "accuracy": np.where(retrieve, opened, closed),
+        "accuracy": np.where(retrieve, open_right, closed_right),
         "rate": retrieve,
-        "never": closed,
-        "always": opened,
-        "oracle": closed | opened,
-        "harm": ~retrieve & opened & ~closed,
-        "waste": retrieve & closed,
-        "skipped_right": ~retrieve & closed,
+        "never": closed_right,
+        "always": open_right,
+        "oracle": closed_right | open_right,
+        "harm": ~retrieve & open_right & ~closed_right,
+        "waste": retrieve & closed_right,
+        "skipped_right": ~retrieve & closed_right,
     }
     table = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
-    return lambda weights: _derived(dict(zip(columns, mean_columns(weights, table).T, strict=True)))
+    return lambda weights: _derived(dict(zip(columns, weighted_mean(weights, table).T, strict=True)))
 
 
 def _derived(means: dict[str, Floats]) -> dict[str, Floats]:
@@ -144,13 +144,6 @@ def _derived(means: dict[str, Floats]) -> dict[str, Floats]:
         "closed_if_known": divided(means["skipped_right"], 1 - means["rate"]),
         "closed_if_unknown": divided(means["waste"], means["rate"]),
     }
-
-
-def mean_columns(weights: Weights, table: Floats) -> Floats:
-    """The weighted mean of every column, for every resample."""
-    total = weights.sum(axis=1, dtype=np.float64)[:, None]
-    found: Floats = (weights @ table.astype(np.float32)).astype(np.float64) / total
-    return found
 
 
 def tune(trial: Trial, open_right: Bools, needs: Floats) -> TunedThreshold | None:
@@ -205,14 +198,14 @@ def as_baseline(trial: Trial, result: GateResult) -> GateResult:
     return replace(result, measures=shown, tuned=None, frontier=best, at_rate={rate: best.at(rate) for rate in RATES})
 
 
-def slice_rows(trial: Trial, gates: Sequence[GateResult], places: Bools) -> list[tuple[str, float, float, float]]:
+def slice_rows(trial: Trial, gates: Sequence[GateResult], inside: Bools) -> list[tuple[str, float, float, float]]:
     """(gate, accuracy, retrieval rate, matched random) on some of the rows."""
-    if trial.open_right is None or not places.any():
+    if trial.open_right is None or not inside.any():
         return []
-    closed, opened = trial.closed_right[places], trial.open_right[places]
-    found = []
+    closed_right, open_right = trial.closed_right[inside], trial.open_right[inside]
+    rows = []
     for gate in gates:
-        rate = float((gate.needs[places] > gate.threshold).mean())
-        chance = rate * opened.mean() + (1 - rate) * closed.mean()
-        found.append((gate.gate, float(gate.right[places].mean()), rate, float(chance)))
-    return found
+        rate = float((gate.needs[inside] > gate.threshold).mean())
+        chance = rate * open_right.mean() + (1 - rate) * closed_right.mean()
+        rows.append((gate.gate, float(gate.right[inside].mean()), rate, float(chance)))
+    return rows
