@@ -39,7 +39,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_data(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("knowgate.fitting.metrics.RESAMPLES", 5)
         assert run(["label", "--data", "jsonl:data.jsonl", *TABLE, "--samples", "0", "--out", "run"]) == 0
         probe = ["fit", "probe", "--labels", "run", "--target", "known", "--kind", "linear", "--out", "probe"]
         assert run(probe) == 0

@@ -9,7 +9,7 @@ from knowgate.fitting.save import save_fitted
 from knowgate.gates.recorded import score_gate
 from knowgate.runs.needs import RecordedNeeds, write_needs
 from knowgate.runs.trial import load_trial
-from tests.support.planted_run import few_resamples, planted_rows
+from tests.support.planted_run import planted_rows
 from tests.support.planted_run import write_run as planted_run
 from tests.support.trials_by_hand import trial_run
 
@@ -58,8 +58,7 @@ def test_a_gate_fitted_on_one_run_is_tested_on_others_and_on_questions_of_its_ow
         rows, states = planted_rows(150, seed=seed)
         runs.append(planted_run(tmp_path / f"run{seed}", rows, states))
     said: list[str] = []
-    with few_resamples():
-        found = cells(sweeps.sweep_transfer("probe", runs[:1], runs, said.append))
+    found = cells(sweeps.sweep_transfer("probe", runs[:1], runs, said.append))
     assert said == ["fitting probe on run1"]
     assert float(found["run1"]["run2"]) > 0.9
     assert float(found["run1"]["run1"]) > 0.9  # on the test split alone
@@ -70,8 +69,7 @@ def test_a_gate_that_cannot_be_measured_on_a_run_says_why_in_its_cell(tmp_path):
     run = planted_run(tmp_path / "with", rows, states)
     bare = planted_run(tmp_path / "without", planted_rows(20, seed=2)[0])
     examples = load_examples([run], target="known")
-    with few_resamples():
-        save_fitted(fit_probe(examples, kind="linear"), examples, tmp_path / "probe")
+    save_fitted(fit_probe(examples, kind="linear"), examples, tmp_path / "probe")
     found = cells(sweeps.sweep_plug_in([str(tmp_path / "probe")], [bare]))
     assert found == {"probe": {"without": "(the rows lack hidden)"}}
 

@@ -11,11 +11,11 @@ from knowgate.fitting.judges.checkpoint import forget_training, training_folder
 from knowgate.fitting.judges.ik import fit_ik
 from knowgate.fitting.judges.kbm import fit_kbm
 from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson, learning_rate, mean_loss
-from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate
 from knowgate.gates.fitted.judge import Judge, open_base
 from knowgate.gates.kbm import KBM_LABELS, START, encode_kbm_answer
+from knowgate.statistics.measures import auroc
 from tests.support.judge_data import QUICK, planted, quick
 from tests.support.word_llama import save_word_llama
 

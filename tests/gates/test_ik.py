@@ -8,13 +8,13 @@ import pytest
 
 from knowgate.errors import ArtefactError, BadSetting, NotOffered
 from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
-from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import read_artefact
 from knowgate.gates.ik import IkGate
 from knowgate.models.fake import FakeModel
 from knowgate.signals.sentences import first_pieces
+from knowgate.statistics.measures import auroc
 from knowgate.types import Question, Reading, Signal
 from tests.support.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere
 from tests.support.word_llama import save_word_llama
@@ -139,6 +139,6 @@ def test_tokens_other_than_the_papers_or_more_than_were_drafted_are_refused():
     examples = planted(Path("nowhere"), 60)
     with pytest.raises(BadSetting, match="allowed: 0, 32, 64, 128"):
         fit_ik_text(examples, tokens=5, embedder=LetterEmbedder())
-    short = replace(examples, settings={**examples.settings, "max_tokens": 32})
+    short = replace(examples, trial=replace(examples.trial, settings={**examples.settings, "max_tokens": 32}))
     with pytest.raises(BadSetting, match="drafted 32 tokens, 64 are asked for"):
         fit_ik_text(short, tokens=64, embedder=LetterEmbedder())

@@ -8,13 +8,13 @@ import pytest
 
 from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.fitting.judges.kbm import choose_tau, fit_kbm, labels_of
-from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.kbm import kbm_text_with_passages
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.prompts.judge import kbm_text
 from knowgate.runs.rows import GradedAnswer
+from knowgate.statistics.measures import auroc
 from knowgate.types import Passage, Question
 from tests.support.judge_data import QUICK, planted, quick, scored_elsewhere
 from tests.support.word_llama import save_word_llama
@@ -133,18 +133,18 @@ def test_tau_is_where_skipping_answers_most_dev_questions_right(made):
     examples = made.examples
     rows = [row(item, 0.6 + i % 3 / 10) for i, item in enumerate(examples.rows)]
     every = replace(examples.split, dev=np.arange(30))
-    assert choose_tau(replace(examples, rows=rows, split=every), "mastery") == 0.6
+    assert choose_tau(replace(examples, trial=replace(examples.trial, rows=rows), split=every), "mastery") == 0.6
 
 
 def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
     rows = [replace(row, open=None) for row in made.examples.rows]
-    assert choose_tau(replace(made.examples, rows=rows), "mastery") == 0.8
+    assert choose_tau(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), "mastery") == 0.8
 
 
 def test_rows_without_samples_are_refused_with_the_command_that_adds_them(made, tmp_path):
     rows = [replace(row, closed=replace(row.closed, mastery=None)) for row in made.examples.rows]
     with pytest.raises(BadInput, match="knowgate label --samples 30"):
-        fit_kbm(replace(made.examples, rows=rows), work=tmp_path)
+        fit_kbm(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), work=tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"head": "pride"}, {"tau": 0.0}, {"tau": 1.5}])

@@ -209,6 +209,7 @@ import sys
 from pathlib import Path
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeller import Labeller, Plan
+from knowgate.runs.run_folder import RunFolder
 from knowgate.labels.runner import LocalRunner
 from knowgate.labels.session import label_run
 from knowgate.models.fake import FakeModel

@@ -6,18 +6,15 @@ in the states alone.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
@@ -74,14 +71,6 @@ def write_run(path: Path, rows: list[LabelRow], states: dict[str, Any] | None = 
         rows = [replace(row, vector=("vectors-0000000.safetensors", place)) for place, row in enumerate(rows)]
     folder.append(rows, states or {}, 0)
     return path
-
-
-@contextlib.contextmanager
-def few_resamples() -> Iterator[None]:
-    """Intervals of the measures are not what is tested, and take two seconds for each gate."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("knowgate.fitting.metrics.RESAMPLES", 5)
-        yield
 
 
 def scored_elsewhere(gate: Path, run: Path) -> list[float]:

@@ -154,8 +154,7 @@ def fit(
 
 def _decides(report: FitReport) -> str:
     """What the gate will do, and whether it learnt anything."""
-    threshold, auroc = report.manifest["threshold"], report.metrics["auroc"]
-    words = f"It retrieves when need is above {threshold:g}" + (", that is always." if threshold <= 0 else ".")
+    words, auroc = f"It retrieves {report.rule}.", report.metrics["auroc"]
     if auroc.low is not None and auroc.low <= 0.5:
         words += " [yellow]On the held-out questions it is not better than chance"
         other = "known" if report.manifest["target"] == "benefit" else "benefit"

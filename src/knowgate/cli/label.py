@@ -165,7 +165,7 @@ def _agreement(folder: RunFolder, judge: Model | None) -> Table:
     table = Table("graders", "answers", "agree", "kappa", box=None)
     for pair in compare_graders(folder.rows(), judge):
         kappa = "-" if pair.kappa is None else f"{pair.kappa:.2f}"
-        table.add_row(f"{pair.first} / {pair.second}", str(pair.n), f"{pair.agreement:.1%}", kappa)
+        table.add_row(f"{pair.first} / {pair.second}", str(pair.n), f"{pair.agree:.1%}", kappa)
     return table
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from knowgate.evaluation.boundary.facts import INDICATORS
     from knowgate.evaluation.boundary.run_report import RunReport, read_runs, run_report_json
     from knowgate.evaluation.boundary.saving import Point, Saving
-    from knowgate.evaluation.boundary.slices import DIMENSIONS, NOT_GIVEN, TERCILES, Slice, summarise
+    from knowgate.evaluation.boundary.slices import NOT_GIVEN, Slice, summarise
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluate, evaluation_json
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult
     from knowgate.evaluation.reranking.answers import Answering
@@ -25,7 +25,6 @@ else:
 __all__ = [
     "Answering",
     "Assessment",
-    "DIMENSIONS",
     "Evaluation",
     "GateResult",
     "INDICATORS",
@@ -40,7 +39,6 @@ __all__ = [
     "Saving",
     "Slice",
     "SliceTable",
-    "TERCILES",
     "ThresholdLine",
     "Traffic",
     "TrafficSaving",

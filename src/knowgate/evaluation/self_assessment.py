@@ -9,9 +9,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from knowgate.errors import BadInput
 from knowgate.gates import DhiclGate, PromptGate, Sign, bind_gate, read_questions, score_questions
 from knowgate.prompts import AnswerPrompts, packaged, question_language
+from knowgate.statistics import auroc
 from knowgate.types import Model, Prompt, Question
 
 YES, NO = re.compile(r"\byes\b|是", re.IGNORECASE), re.compile(r"\bno\b|否|不", re.IGNORECASE)
@@ -83,16 +86,6 @@ def truths(questions: Sequence[Question]) -> list[bool]:
     return [bool(question.meta["known"]) for question in questions]
 
 
-def auroc(known: Sequence[bool], needs: Sequence[float]) -> float | None:
-    """Probability that a known question has less need than an unknown one; ties count half."""
-    low = [need for need, truth in zip(needs, known, strict=True) if truth]
-    high = [need for need, truth in zip(needs, known, strict=True) if not truth]
-    if not low or not high:
-        return None
-    wins = sum((a < b) + 0.5 * (a == b) for a in low for b in high)
-    return wins / (len(low) * len(high))
-
-
 def _assessed(
     method: str, words: str, questions: Sequence[Question], needs: Sequence[float], threshold: float
 ) -> Assessment:
@@ -100,7 +93,8 @@ def _assessed(
     says_known = [need <= threshold for need in needs]
     right = sum(said == truth for said, truth in zip(says_known, known, strict=True))
     counts = (sum(says_known), len(questions) - sum(says_known))
-    return Assessment(method, words, len(questions), right / len(questions), *counts, auroc(known, needs))
+    ranks = auroc(~np.array(known), np.array(needs))  # how often an unknown question has more need than a known one
+    return Assessment(method, words, len(questions), right / len(questions), *counts, ranks)
 
 
 def _read(text: str) -> bool | None:

@@ -12,10 +12,10 @@ from sklearn.linear_model import LogisticRegression
 from knowgate.embedding import SentenceEmbedder, check_vectors
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import Examples
-from knowgate.fitting.metrics import Floats
 from knowgate.fitting.save import FitResult
 from knowgate.gates import CLASSES, apply_classes
 from knowgate.runs import LabelRow
+from knowgate.statistics import Floats
 from knowgate.types import Embedder, Vector, Want
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # scikit-learn's C, on unit vectors

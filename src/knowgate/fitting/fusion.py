@@ -10,12 +10,12 @@ import numpy as np
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
 from knowgate.fitting.examples import Examples
-from knowgate.fitting.metrics import Floats
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, ranking, tuned_linear
 from knowgate.fitting.probe import DRAFT_TOKENS, out_of_fold
 from knowgate.fitting.save import FitResult
-from knowgate.gates import TEXT_SIGNAL, apply_network, draft_embeddings, logit
+from knowgate.gates import TEXT_SIGNAL, apply_network, draft_embeddings
 from knowgate.signals import COSTLY, SAMPLES, available_features, feature_matrix, hidden_states
+from knowgate.statistics import Floats, logit
 from knowgate.types import Embedder, Signal, Vector, Want
 
 EARLY = ("first", "question_length")  # known with the first answer token

@@ -15,8 +15,8 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
 from knowgate.errors import BadInput
-from knowgate.fitting.metrics import Bools, auroc
 from knowgate.gates import apply_network
+from knowgate.statistics import Bools, auroc
 from knowgate.types import Vector
 
 SIZES = (512, 64, 32)  # CBDR section 3.1

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from knowgate.errors import BadSetting
 from knowgate.fitting.examples import Examples, verdicts
-from knowgate.fitting.metrics import Bools, Floats
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, fit_mlp
 from knowgate.fitting.save import FitResult
 from knowgate.gates import apply_network
 from knowgate.runs import seen_key
 from knowgate.signals import hidden_states
+from knowgate.statistics import Bools, Floats
 from knowgate.types import Signal, Vector, Want
 
 Position = Literal["pre", "post"]

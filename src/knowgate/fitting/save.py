@@ -11,12 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.fitting.card import card
+from knowgate.fitting.card import card, retrieval_rule
 from knowgate.fitting.examples import Examples
-from knowgate.fitting.metrics import Floats, Measured, measure
 from knowgate.fitting.probability import fit_calibration
 from knowgate.gates import SEEN, Tensors, to_probability, write_artefact
+from knowgate.statistics import Estimate, Floats, estimate_quality
+from knowgate.thresholds import NEVER, Outcomes, for_accuracy
 from knowgate.types import Signal, Want
+
+NOTHING_GAINED = (
+    "on the dev and calibration questions no threshold answered more of them right than never retrieving, so the gate "
+    "never retrieves: fit it on more questions, or choose a threshold on others with knowgate calibrate"
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,12 @@ class FitReport:
 
     path: Path
     manifest: dict[str, Any]
-    metrics: dict[str, Measured]
+    metrics: dict[str, Estimate]
+
+    @property
+    def rule(self) -> str:
+        """When the gate retrieves, in words."""
+        return retrieval_rule(self.manifest["threshold"])
 
 
 def save_fitted(
@@ -51,20 +62,23 @@ def save_fitted(
     """Calibrate on the calibration split, measure on the test split, write the folder whole.
 
     threshold: None for 0.5, or, where need is the probability that retrieval helps, for what answers most dev and
-    calibration questions right: helping is rarer than one in two, so 0.5 would hardly ever retrieve.
+    calibration questions right (`thresholds.choice`): helping is rarer than one in two, so 0.5 would hardly ever
+    retrieve.
     """
     split = examples.split
     calibration = fit_calibration(fitted.raw(split.calibration.tolist()), examples.needed[split.calibration])
     needs = to_probability(fitted.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
     truth = examples.needed[split.test]
-    metrics = measure(truth, needs)
+    metrics = estimate_quality(truth, needs)
+    chosen = _threshold(fitted, examples, calibration) if threshold is None else threshold
     manifest = {
         **describe(fitted, examples),
         "calibration": calibration,
         "metrics": {name: asdict(value) for name, value in metrics.items()},
-        "threshold": _threshold(fitted, examples, calibration) if threshold is None else threshold,
+        "threshold": chosen,
     }
-    text = card(manifest, fitted.notes, command)
+    notes = [*fitted.notes, *([NOTHING_GAINED] if threshold is None and chosen == NEVER else [])]
+    text = card(manifest, notes, command)
     seen = ("\n".join(examples.seen) + "\n").encode()
     files = {**fitted.files, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
     write_artefact(out, manifest, fitted.tensors, text, files)
@@ -72,14 +86,12 @@ def save_fitted(
 
 
 def _threshold(fitted: FitResult, examples: Examples, calibration: Mapping[str, Any]) -> float:
-    places = np.concatenate([examples.split.dev, examples.split.calibration]).tolist()
-    if examples.target == "known" or not places:
+    """0.5 for a probability of not knowing; for one of retrieval helping, what `for_accuracy` chooses."""
+    chosen_on = np.concatenate([examples.split.dev, examples.split.calibration])
+    if examples.target == "known" or not len(chosen_on):
         return 0.5
-    needs = to_probability(fitted.raw(places), calibration)
-    gains = np.array([examples.rows[place].benefit or 0 for place in places])
-    tried = np.concatenate([[0.0], np.unique(needs)])
-    scores = [gains[needs > threshold].sum() for threshold in tried]
-    return float(tried[int(np.argmax(scores))])  # the first among equals retrieves most
+    trial, needs = examples.trial, to_probability(fitted.raw(chosen_on.tolist()), calibration)
+    return for_accuracy(Outcomes(needs, trial.closed_right[chosen_on], trial.always_right[chosen_on]))
 
 
 def describe(fitted: FitResult, examples: Examples) -> dict[str, Any]:

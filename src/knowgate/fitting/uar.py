@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import FEWEST, FEWEST_OF_A_KIND, Examples
-from knowgate.fitting.metrics import Bools, Floats, accuracy, auroc
 from knowgate.fitting.probability import fit_calibration
 from knowgate.fitting.save import FitResult
 from knowgate.gates import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree, to_probability
 from knowgate.prompts import AnswerPrompts
 from knowgate.signals import hidden_states
+from knowgate.statistics import Bools, Floats, accuracy, auroc
 from knowgate.types import Model, Question, Signal, Vector, Want
 
 RATE, BATCH, EPOCHS, DECAY = 5e-5, 32, 10, 0.85  # the paper's settings; decay per epoch

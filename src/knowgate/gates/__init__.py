@@ -31,14 +31,14 @@ if TYPE_CHECKING:
         open_judge,
     )
     from knowgate.gates.fitted.network import apply_network
-    from knowgate.gates.fitted.probability import logit, to_probability
+    from knowgate.gates.fitted.probability import to_probability
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
     from knowgate.gates.ik import IK_LABELS, ik_needs
     from knowgate.gates.kbm import KBM_HEADS, KBM_LABELS, encode_kbm_answer, kbm_confidence, kbm_text_with_passages
     from knowgate.gates.live import bind_gate, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
-    from knowgate.gates.recorded import GateScores, score_gate, score_gates, without_seen
+    from knowgate.gates.recorded import GateScores, score_gate, score_gates, seen_by, without_seen
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -86,7 +86,6 @@ __all__ = [
     "kbm_text_with_passages",
     "load_fitted",
     "load_gate",
-    "logit",
     "markdown_table",
     "open_base",
     "open_judge",
@@ -96,6 +95,7 @@ __all__ = [
     "score_gate",
     "score_gates",
     "score_questions",
+    "seen_by",
     "soft_tree",
     "to_probability",
     "without_seen",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -12,6 +11,7 @@ from knowgate.gates.parts.logged import bound_scope, opened
 from knowgate.gates.parts.words import split_words
 from knowgate.history import HistoryStore, Scope
 from knowgate.prompts import packaged, question_language
+from knowgate.statistics import sigmoid
 from knowgate.types import Gate, LabelPrompt, ModelIdentity, Neighbour, Question, Reading, Signal, Vector
 
 Sign = Literal["paper", "code", "none"]
@@ -97,8 +97,7 @@ def truths(neighbours: Sequence[Neighbour]) -> list[bool]:
 
 def need(logits: Vector, known: Sequence[bool], sign: Sign) -> float:
     z_known, z_unknown = calibrated(logits, known, sign)
-    difference = z_unknown - z_known
-    return 1 / (1 + math.exp(-difference)) if difference > -700 else 0.0
+    return sigmoid(float(z_unknown - z_known))
 
 
 def calibrated(logits: Vector, known: Sequence[bool], sign: Sign) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import numpy as np
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.encoder import fitted_encoder
 from knowgate.gates.fitted.network import apply_network
-from knowgate.gates.fitted.probability import Floats, logit
+from knowgate.gates.fitted.probability import Floats
 from knowgate.prompts import self_assessment
 from knowgate.signals import (
     ASSESSMENT_LABELS,
@@ -22,6 +22,7 @@ from knowgate.signals import (
     self_assessment_logit,
     text_features,
 )
+from knowgate.statistics import logit
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, Vector
 
 TEXT_SIGNAL = "text"  # the signal: a linear head over embeddings

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.gates.parts.words import split_words
 from knowgate.prompts import self_assessment
 from knowgate.signals import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
+from knowgate.statistics import sigmoid
 from knowgate.types import Gate, LabelPrompt, Question, Reading, Signal
 
 
@@ -53,4 +53,4 @@ class PromptGate(Gate):
 
 def _need(logit: float) -> float:
     """NaN stays NaN, which `score_questions` refuses."""
-    return 0.0 if logit > 700 else 1 / (1 + math.exp(logit))
+    return sigmoid(-logit)

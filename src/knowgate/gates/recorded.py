@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from knowgate.errors import BadSetting, NotOffered
+from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
 from knowgate.gates.reading import gather_readings
-from knowgate.runs import RecordedNeeds, Trial, seen_key
+from knowgate.runs import RecordedNeeds, Trial, question_key
 from knowgate.signals import SEAKR, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
@@ -164,11 +164,11 @@ def check_unseen(trial: Trial, folder: str) -> None:
         )
 
 
-def seen_by(trial: Trial, folder: str) -> list[bool]:
-    """Which rows the gate was fitted on."""
+def seen_by(trial: Trial, folder: str | Path) -> list[bool]:
+    """Which rows the gate in this folder was fitted on; none where it does not say."""
     file = Path(folder).expanduser() / SEEN
     seen = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
-    return [seen_key(q.text if q.text else f"id:{q.id}") in seen for q in trial.questions]
+    return [question_key(question) in seen for question in trial.questions]
 
 
 def without_seen(trial: Trial, specs: Sequence[str]) -> Trial:
@@ -176,5 +176,7 @@ def without_seen(trial: Trial, specs: Sequence[str]) -> Trial:
     seen = [any(marks) for marks in zip(*(seen_by(trial, spec) for spec in specs if is_artefact(spec)), strict=True)]
     if not any(seen):
         return trial
-    kept = trial.subset([place for place, was_seen in enumerate(seen) if not was_seen])
+    if all(seen):
+        raise BadInput("no question is left to evaluate: the gates were fitted on all of them.")
+    kept = trial.subset(number for number, was_seen in enumerate(seen) if not was_seen)
     return replace(kept, left_out={**trial.left_out, "seen by a gate": sum(seen)})

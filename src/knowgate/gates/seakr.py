@@ -10,6 +10,7 @@ from typing import Self
 
 from knowgate.errors import BadSetting, NotOffered
 from knowgate.signals import ALPHA, SAMPLES, SEAKR, log_determinant
+from knowgate.statistics import sigmoid
 from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
 
 
@@ -63,8 +64,7 @@ class SeakrGate(Gate):
         return log_determinant(reading.sample_states[: self.n], self.alpha)
 
     def need(self, uncertainty: float) -> float:
-        z = (uncertainty - self.center) / self.scale
-        return 1 / (1 + math.exp(-max(-500.0, min(500.0, z))))
+        return sigmoid((uncertainty - self.center) / self.scale)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [self.need(self.uncertainty(reading)) for reading in readings]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
 from knowgate.errors import BadSetting
+from knowgate.statistics import sigmoid
 from knowgate.types import Gate, LabelPrompt, ModelIdentity, Question, Reading, Signal, TokenisingModel
 
 NO, YES = "[No Retrieval]", "[Retrieval]"
@@ -55,4 +55,4 @@ class SelfragGate(Gate):
 
 def _need(no: float, yes: float) -> float:
     """NaN stays NaN, which `score_questions` refuses."""
-    return 0.0 if no - yes > 700 else 1 / (1 + math.exp(no - yes))
+    return sigmoid(yes - no)

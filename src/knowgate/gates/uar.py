@@ -12,6 +12,7 @@ from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.probability import Floats, to_probability
 from knowgate.signals import hidden_states
+from knowgate.statistics import sigmoid
 from knowgate.types import Question, Reading, Vector
 
 CRITERIA = ("intent", "knowledge", "time")  # asks for sources? needs knowledge? changes with time?
@@ -100,5 +101,5 @@ def soft_tree(heads: Heads) -> Floats:
 def apply_head(tensors: Tensors, name: str, features: Vector) -> Floats:
     """sigmoid(w . state / size): no bias; `size` is one number, the root mean square of the states trained on."""
     logits = features.astype(np.float64) @ tensors[f"{name}.weight"].astype(np.float64) / float(tensors["size"][0])
-    probability: Floats = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
+    probability: Floats = sigmoid(logits)
     return probability

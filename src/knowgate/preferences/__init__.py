@@ -8,7 +8,7 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.preferences.measure import Benefit, Confidence, Likelihood, Preferrer, Source
-    from knowgate.preferences.rank_measures import NAMES, Estimate, Floats, estimate, estimates, rank_values, ranking
+    from knowgate.preferences.rank_measures import NAMES, rank_values, ranking
     from knowgate.preferences.record import Preference, PreferenceFolder, data_hash, distinct
     from knowgate.preferences.session import PreferenceCounts, prefer_run
 else:
@@ -16,8 +16,6 @@ else:
 __all__ = [
     "Benefit",
     "Confidence",
-    "Estimate",
-    "Floats",
     "Likelihood",
     "NAMES",
     "Preference",
@@ -27,8 +25,6 @@ __all__ = [
     "Source",
     "data_hash",
     "distinct",
-    "estimate",
-    "estimates",
     "prefer_run",
     "rank_values",
     "ranking",

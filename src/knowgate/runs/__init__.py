@@ -12,21 +12,29 @@ if TYPE_CHECKING:
     from knowgate.runs.row_folder import RowFolder, disk_error
     from knowgate.runs.rows import GradedAnswer, LabelRow, side_of, to_json
     from knowgate.runs.run_folder import RunFolder
-    from knowgate.runs.slices import slice_values
-    from knowgate.runs.split import Split, seen_key, split_questions
+    from knowgate.runs.slices import DIMENSIONS, FREQUENCY, THIRDS, frequency_thirds, slice_values
+    from knowgate.runs.split import Split, held_out, question_key, seen_key, split_questions
+    from knowgate.runs.together import check_named_once
     from knowgate.runs.trial import Trial, load_trial
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "DIMENSIONS",
+    "FREQUENCY",
     "GradedAnswer",
     "LabelRow",
     "RecordedNeeds",
     "RowFolder",
     "RunFolder",
     "Split",
+    "THIRDS",
     "Trial",
+    "check_named_once",
     "disk_error",
+    "frequency_thirds",
+    "held_out",
     "load_trial",
+    "question_key",
     "question_of",
     "read_needs",
     "recorded",

@@ -13,7 +13,8 @@ import numpy as np
 from safetensors.numpy import load_file, save
 
 from knowgate.errors import ArtefactError, BadSetting
-from knowgate.runs.row_folder import RowFolder, disk_error, write_whole
+from knowgate.files import write_bytes
+from knowgate.runs.row_folder import RowFolder, disk_error
 from knowgate.runs.rows import LabelRow, from_json, to_json
 from knowgate.types import Vector
 
@@ -36,8 +37,8 @@ class RunFolder(RowFolder):
 
     def settings(self) -> dict[str, Any]:
         """What made the run what it is; whoever compares models or wordings needs all of it."""
-        found = self.manifest().get("settings")
-        settings: dict[str, Any] = found if isinstance(found, dict) else {}
+        stored = self.manifest().get("settings")
+        settings: dict[str, Any] = stored if isinstance(stored, dict) else {}
         missing = [key for key in IDENTITY if key not in settings]
         if missing:
             raise ArtefactError(
@@ -53,15 +54,15 @@ class RunFolder(RowFolder):
     def vectors(self, rows: Sequence[LabelRow], name: str) -> Vector:
         """The named hidden states of these rows, one after another."""
         wanted: dict[str, list[tuple[int, int]]] = {}
-        for place, row in enumerate(rows):
+        for number, row in enumerate(rows):
             if row.vector is None:
                 raise ArtefactError(f"row '{row.id}' of '{self.path}' has no hidden states; label again with --layers.")
-            wanted.setdefault(row.vector[0], []).append((row.vector[1], place))
-        found: dict[int, Vector] = {}
-        for shard, places in wanted.items():
+            wanted.setdefault(row.vector[0], []).append((row.vector[1], number))
+        states: dict[int, Vector] = {}
+        for shard, pairs in wanted.items():
             block = self._shard(shard, name)
-            found.update({place: block[index] for index, place in places})
-        return np.stack([found[place] for place in range(len(rows))]).astype(np.float32)
+            states.update({number: block[index] for index, number in pairs})
+        return np.stack([states[number] for number in range(len(rows))]).astype(np.float32)
 
     def vector_names(self) -> list[str]:
         return sorted({name for file in self.path.glob("vectors-*.safetensors") for name in load_file(file)})
@@ -79,5 +80,5 @@ class RunFolder(RowFolder):
         """Add finished rows; `first` is the number of rows already there, which names the shard."""
         shard = f"vectors-{first:07d}.safetensors"
         if vectors:
-            write_whole(self.path / shard, save({key: np.ascontiguousarray(v) for key, v in vectors.items()}))
+            write_bytes(self.path / shard, save({key: np.ascontiguousarray(v) for key, v in vectors.items()}))
         self.append_records([to_json(row) for row in rows])

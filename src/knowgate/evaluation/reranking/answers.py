@@ -12,8 +12,8 @@ import numpy as np
 
 from knowgate.files import read_jsonl, sha256_text
 from knowgate.labels import Grader
-from knowgate.preferences import Floats
 from knowgate.prompts import AnswerPrompts, fit_passages
+from knowgate.statistics import Floats
 from knowgate.types import Model, Passage, Prompt, Question
 
 BATCH = 256

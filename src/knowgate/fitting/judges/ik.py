@@ -12,12 +12,12 @@ from knowgate.fitting.examples import Examples
 from knowgate.fitting.judges.artefact import fit_judge
 from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson
 from knowgate.fitting.judges.training import Watch
-from knowgate.fitting.metrics import Floats
 from knowgate.fitting.networks import best_linear
 from knowgate.fitting.save import FitResult
 from knowgate.gates import IK_LABELS, Judge, apply_network, ik_needs
 from knowgate.prompts import ik_text
 from knowgate.signals import draft_texts, text_features
+from knowgate.statistics import Floats
 from knowgate.types import Embedder, Signal, Want
 
 Mode = Literal["lora", "text"]

@@ -11,11 +11,11 @@ from knowgate.fitting.examples import Examples
 from knowgate.fitting.judges.artefact import fit_judge
 from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson
 from knowgate.fitting.judges.training import Watch
-from knowgate.fitting.metrics import Floats
 from knowgate.fitting.save import FitResult
 from knowgate.gates import KBM_HEADS, KBM_LABELS, Judge, encode_kbm_answer, kbm_confidence, kbm_text_with_passages
 from knowgate.prompts import kbm_text
 from knowgate.runs import GradedAnswer, LabelRow
+from knowgate.statistics import Floats
 from knowgate.types import Want
 
 Head = Literal["mastery", "certainty"]

@@ -18,6 +18,7 @@ from knowgate.files import sha256_file, sha256_text
 from knowgate.gates.fitted.probability import Floats
 from knowgate.models import load_model
 from knowgate.prompts import packaged
+from knowgate.statistics import sigmoid
 
 if TYPE_CHECKING:
     from knowgate.models import HFModel, MarkedTokens
@@ -68,7 +69,7 @@ class Judge:
             lambda places: read_labels(self.model, [cuts[place] for place in places], self.columns),
         )
         margin = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
-        probability: Floats = 1 / (1 + np.exp(-np.clip(margin, -500, 500)))
+        probability: Floats = sigmoid(margin)
         return probability
 
     def beginning(self, text: str, n_tokens: int) -> str:

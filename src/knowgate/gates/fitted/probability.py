@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.statistics import logit, sigmoid
+
 Floats = NDArray[np.float64]
 
 
@@ -18,11 +20,5 @@ def to_probability(raw: Floats, calibration: Mapping[str, Any]) -> Floats:
         needs = np.interp(raw, calibration["x"], calibration["y"])
     elif kind == "platt":
         z = calibration["a"] * logit(raw) + calibration["b"]
-        needs = 1 / (1 + np.exp(-np.clip(z, -500, 500)))
+        needs = sigmoid(z)
     return needs.astype(np.float64)
-
-
-def logit(p: Floats) -> Floats:
-    kept = np.clip(p, 1e-6, 1 - 1e-6)
-    logits: Floats = np.log(kept / (1 - kept))
-    return logits

@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from knowgate.display import NOT_DEFINED, NOTHING, Sheet, number, percent, points, with_interval
-from knowgate.evaluation import (
-    DIMENSIONS,
-    NOT_GIVEN,
-    TERCILES,
-    Interval,
-    Point,
-    RowCounts,
-    RunReport,
-    Saving,
-    Slice,
-    summarise,
-)
+from knowgate.evaluation import NOT_GIVEN, Interval, Point, RowCounts, RunReport, Saving, Slice, summarise
+from knowgate.runs import DIMENSIONS, THIRDS
 
 NO_OPEN = "no open-book answers in this run"
 NO_MASK = "no MASK answers in this run"
@@ -163,7 +153,7 @@ def _dimension(runs: Sequence[RunReport], dimension: str) -> Sheet | None:
 
 
 def _slice_order(value: str) -> tuple[bool, int, str]:
-    return value == NOT_GIVEN, TERCILES.index(value) if value in TERCILES else -1, value
+    return value == NOT_GIVEN, THIRDS.index(value) if value in THIRDS else -1, value
 
 
 def _slice(part: Slice) -> tuple[str, ...]:

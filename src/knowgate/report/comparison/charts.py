@@ -104,7 +104,7 @@ def reliability(evaluation: Evaluation, gate: GateResult) -> Figure:
     diagonal."""
     edges = np.linspace(0, 1, BINS + 1)
     bins = np.minimum((gate.needs * BINS).astype(int), BINS - 1)
-    wrong = ~evaluation.trial.closed
+    wrong = ~evaluation.trial.closed_right
     filled = [b for b in range(BINS) if np.any(bins == b)]
     trace = {
         "type": "scatter",

@@ -27,10 +27,10 @@ def write_eval_page(evaluation: Evaluation, out: Path) -> None:
 
 def sections(evaluation: Evaluation) -> Iterator[str]:
     yield _about(evaluation)
-    if evaluation.trial.opened is not None:
+    if evaluation.trial.open_right is not None:
         yield _answers(evaluation)
     yield _ranking(evaluation)
-    if evaluation.trial.opened is not None:
+    if evaluation.trial.open_right is not None:
         yield _comparisons(evaluation)
         yield _slices(evaluation)
         yield _mistakes(evaluation)
@@ -96,12 +96,12 @@ def _slices(evaluation: Evaluation) -> str:
 def _mistakes(evaluation: Evaluation) -> str:
     """Of the best gate: the harmful skips it was surest of, the useless retrievals likewise."""
     ranked = _charted(evaluation)
-    if not ranked or evaluation.trial.opened is None:
+    if not ranked or evaluation.trial.open_right is None:
         return ""
     gate, trial = ranked[0], evaluation.trial
-    retrieve, helps = gate.needs > gate.threshold, evaluation.trial.opened & ~trial.closed
+    retrieve, helps = gate.needs > gate.threshold, evaluation.trial.open_right & ~trial.closed_right
     skipped = [row for row in np.argsort(gate.needs, kind="stable") if not retrieve[row] and helps[row]][:MISTAKES]
-    hurt = trial.closed & ~evaluation.trial.opened
+    hurt = trial.closed_right & ~evaluation.trial.open_right
     fetched = [row for row in np.argsort(-gate.needs, kind="stable") if retrieve[row] and hurt[row]][:MISTAKES]
     parts = ["<h3>Skipped, though retrieval would have helped</h3>", *_rows(evaluation, gate, skipped)]
     parts += ["<h3>Retrieved for, and the passages destroyed a right answer</h3>", *_rows(evaluation, gate, fetched)]

@@ -48,7 +48,7 @@ HOW = {
 
 
 def all_sheets(evaluation: Evaluation) -> Iterator[Sheet]:
-    has_open = evaluation.trial.opened is not None
+    has_open = evaluation.trial.open_right is not None
     if has_open:
         yield main(evaluation)
     yield ranking(evaluation)
