@@ -3,7 +3,7 @@
 import doctest
 import importlib
 import inspect
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -17,8 +17,8 @@ from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import Gate, Question, Signal
 from tests.support.fitted_gates import FITS, MODEL, TABLE, fit_every_gate, open_fitted
-from tests.support.hash_embedder import HashEmbedder
 from tests.support.gate_from_outside import SHORT_GATE, installed
+from tests.support.hash_embedder import HashEmbedder
 
 QUESTIONS = [Question(f"What is thing {i}?", id=str(i)) for i in range(12)] + [Question("谁写了哈姆雷特?", id="zh")]
 OUTSIDE = "short"
@@ -118,7 +118,8 @@ def test_using_it_does_not_change_it(name):
 def frozen(gate):
     """Everything that decides how it scores."""
     weights = gate.artefact.tensors if isinstance(gate, FittedGate) else {}
-    return repr(gate), {name: block.tobytes() for name, block in weights.items()}
+    options = {field.name: repr(getattr(gate, field.name)) for field in fields(gate)}
+    return options, {name: block.tobytes() for name, block in weights.items()}
 
 
 # --- what else it says ----------------------------------------------------------------------------
