@@ -3,7 +3,7 @@
 import doctest
 import importlib
 import inspect
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -118,7 +118,8 @@ def test_using_it_does_not_change_it(name):
 def frozen(gate):
     """Everything that decides how it scores."""
     weights = gate.artefact.tensors if isinstance(gate, FittedGate) else {}
-    return repr(gate), {name: block.tobytes() for name, block in weights.items()}
+    options = {field.name: repr(getattr(gate, field.name)) for field in fields(gate)}
+    return options, {name: block.tobytes() for name, block in weights.items()}
 
 
 # --- what else it says ----------------------------------------------------------------------------
