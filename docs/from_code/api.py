@@ -1,0 +1,91 @@
+"""The reference: what `knowgate` and the faces of its packages list in `__all__`. mkdocstrings writes each entry.
+
+Reads the source only: nothing is imported, so the documentation can be built without torch.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from functools import cache
+
+import griffe
+from tests.support import house
+
+from docs.from_code.tables import code, table
+
+HEADINGS = {"function": "Functions", "class": "Classes"}
+HIDDEN = {"cli"}  # its reference is the page on the command line
+SHORT = 70  # characters of a value that are shown
+
+
+def public_names() -> str:
+    """Everything in `knowgate.__all__`."""
+    return _described("knowgate", handed_on())
+
+
+def handed_on() -> list[str]:
+    """The names of `knowgate` itself."""
+    return sorted(house.handed_on("."))
+
+
+def packages() -> list[str]:
+    """Packages whose face hands something on, from the bottom of the house to the top."""
+    known = [part for parts in house.LEVELS for part in parts if part in house.packages() - HIDDEN]
+    return [name for name in known if house.handed_on(name)]
+
+
+def package_page(name: str) -> str:
+    """What a face says of itself and hands on; what `knowgate` hands on from it is described there."""
+    shared = [one for one in handed_on() if one in _taken_from(name)]
+    lines = [f"# knowgate.{name}", _docstring(name)]
+    if shared:
+        links = ", ".join(f"[`{one}`][knowgate.{one}]" for one in shared)
+        lines.append(f"Also handed on by `knowgate`, and described there: {links}.")
+    own = sorted(house.handed_on(name) - set(shared))
+    return "\n\n".join([*lines, _described(f"knowgate.{name}", own)])
+
+
+def _taken_from(package: str) -> set[str]:
+    """Names that `knowgate` takes from this package."""
+    here = house.imports(house.SOURCE / "__init__.py")
+    return {one.name for one in here if one.target == f"knowgate.{package}"}
+
+
+def _docstring(package: str) -> str:
+    return ast.get_docstring(house.tree(house.SOURCE / package / "__init__.py")) or ""
+
+
+def _described(prefix: str, names: Iterable[str]) -> str:
+    """Functions and classes in full, everything else in a table."""
+    found = {name: _target(f"{prefix}.{name}") for name in names}
+    parts = []
+    for kind, heading in HEADINGS.items():
+        entries = [f"::: {prefix}.{name}" for name, target in found.items() if target and target.kind.value == kind]
+        parts += [f"## {heading}", *entries] if entries else []
+    rows = [(code(name), code(_value(target))) for name, target in found.items() if not _is_entry(target)]
+    parts += ["## Values", table(("name", "value"), rows)] if rows else []
+    return "\n\n".join(parts)
+
+
+def _is_entry(target: griffe.Object | None) -> bool:
+    return target is not None and target.kind.value in HEADINGS
+
+
+def _value(target: griffe.Object | None) -> str:
+    value = str(getattr(target, "value", None) or "")
+    return value if len(value) <= SHORT else f"{value[:SHORT]}..."
+
+
+def _target(path: str) -> griffe.Object | None:
+    """What a name stands for; None where only running the code tells (`A, B = 1, 2`)."""
+    try:
+        found = _source()[path.partition(".")[2]]
+        return found.final_target if isinstance(found, griffe.Alias) else found
+    except (griffe.AliasResolutionError, KeyError):
+        return None
+
+
+@cache
+def _source() -> griffe.Object | griffe.Alias:
+    return griffe.load("knowgate", search_paths=[house.SOURCE.parent])
