@@ -6,6 +6,7 @@ Reads the source only: nothing is imported, so the documentation can be built wi
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterable
 from functools import cache
 
@@ -61,15 +62,27 @@ def _described(prefix: str, names: Iterable[str]) -> str:
     found = {name: _target(f"{prefix}.{name}") for name in names}
     parts = []
     for kind, heading in HEADINGS.items():
-        entries = [f"::: {prefix}.{name}" for name, target in found.items() if target and target.kind.value == kind]
+        entries = [_entry(f"{prefix}.{name}", target) for name, target in found.items() if _kind(target) == kind]
         parts += [f"## {heading}", *entries] if entries else []
-    rows = [(code(name), code(_value(target))) for name, target in found.items() if not _is_entry(target)]
+    rows = [(code(name), code(_value(target))) for name, target in found.items() if _kind(target) not in HEADINGS]
     parts += ["## Values", table(("name", "value"), rows)] if rows else []
     return "\n\n".join(parts)
 
 
-def _is_entry(target: griffe.Object | None) -> bool:
-    return target is not None and target.kind.value in HEADINGS
+def _kind(target: griffe.Object | None) -> str:
+    return target.kind.value if target else ""
+
+
+def _entry(path: str, target: griffe.Object | None) -> str:
+    """For mkdocstrings. The fields of a dataclass are in its signature and not listed again."""
+    members = [name for name, member in (target.members if target else {}).items() if _is_shown(name, member)]
+    return f"::: {path}\n    options:\n      members: {json.dumps(members) if members else 'false'}"
+
+
+def _is_shown(name: str, member: griffe.Object | griffe.Alias) -> bool:
+    in_dataclass = member.parent is not None and "dataclass" in member.parent.labels
+    is_field = in_dataclass and member.is_attribute and "property" not in member.labels
+    return not name.startswith("_") and not is_field
 
 
 def _value(target: griffe.Object | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import griffe
 
 ITEM = re.compile(r"([\w ,./*()]{1,40}): (?=\S)")
+LATER_ITEM = re.compile(r"(?<=[.;)]) (?=(?:[a-z_]+|Cost per question): )")  # one that begins within a line
 EXAMPLE = re.compile(r"^Examples?:$", flags=re.MULTILINE)
 
 
@@ -49,7 +50,7 @@ def _is_markdown(paragraph: str) -> bool:
 def _lines(paragraph: str) -> Iterator[str]:
     """Items of a list, set off from the sentences before them."""
     listing = False
-    for number, line in enumerate(paragraph.splitlines()):
+    for number, line in enumerate(LATER_ITEM.sub("\n", paragraph).splitlines()):
         item = ITEM.match(line)
         if item and number and not listing:
             yield ""

@@ -1,6 +1,7 @@
 """What mkdocs calls while it builds: fills marked places of the pages, and adds a page for each package.
 
-A page says `<!-- from code: gates -->` where a part belongs; `PARTS` says who makes it.
+A page says `<!-- from code: gates -->` where a part belongs, and `PARTS` says who makes it;
+`<!-- example: docs/examples/FILE -->` shows a file.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # mkdocs runs this file alone
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # mkdocs runs this file alone
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -20,7 +22,7 @@ from tests.support import house
 
 from docs.from_code import api, commands, gates, settings
 
-MARKER = re.compile(r"<!-- from code: (.+?) -->")
+MARKER = re.compile(r"<!-- (from code|example): (.+?) -->")
 PARTS: Mapping[str, Callable[[], str]] = {
     "commands": commands.markdown,
     "figures": house.figure_table,
@@ -45,10 +47,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return MARKER.sub(lambda marker: made(marker[1]), markdown)
+    return MARKER.sub(lambda marker: FILLED[marker[1]](marker[2]), markdown)
 
 
 def made(part: str) -> str:
     if part not in PARTS:
         raise PluginError(f"no part of the documentation is called '{part}'. Known: {', '.join(PARTS)}.")
     return PARTS[part]()
+
+
+def shown(file: str) -> str:
+    if not (ROOT / file).is_file():
+        raise PluginError(f"there is no example '{file}'.")
+    return f"```python\n{(ROOT / file).read_text(encoding='utf-8').strip()}\n```"
+
+
+FILLED: Mapping[str, Callable[[str], str]] = {"from code": made, "example": shown}
