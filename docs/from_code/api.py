@@ -37,14 +37,23 @@ def packages() -> list[str]:
 
 
 def package_page(name: str) -> str:
-    """What a face says of itself and hands on; what `knowgate` hands on from it is described there."""
-    shared = [one for one in handed_on() if one in _taken_from(name)]
+    """What a face says of itself and hands on. What `knowgate` hands on from it, or it from others, is described there."""
+    names = sorted(house.handed_on(name))
+    shared = [one for one in names if one in handed_on() and one in _taken_from(name)]
+    borrowed = [one for one in names if one not in shared and _is_borrowed(name, one)]
     lines = [f"# knowgate.{name}", _docstring(name)]
     if shared:
         links = ", ".join(f"[`{one}`][knowgate.{one}]" for one in shared)
         lines.append(f"Also handed on by `knowgate`, and described there: {links}.")
-    own = sorted(house.handed_on(name) - set(shared))
+    if borrowed:
+        lines.append(f"From other packages: {', '.join(map(code, borrowed))}.")
+    own = [one for one in names if one not in {*shared, *borrowed}]
     return "\n\n".join([*lines, _described(f"knowgate.{name}", own)])
+
+
+def _is_borrowed(package: str, name: str) -> bool:
+    target = target_of(f"knowgate.{package}.{name}")
+    return target is not None and house.part_of(target.path) != package
 
 
 def _taken_from(package: str) -> set[str]:
@@ -59,7 +68,7 @@ def _docstring(package: str) -> str:
 
 def _described(prefix: str, names: Iterable[str]) -> str:
     """Functions and classes in full, everything else in a table."""
-    found = {name: _target(f"{prefix}.{name}") for name in names}
+    found = {name: target_of(f"{prefix}.{name}") for name in names}
     parts = []
     for kind, heading in HEADINGS.items():
         entries = [_entry(f"{prefix}.{name}", target) for name, target in found.items() if _kind(target) == kind]
@@ -90,8 +99,8 @@ def _value(target: griffe.Object | None) -> str:
     return value if len(value) <= SHORT else f"{value[:SHORT]}..."
 
 
-def _target(path: str) -> griffe.Object | None:
-    """What a name stands for; None where only running the code tells (`A, B = 1, 2`)."""
+def target_of(path: str) -> griffe.Object | None:
+    """What a name such as 'knowgate.gates.load_gate' stands for; None where only running tells (`A, B = 1, 2`)."""
     try:
         found = _source()[path.partition(".")[2]]
         return found.final_target if isinstance(found, griffe.Alias) else found

@@ -1,4 +1,4 @@
-"""The keys of `knowgate.toml`, read from the class that checks them."""
+"""The keys of `knowgate.toml`, read from the class that checks them; what a key means is written below it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import get_args
 
 from pydantic.fields import FieldInfo
 
+from docs.from_code.api import target_of
 from docs.from_code.tables import code, table
 from knowgate.pipeline import Settings
 
@@ -16,7 +17,13 @@ def markdown() -> str:
 
 
 def _row(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
-    return code(key), _type(field.annotation), code(_default(field.default)), field.description or ""
+    return code(key), _type(field.annotation), code(_default(field.default)), meaning(key)
+
+
+def meaning(key: str) -> str:
+    settings = target_of("knowgate.pipeline.Settings")
+    docstring = settings.members[key].docstring if settings else None
+    return docstring.value if docstring else ""
 
 
 def _default(value: object) -> str:
