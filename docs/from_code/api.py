@@ -37,7 +37,7 @@ def packages() -> list[str]:
 
 
 def package_page(name: str) -> str:
-    """What a face says of itself and hands on. What `knowgate` hands on from it, or it from others, is described there."""
+    """What a face says of itself and hands on; what `knowgate` hands on from it is described there."""
     names = sorted(house.handed_on(name))
     shared = [one for one in names if one in handed_on() and one in _taken_from(name)]
     borrowed = [one for one in names if one not in shared and _is_borrowed(name, one)]
