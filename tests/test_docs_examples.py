@@ -22,7 +22,7 @@ from knowgate.pipeline import AdaptiveRAG
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.retrieval import load_retriever
 from knowgate.types import Prompt, Want
-from tests.support import outside_package
+from tests.support import entry_points
 from tests.support.house import ROOT
 from tests.support.markdown_pages import EXAMPLES
 from tests.support.planted_run import few_resamples, planted_row, write_run
@@ -46,7 +46,7 @@ def test_an_example_is_shown_and_its_own_examples_run(file, example):
 
 def test_the_gate_decides_by_its_option_from_the_command_line(tmp_path, monkeypatch, capsys):
     points = {"knowgate.gates": {"long-answer": "long_answer_gate:LongAnswerGate"}}
-    outside_package.install(tmp_path, points, EXAMPLES, monkeypatch)
+    entry_points.install(tmp_path, points, EXAMPLES, monkeypatch)
     table = tmp_path / "table.json"
     table.write_text(json.dumps({"short?": "one two", "long?": "one two three"}), encoding="utf-8")
     assert run(["decide", "--json", "--model", f"fake:{table}", "--gate", "long-answer:2", "short?", "long?"]) == 0
@@ -67,7 +67,7 @@ def program(tmp_path: Path, code: str) -> str:
 def command_model(tmp_path, monkeypatch):
     """Loads the backend for a program, by its spec."""
     points = {"knowgate.models": {"command": "command_model:CommandModel"}}
-    outside_package.install(tmp_path, points, EXAMPLES, monkeypatch)
+    entry_points.install(tmp_path, points, EXAMPLES, monkeypatch)
     return lambda code: load_model(f"command:{program(tmp_path, code)}")
 
 
@@ -93,7 +93,7 @@ def test_a_program_that_fails_is_an_error_with_its_words(command_model):
 
 def test_the_retriever_finds_the_lines_that_share_most_words(tmp_path, monkeypatch):
     points = {"knowgate.retrievers": {"lines": "lines_retriever:LinesRetriever"}}
-    outside_package.install(tmp_path, points, EXAMPLES, monkeypatch)
+    entry_points.install(tmp_path, points, EXAMPLES, monkeypatch)
     notes = tmp_path / "notes.txt"
     notes.write_text("Ada wrote the glossary.\n\nThe stove is new.\nBob wrote the index.\n", encoding="utf-8")
     found = load_retriever(f"lines:{notes}").search(["Who wrote the glossary?", "Where?"], 2)
@@ -114,7 +114,7 @@ def length_run(tmp_path):
 @pytest.mark.parametrize("unit", ["words", "characters"])
 def test_the_fitted_gate_is_fitted_saved_and_loaded(tmp_path, monkeypatch, length_run, unit):
     points = {"knowgate.fitted_gates": {"length": "length_gate:LengthGate"}}
-    outside_package.install(tmp_path, points, EXAMPLES, monkeypatch)
+    entry_points.install(tmp_path, points, EXAMPLES, monkeypatch)
     fit_length = importlib.import_module("length_gate").fit_length
     examples = load_examples([length_run], target="known")
     with few_resamples():

@@ -15,7 +15,7 @@ from knowgate.cli.demo import demo_folder
 from knowgate.cli.usage import CommandLineError
 from knowgate.pipeline import Settings
 from knowgate.registry import load_target
-from tests.support import command_lines, outside_package, readme_tables
+from tests.support import command_lines, entry_points, readme_tables
 from tests.support.house import ROOT
 from tests.support.markdown_pages import EXAMPLES, Block, blocks, inline_code
 
@@ -23,7 +23,7 @@ CONSOLE, PYTHON, TOML = blocks("console"), blocks("python"), blocks("toml")
 HARMLESS = {"echo"}
 
 
-def entry_points(block: Block) -> dict[str, dict[str, str]]:
+def listed_points(block: Block) -> dict[str, dict[str, str]]:
     """Of a pyproject.toml; settings have none."""
     found: dict[str, dict[str, str]] = tomllib.loads(block.text).get("project", {}).get("entry-points", {})
     return found
@@ -41,9 +41,9 @@ def examples(tmp_path, monkeypatch):
     """The examples of the documentation as if they were installed, with every entry point the pages list."""
     points: dict[str, dict[str, str]] = {}
     for block in TOML:
-        for group, names in entry_points(block).items():
+        for group, names in listed_points(block).items():
             points.setdefault(group, {}).update(names)
-    outside_package.install(tmp_path / "installed", points, EXAMPLES, monkeypatch)
+    entry_points.install(tmp_path / "installed", points, EXAMPLES, monkeypatch)
 
 
 # --- parts made from code -------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_the_library_example_runs(docs, capsys):
 
 @pytest.mark.parametrize("block", TOML, ids=str)
 def test_every_toml_block_names_what_is_there(block, examples):
-    points = entry_points(block)
+    points = listed_points(block)
     if not points:
         Settings(**tomllib.loads(block.text))
     for names in points.values():
