@@ -1,18 +1,40 @@
-"""Writes the tables of the README that are printed from code: `make readme`."""
+"""Writes the parts of README and CONTRIBUTING that are made from code: `make readme`."""
 
-from pathlib import Path
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 from knowgate.gates import markdown_table
+from tests.support.house import ROOT, layer_table
+from tests.support.markdown_pages import EXAMPLES
 
-README = Path(__file__).parent.parent / "README.md"
-START, END = "<!-- gates -->", "<!-- /gates -->"
+
+def example() -> str:
+    """The file that the documentation shows, too."""
+    return f"```python\n{(EXAMPLES / 'long_answer_gate.py').read_text(encoding='utf-8').strip()}\n```"
+
+
+PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"gates": markdown_table},
+    "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
+}
+
+
+def filled(page: str) -> str:
+    """The text of a page with its parts as the code has them now; each stands between two markers."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name, make in PARTS[page].items():
+        before, start, rest = text.partition(f"<!-- {name} -->")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not (start and end):
+            raise ValueError(f"{page} has no markers <!-- {name} --> and <!-- /{name} -->.")
+        text = f"{before}{start}\n{make()}\n{end}{after}"
+    return text
 
 
 def main() -> None:
-    text = README.read_text(encoding="utf-8")
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
-    README.write_text(f"{before}{START}\n{markdown_table()}\n{END}{after}", encoding="utf-8")
+    for page in PARTS:
+        (ROOT / page).write_text(filled(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,21 +20,37 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = "smollm"
+    """The LLM: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ..."""
     gate: str = DEFAULT
+    """Gate with options, or the folder of a fitted one. Default: one fitted on the LLM, else logprob:first."""
     plug_in: bool = False
+    """Let a fitted gate decide for another LLM than its own."""
     threshold: float | None = None
+    """Retrieve when need is above this, from 0 to 1. Default: the gate's own."""
     docs: Path | None = None
+    """Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache."""
     index: str | None = None
+    """Index folder, or http:URL of a search endpoint; instead of docs."""
     retriever: str | None = None
+    """bm25, dense or hybrid. Default: bm25, or as the index was built."""
     rerank: str | None = None
+    """Reranker of 20 candidates: a folder made by `knowgate fit reranker`, or any cross-encoder."""
     rerank_margin: float | None = None
+    """Skip reranking where the best passage leads by this share of its score."""
     preset: str | None = None
+    """cbdr: a fitted probe with beta, and an aligned reranker."""
     beta: float | None = None
+    """With preset cbdr: answer directly above this confidence. Default: 0.95."""
     second_look: str | None = None
+    """Folder of a fitted kbm gate that drops useless passages."""
     k: int = 3
+    """Passages shown to the LLM."""
     max_tokens: int = 32
+    """Longest answer in tokens."""
     lang: str | None = None
+    """Language of the prompts, en or zh. Default: detected per question."""
     prompts: Path | None = None
+    """TOML file with your own answer prompts."""
 
 
 def load_settings(config: Path | None, **flags: Any) -> Settings:

@@ -1,0 +1,37 @@
+"""The keys of `knowgate.toml`, read from the class that checks them; what a key means is written below it."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from pydantic.fields import FieldInfo
+
+from docs.from_code.api import target_of
+from docs.from_code.tables import code, table
+from knowgate.pipeline import Settings
+
+
+def markdown() -> str:
+    heads = ("key", "type", "default", "meaning")
+    return table(heads, [_row(key, field) for key, field in Settings.model_fields.items()])
+
+
+def _row(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
+    return code(key), _type(field.annotation), code(_default(field.default)), meaning(key)
+
+
+def meaning(key: str) -> str:
+    settings = target_of("knowgate.pipeline.Settings")
+    docstring = settings.members[key].docstring if settings else None
+    return docstring.value if docstring else ""
+
+
+def _default(value: object) -> str:
+    """As TOML writes it, without quotes."""
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type(annotation: object) -> str:
+    kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
+    names = {"str": "text", "Path": "path", "bool": "true or false", "int": "whole number", "float": "number"}
+    return " or ".join(names.get(name := getattr(kind, "__name__", str(kind)), name) for kind in kinds)
