@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from knowgate.gates.live import bind, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
-    from knowgate.gates.recorded import GateScores, score_gate, score_gates, without_seen
+    from knowgate.gates.recorded import GateScores, folder_of, gate_name, score_gate, score_gates, without_seen
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -73,6 +73,8 @@ __all__ = [
     "default_gate",
     "digest",
     "embedded",
+    "folder_of",
+    "gate_name",
     "hard_tree",
     "is_artefact",
     "judged",

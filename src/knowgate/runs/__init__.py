@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.runs.given import Run, Runs, open_run, run_paths
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
     from knowgate.runs.readings import SELF_GATE, question_of, recorded, recorded_layers
     from knowgate.runs.row_folder import RowFolder, disk_error
@@ -22,16 +23,20 @@ __all__ = [
     "LabelRow",
     "RecordedNeeds",
     "RowFolder",
+    "Run",
     "RunFolder",
+    "Runs",
     "SELF_GATE",
     "Split",
     "Trial",
     "disk_error",
     "load_trial",
+    "open_run",
     "question_of",
     "read_needs",
     "recorded",
     "recorded_layers",
+    "run_paths",
     "seen_key",
     "side_of",
     "slice_values",

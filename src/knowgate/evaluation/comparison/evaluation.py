@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from knowgate.errors import BadInput
 from knowgate.evaluation.comparison.gate_results import GateResult, as_baseline, baselines, measure_gates, slice_rows
+from knowgate.evaluation.comparison.overview import main_sheet, short_sheet, trade_off_svg
 from knowgate.gates import GateScores
+from knowgate.markup import escape
 from knowgate.runs import Trial
 from knowgate.statistics import RESAMPLES, Comparison, Draws, estimate, holm, mcnemar, p_value
 
@@ -30,7 +33,7 @@ class SliceTable:
     rows: list[tuple[str, float, float, float]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Gates in the order given, between never and oracle."""
 
@@ -43,8 +46,23 @@ class Evaluation:
     def gate(self, name: str) -> GateResult:
         return next(found for found in self.gates if found.gate == name)
 
+    def __repr__(self) -> str:
+        return f"<Evaluation on {self._about}>\n{short_sheet(self.gates).text()}"
 
-def evaluate(trial: Trial, scored: Sequence[GateScores], *, resamples: int = RESAMPLES, seed: int = 0) -> Evaluation:
+    def _repr_html_(self) -> str:
+        """For notebooks: the main table and the curves."""
+        if self.trial.opened is None:
+            return short_sheet(self.gates).html()
+        about = f"<p>Evaluation on {escape(self._about)}</p>"
+        return f"{about}{main_sheet(self.gates).html()}{trade_off_svg(self.gates)}"
+
+    @property
+    def _about(self) -> str:
+        runs = ", ".join(Path(run).name for run in self.trial.runs)
+        return f"{len(self.trial.rows)} questions of {self.trial.settings['model']} ({runs})"
+
+
+def compare(trial: Trial, scored: Sequence[GateScores], *, resamples: int = RESAMPLES, seed: int = 0) -> Evaluation:
     """Measure the gates; never and always are added, and the oracle where there are open-book answers."""
     if trial.opened is None and (trial.closed.all() or not trial.closed.any()):
         kind = "right" if trial.closed.all() else "wrong"
