@@ -14,7 +14,7 @@ def escape(text: str) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
     """A plain table whose first column names its rows; a row shorter than the head ends in a remark."""
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    cells = "".join(f'<th scope="col" style="text-align:left">{escape(cell)}</th>' for cell in head)
     columns = f"<thead><tr>{cells}</tr></thead>" if any(head) else ""
     body = "".join(_line(row, len(head)) for row in rows)
     return f"<table>{title}{columns}<tbody>{body}</tbody></table>"

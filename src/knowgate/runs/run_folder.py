@@ -13,6 +13,8 @@ import numpy as np
 from safetensors.numpy import load_file, save
 
 from knowgate.errors import ArtefactError, BadSetting
+from knowgate.markup import escape
+from knowgate.runs.overview import run_line, run_sheet
 from knowgate.runs.row_folder import RowFolder, disk_error, write_whole
 from knowgate.runs.rows import LabelRow, from_json, to_json
 from knowgate.types import Vector
@@ -24,7 +26,7 @@ MANIFEST, ROWS = "run.json", "labels.jsonl"
 IDENTITY = ("model", "model_fingerprint", "prompts_fingerprint", "grader")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunFolder(RowFolder):
     """Where a label run is kept."""
 
@@ -81,3 +83,13 @@ class RunFolder(RowFolder):
         if vectors:
             write_whole(self.path / shard, save({key: np.ascontiguousarray(v) for key, v in vectors.items()}))
         self.append_records([to_json(row) for row in rows])
+
+    def __repr__(self) -> str:
+        has_begun = (self.path / MANIFEST).is_file()
+        return f"<RunFolder {self.path}: {run_line(self.manifest()) if has_begun else 'not begun'}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks. Reads all rows."""
+        if not (self.path / MANIFEST).is_file():
+            return f"<p>{escape(repr(self))}</p>"
+        return run_sheet(self.path.name, self.manifest(), self.rows()).html()
