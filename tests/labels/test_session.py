@@ -210,8 +210,8 @@ SLOW = """
 import sys, time
 from pathlib import Path
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.label import Labeller, Plan
-from knowgate.labels.run import RunFolder
+from knowgate.labels.labeller import Labeller, Plan
+from knowgate.runs import RunFolder
 from knowgate.labels.runner import LocalRunner
 from knowgate.labels.session import label_run
 from knowgate.models.fake import FakeModel

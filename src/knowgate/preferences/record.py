@@ -120,12 +120,12 @@ def paper_record(row: Preference) -> dict[str, Any]:
 
     return {
         "query": row.question,
-        "pos": [shown(found.passage) for found in chosen(row.positives)],
-        "neg": [shown(found.passage) for found in chosen(row.negatives)],
-        "pos_scores": [found.shift for found in chosen(row.positives)],
-        "neg_scores": [found.shift for found in chosen(row.negatives)],
-        "pos_id": [found.id for found in chosen(row.positives)],
-        "neg_id": [found.id for found in chosen(row.negatives)],
+        "pos": [shown(candidate.passage) for candidate in chosen(row.positives)],
+        "neg": [shown(candidate.passage) for candidate in chosen(row.negatives)],
+        "pos_scores": [candidate.shift for candidate in chosen(row.positives)],
+        "neg_scores": [candidate.shift for candidate in chosen(row.negatives)],
+        "pos_id": [candidate.id for candidate in chosen(row.positives)],
+        "neg_id": [candidate.id for candidate in chosen(row.negatives)],
         "id": row.id,
         "split": row.split,
     }
@@ -157,13 +157,16 @@ def choose(shifts: Sequence[float], correct: Sequence[bool | None], top: int = T
 
 def distinct(passages: Sequence[Passage]) -> list[Passage]:
     """The passages, each text once; the first stays."""
-    found: dict[str, Passage] = {}
+    first: dict[str, Passage] = {}
     for passage in passages:
-        found.setdefault(normalise(passage.text) or passage.text, passage)
-    return list(found.values())
+        first.setdefault(normalise(passage.text) or passage.text, passage)
+    return list(first.values())
 
 
 def data_hash(rows: Sequence[Preference]) -> str:
     """Of everything a reranker learns from."""
-    parts = [f"{row.id}|{row.positives}|{row.negatives}|{[asdict(found) for found in row.candidates]}" for row in rows]
+    parts = [
+        f"{row.id}|{row.positives}|{row.negatives}|{[asdict(candidate) for candidate in row.candidates]}"
+        for row in rows
+    ]
     return sha256_text(*parts)[:16]

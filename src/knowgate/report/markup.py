@@ -57,9 +57,9 @@ def _unbroken(cell: str) -> str:
 def chart(figure: Figure, title: str) -> str:
     """A place for a chart with its data inside; `<` is written so that no text can end the script element."""
     data = json.dumps(figure, allow_nan=False).replace("<", "\\u003c")
-    place = f'<div class="plot" style="min-height:{figure["layout"]["height"]}px"></div>'
+    plot = f'<div class="plot" style="min-height:{figure["layout"]["height"]}px"></div>'
     data_block = f'<script type="application/json">{data}</script>'
-    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{place}{data_block}</figure>'
+    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{plot}{data_block}</figure>'
 
 
 def remark(text: str) -> str:
