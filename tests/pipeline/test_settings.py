@@ -46,3 +46,9 @@ def test_an_answer_as_a_record_is_plain_json(made):
 def test_a_preset_that_lacks_its_parts_is_refused(made):
     with pytest.raises(kg.KnowgateError, match="--preset cbdr decides by a fitted probe"):
         kg.build_pipeline(kg.Settings(model=made.model, preset="cbdr", docs=made.docs))
+
+
+def test_a_pipeline_says_what_it_is_made_of(made):
+    rag = kg.build_pipeline(kg.Settings(model=made.model, gate="prompt", docs=made.docs, threshold=0.25))
+    assert repr(rag) == "<AdaptiveRAG: fake, gate prompt with threshold 0.25, 3 passages from bm25>"
+    assert repr(kg.AdaptiveRAG(rag.model, kg.load_gate("never"))).endswith("no documents>")
