@@ -113,6 +113,15 @@ def test_a_gate_in_hand_decides_again_and_a_spec_does_not(made, tmp_path):
     assert second.gate("prompt").cost.seconds == timed
 
 
+def test_a_folder_that_was_calibrated_since_decides_again(made, tmp_path):
+    asked = {"data": made.data, "model": made.model, "out": tmp_path / "out", "resamples": 10}
+    own = load_model(made.model)
+    folder = tmp_path / "mine"
+    for threshold in (0.25, 0.75):
+        write_gate(folder, threshold=threshold, model={"name": own.name, "fingerprint": own.fingerprint})
+        assert evaluate([folder], **asked).gate(str(folder)).threshold == threshold
+
+
 def test_gates_of_one_name_are_kept_apart_on_record(made, tmp_path):
     evaluation = evaluate(
         [Numbered(), Numbered(0.4)], data=made.data, model=made.model, out=tmp_path / "out", resamples=10

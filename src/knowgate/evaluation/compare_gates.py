@@ -37,8 +37,8 @@ def evaluate(
 
     gates: specs ('logprob:mean'), folders of fitted gates, gates themselves, or 'auto' for all that the rows allow.
     A gate given as an object is evaluated as it is in memory, with the threshold it has there.
-    runs: label runs; no LLM is run then. Or data: questions that `model` answers now, with passages from `index`;
-    the answers are kept in the folder `out`, so the next call does not ask again. limit: only so many questions.
+    runs: label runs; no LLM is run then. Or data: questions that `model` answers now, with passages from `index`; the
+    answers are kept in the folder `out`, and the next call does not ask for them again. limit: only so many questions.
     plug_in: allow gates that were fitted on another LLM. drop_seen: leave out questions a gate was fitted on, instead
     of refusing it. resamples, seed: of the bootstrap.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from knowgate.datasets import Data, data_name
 from knowgate.errors import BadSetting
-from knowgate.gates import bind, check_offers, gate_name, load_gate, read_questions, score
+from knowgate.gates import bind, check_offers, folder_of, gate_name, load_gate, read_questions, score
 from knowgate.labels import Tally, label
 from knowgate.models import as_model
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
@@ -40,8 +40,8 @@ class LiveRuns:
 class LiveGate:
     """A gate bound to the LLM, under the name its needs are recorded by.
 
-    lasting: it came from a spec or a folder, so that needs on record under that name are its own. A gate given as an
-    object may have changed since, and decides again.
+    lasting: the name says all about the gate, so that needs on record under it are its own. A folder may have been
+    fitted or calibrated again since, and so may an object: they decide anew.
     """
 
     name: str
@@ -62,7 +62,7 @@ def answer_now(
 ) -> LiveRuns:
     """Label the questions and let the gates decide on them. data: one or several specs, between commas, or questions.
 
-    What is in `out` already is not done again.
+    Answers that are in `out` already are not given again, nor are the decisions of plain gates.
     """
     parts = split_data(data)
     llm, prompts = as_model(model), load_answer_prompts()
@@ -118,7 +118,8 @@ def record_names(gates: Sequence[str | Gate]) -> list[str]:
 def _bound(name: str, gate: str | Gate, model: Model, prompts: AnswerPrompts, *, plug_in: bool) -> LiveGate:
     loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
     check_offers(loaded, model)
-    return LiveGate(name, bind(loaded, model, prompts), lasting=isinstance(gate, str))
+    lasting = isinstance(gate, str) and folder_of(gate) is None
+    return LiveGate(name, bind(loaded, model, prompts), lasting)
 
 
 def decide_on(run: RunFolder, model: Model, prompts: AnswerPrompts, gates: Sequence[LiveGate]) -> None:
