@@ -2,7 +2,7 @@
 
 import pytest
 
-from knowgate.errors import BadSetting
+from knowgate.errors import BadSetting, UnknownName
 from knowgate.evaluation import evaluate
 from knowgate.gates import load_gate
 from knowgate.models import load_model
@@ -70,6 +70,12 @@ def test_questions_a_gate_in_hand_was_fitted_on_are_refused_or_left_out(tmp_path
     with pytest.raises(BadSetting, match="was fitted on 10 of these 50 questions"):
         evaluate([gate], run)
     assert len(evaluate([gate], run, drop_seen=True, resamples=10).trial.rows) == 40
+
+
+def test_a_gate_that_was_not_evaluated_is_named_with_those_that_were(tmp_path):
+    evaluation = evaluate("good", trial_run(tmp_path / "run"), resamples=0)
+    with pytest.raises(UnknownName, match="unknown gate of this evaluation 'goot'. Did you mean 'good'"):
+        evaluation.gate("goot")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,13 @@ def test_a_folder_without_a_run_says_so(tmp_path):
     assert "not begun" in RunFolder(tmp_path / "none")._repr_html_()
 
 
+def test_a_damaged_run_says_so_instead_of_failing_to_print(tmp_path):
+    run = RunFolder(write_run(tmp_path / "a", []))
+    (run.path / "run.json").write_text("{")
+    assert "is not valid JSON" in repr(run)
+    assert "is not valid JSON" in run._repr_html_()
+
+
 def test_in_a_notebook_right_answers_are_counted(tmp_path):
     rows = [row("a", side(True), side(True)), row("b", side(False), side(True)), row("c", error="timeout")]
     shown = RunFolder(write_run(tmp_path / "a", rows, model="<b>"))._repr_html_()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from safetensors.numpy import load_file, save
 
-from knowgate.errors import ArtefactError, BadSetting
+from knowgate.errors import ArtefactError, BadSetting, KnowgateError
 from knowgate.markup import escape
 from knowgate.runs.overview import run_line, run_sheet
 from knowgate.runs.row_folder import RowFolder, disk_error, write_whole
@@ -85,11 +85,21 @@ class RunFolder(RowFolder):
         self.append_records([to_json(row) for row in rows])
 
     def __repr__(self) -> str:
-        has_begun = (self.path / MANIFEST).is_file()
-        return f"<RunFolder {self.path}: {run_line(self.manifest()) if has_begun else 'not begun'}>"
+        return f"<RunFolder {self.path}: {self._about}>"
 
     def _repr_html_(self) -> str:
         """For notebooks. Reads all rows."""
-        if not (self.path / MANIFEST).is_file():
+        try:
+            return run_sheet(self.path.name, self.manifest(), self.rows()).html()
+        except KnowgateError:
             return f"<p>{escape(repr(self))}</p>"
-        return run_sheet(self.path.name, self.manifest(), self.rows()).html()
+
+    @property
+    def _about(self) -> str:
+        """In a line; whoever prints a folder wants no error."""
+        if not (self.path / MANIFEST).is_file():
+            return "not begun"
+        try:
+            return run_line(self.manifest())
+        except KnowgateError as error:
+            return str(error)

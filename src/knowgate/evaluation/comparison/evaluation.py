@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, UnknownName
 from knowgate.evaluation.comparison.gate_results import GateResult, as_baseline, baselines, measure_gates, slice_rows
 from knowgate.evaluation.comparison.overview import main_sheet, short_sheet, trade_off_svg
 from knowgate.gates import GateScores
@@ -44,7 +44,11 @@ class Evaluation:
     resamples: int
 
     def gate(self, name: str) -> GateResult:
-        return next(found for found in self.gates if found.gate == name)
+        """What one gate came to, by its name in the tables."""
+        by_name = {one.gate: one for one in self.gates}
+        if name not in by_name:
+            raise UnknownName("gate of this evaluation", name, by_name)
+        return by_name[name]
 
     def __repr__(self) -> str:
         return f"<Evaluation on {self._about}>\n{short_sheet(self.gates).text()}"
