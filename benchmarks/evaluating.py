@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--gates", type=int, default=20)
     parser.add_argument("--rows", type=int, default=10_000)
     options = parser.parse_args()
-    from knowgate.evaluation.comparison.evaluation import evaluate
+    from knowgate.evaluation.comparison.evaluation import compare
     from knowgate.gates.recorded import GateScores
     from knowgate.runs.rows import GradedAnswer, LabelRow
     from knowgate.runs.trial import Trial
@@ -32,7 +32,7 @@ def main() -> None:
     trial = Trial(rows, [row.id for row in rows], [], settings)
     gates = [GateScores(f"gate {i}", 0.7 * rng.random(n) + 0.3 * ~closed, 0.5) for i in range(options.gates)]
     start = time.perf_counter()
-    found = evaluate(trial, gates)
+    found = compare(trial, gates)
     print(f"{options.gates} gates, {n} rows, {found.resamples} resamples: {time.perf_counter() - start:.1f} s")
 
 

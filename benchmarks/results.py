@@ -55,7 +55,7 @@ def _first(cell: str) -> float:
 
 def evaluations(model: str, names: Sequence[str] = DATA) -> dict[str, Any]:
     """Every data set of a model with all gates on record and all that rows allow."""
-    from knowgate.evaluation.comparison.evaluation import evaluate
+    from knowgate.evaluation.comparison.evaluation import compare
     from knowgate.gates.recorded import score_gates
     from knowgate.runs.trial import load_trial
 
@@ -66,7 +66,7 @@ def evaluations(model: str, names: Sequence[str] = DATA) -> dict[str, Any]:
             continue
         trial = load_trial([run], layers=())
         scored = [one for one in score_gates(trial, ["auto"]) if _is_shown(one.name)]
-        found[name] = evaluate(trial, scored, resamples=RESAMPLES)
+        found[name] = compare(trial, scored, resamples=RESAMPLES)
     return found
 
 
@@ -198,7 +198,7 @@ LLAMA = ("skr", "ik, text", "adaptive", "fusion", "fusion on benefit")
 
 
 def llama_tables() -> Iterator[str]:
-    from knowgate.evaluation.comparison.evaluation import evaluate
+    from knowgate.evaluation.comparison.evaluation import compare
     from knowgate.gates.recorded import score_gates
     from knowgate.runs.trial import load_trial
 
@@ -220,7 +220,7 @@ def llama_tables() -> Iterator[str]:
     for kind in ["all", *sorted(set(kinds))]:
         places = [place for place, own in enumerate(kinds) if kind in ("all", own)]
         part = trial.subset(places)
-        found = evaluate(part, score_gates(part, LLAMA), resamples=RESAMPLES)
+        found = compare(part, score_gates(part, LLAMA), resamples=RESAMPLES)
         lines = " / ".join(
             f"{found.gate(name).measures['accuracy'].value:.3f}" for name in ("never", "always", "oracle")
         )

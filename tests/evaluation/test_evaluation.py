@@ -7,7 +7,7 @@ import pytest
 from knowgate.cli import run as knowgate
 from knowgate.cli.eval import split_specs
 from knowgate.errors import ArtefactError, BadInput, BadSetting, NotOffered
-from knowgate.evaluation.comparison.evaluation import evaluate, evaluation_json
+from knowgate.evaluation.comparison.evaluation import compare, evaluation_json
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.probe import fit_probe
 from knowgate.fitting.save import save_fitted
@@ -28,7 +28,7 @@ from tests.support.trials_by_hand import SETTINGS, four_rows, trial_run, varied_
 
 def evaluated(*runs, gates=("auto",), resamples=50):
     trial = load_trial(runs)
-    return evaluate(trial, score_gates(trial, gates), resamples=resamples)
+    return compare(trial, score_gates(trial, gates), resamples=resamples)
 
 
 # --- numbers --------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ TOP = "__init__"
 
 # Imports only go to an earlier line; what stands in one line does not import each other.
 LEVELS = [
+    ["markup"],
     ["errors", "types", "lazy"],
     ["files", "text", "registry", "statistics", "nearest"],
     ["prompts", "weights", "display"],

@@ -9,6 +9,7 @@ from knowgate.lazy import hand_on
 if TYPE_CHECKING:
     from knowgate.fitting.adaptive import fit_adaptive
     from knowgate.fitting.examples import Examples, load_examples
+    from knowgate.fitting.fit_gate import fit
     from knowgate.fitting.fusion import fit_fusion
     from knowgate.fitting.judges.checkpoint import forget_training, training_folder
     from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
@@ -37,6 +38,7 @@ __all__ = [
     "RerankStep",
     "RerankTraining",
     "Watch",
+    "fit",
     "fit_adaptive",
     "fit_fusion",
     "fit_ik",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.display import GREY, Axis, Curve, Frame, Point, line_chart
 from knowgate.fitting.card import card, retrieval_rule
 from knowgate.fitting.examples import Examples
 from knowgate.fitting.probability import fit_calibration
@@ -116,17 +116,13 @@ def describe(fitted: FitResult, examples: Examples) -> dict[str, Any]:
     }
 
 
-def curve(needed: Any, needs: Floats, size: int = 260) -> str:
-    """The ROC curve as a small SVG picture, drawn without a plotting library."""
+def curve(needed: Any, needs: Floats) -> str:
+    """The ROC curve as a small SVG picture."""
     order = np.argsort(-needs, kind="stable")
     hits = np.concatenate([[0], np.cumsum(needed[order])])
     falls = np.concatenate([[0], np.cumsum(~needed[order])])
     x, y = falls / max(1, falls[-1]), hits / max(1, hits[-1])
-    points = " ".join(f"{20 + a * size:.1f},{20 + (1 - b) * size:.1f}" for a, b in zip(x, y, strict=True))
-    out = io.StringIO()
-    side = size + 40
-    out.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side} {side}" width="{side}" height="{side}">')
-    out.write(f'<rect x="20" y="20" width="{size}" height="{size}" fill="none" stroke="#bbb"/>')
-    out.write(f'<line x1="20" y1="{20 + size}" x2="{20 + size}" y2="20" stroke="#bbb" stroke-dasharray="4"/>')
-    out.write(f'<polyline points="{points}" fill="none" stroke="#0072b2" stroke-width="2"/></svg>\n')
-    return out.getvalue()
+    points = [Point(float(a), float(b)) for a, b in zip(x, y, strict=True)]
+    chance = Curve("chance", [Point(0, 0), Point(1, 1)], GREY, dashed=True)
+    frame = Frame(Axis("needless retrievals"), Axis("needed retrievals found"), width=260, height=260)
+    return line_chart([chance, Curve("the gate", points)], frame)

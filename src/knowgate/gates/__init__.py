@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from knowgate.gates.live import bind_gate, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
-    from knowgate.gates.recorded import GateScores, score_gate, score_gates, seen_by, without_seen
+    from knowgate.gates.recorded import GateScores, folder_of, gate_name, score_gate, score_gates, seen_by, without_seen
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -79,6 +79,8 @@ __all__ = [
     "default_gate",
     "draft_embeddings",
     "encode_kbm_answer",
+    "folder_of",
+    "gate_name",
     "hard_tree",
     "ik_needs",
     "is_artefact",

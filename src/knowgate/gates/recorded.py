@@ -11,6 +11,7 @@ import numpy as np
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
+from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.reading import gather_readings
 from knowgate.runs import RecordedNeeds, Trial, question_key
 from knowgate.signals import SEAKR, SELF_ASSESSMENT
@@ -81,10 +82,21 @@ class RecordSource:
         )
 
 
-def score_gates(trial: Trial, specs: Sequence[str], *, plug_in: bool = False) -> list[GateScores]:
-    """Every gate named; 'auto' stands for those that these rows are enough for, recorded ones included."""
-    names = list(dict.fromkeys(name for spec in specs for name in (automatic(trial) if spec == "auto" else [spec])))
-    return [score_gate(trial, name, plug_in=plug_in) for name in names]
+def score_gates(trial: Trial, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[GateScores]:
+    """Every gate given; 'auto' stands for those that these rows are enough for, recorded ones included."""
+    asked = [one for gate in gates for one in (automatic(trial) if gate == "auto" else [gate])]
+    different = {gate if isinstance(gate, str) else id(gate): gate for gate in asked}  # weights cannot be compared
+    return told_apart([score_gate(trial, gate, plug_in=plug_in) for gate in different.values()])
+
+
+def told_apart(scores: Sequence[GateScores]) -> list[GateScores]:
+    """Gates of one name (two objects, two folders of that name) numbered from the second on."""
+    names = [one.name for one in scores]
+    earlier = [names[:place].count(name) for place, name in enumerate(names)]
+    return [
+        replace(one, name=f"{one.name} ({count + 1})") if count else one
+        for one, count in zip(scores, earlier, strict=True)
+    ]
 
 
 def automatic(trial: Trial) -> list[str]:
@@ -110,18 +122,20 @@ def offers(trial: Trial) -> frozenset[Signal]:
     return frozenset(have)
 
 
-def score_gate(trial: Trial, spec: str, *, plug_in: bool = False) -> GateScores:
-    if spec in trial.recorded:
-        return _from_record(trial, trial.recorded[spec])
-    gate = load_gate(spec, plug_in=plug_in)
-    if is_artefact(spec):
-        check_unseen(trial, spec)
-    source = RecordSource(trial, spec)
+def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> GateScores:
+    """The needs of a gate: a spec, a folder, the name of one on record, or a gate itself."""
+    if isinstance(gate, str) and gate in trial.recorded:
+        return _from_record(trial, trial.recorded[gate])
+    name, folder = gate_name(gate), folder_of(gate)
+    gate = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
+    if folder is not None:
+        check_unseen(trial, folder)
+    source = RecordSource(trial, folder or name)
     gate = source.bind(gate)
     readings = gather_readings(source, [gate], trial.questions)
     want = gate.want
     return GateScores(
-        _name(spec),
+        name,
         np.array(score_questions(gate, trial.questions, readings)),
         gate.threshold,
         calls=float(Signal.LABELS in gate.needs) + want.samples,
@@ -131,8 +145,19 @@ def score_gate(trial: Trial, spec: str, *, plug_in: bool = False) -> GateScores:
     )
 
 
-def _name(spec: str) -> str:
-    return Path(spec).name if is_artefact(spec) else spec
+def gate_name(gate: str | Gate) -> str:
+    """What tables call a gate: a fitted one by its folder, another by its spec or its own name."""
+    folder = folder_of(gate)
+    if folder is not None:
+        return Path(folder).name
+    return gate if isinstance(gate, str) else gate.name
+
+
+def folder_of(gate: str | Gate) -> str | None:
+    """The folder of a fitted gate, None for another."""
+    if isinstance(gate, str):
+        return gate if is_artefact(gate) else None
+    return str(gate.artefact.path) if isinstance(gate, FittedGate) else None
 
 
 def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
@@ -171,9 +196,10 @@ def seen_by(trial: Trial, folder: str | Path) -> list[bool]:
     return [question_key(question) in seen for question in trial.questions]
 
 
-def without_seen(trial: Trial, specs: Sequence[str]) -> Trial:
+def without_seen(trial: Trial, gates: Sequence[str | Gate]) -> Trial:
     """The trial without the rows that any of these gates was fitted on; they are counted as left out."""
-    seen = [any(marks) for marks in zip(*(seen_by(trial, spec) for spec in specs if is_artefact(spec)), strict=True)]
+    folders = [folder for gate in gates if (folder := folder_of(gate)) is not None]
+    seen = [any(marks) for marks in zip(*(seen_by(trial, folder) for folder in folders), strict=True)]
     if not any(seen):
         return trial
     if all(seen):

@@ -28,6 +28,7 @@ __all__ = [
     "RecordingModel",
     "VALUE_OPTIONAL",
     "WITHOUT_VALUE",
+    "as_model",
     "explained",
     "head_logits",
     "label_ids",
@@ -47,6 +48,11 @@ MODELS = {
 }
 WITHOUT_VALUE = {"smollm"}
 VALUE_OPTIONAL = {"fake"}
+
+
+def as_model(model: str | Model) -> Model:
+    """The model itself, or the one a spec names."""
+    return load_model(model) if isinstance(model, str) else model
 
 
 def load_model(spec: str) -> Model:

@@ -52,7 +52,7 @@ class DecidedQuestion(NamedTuple):
     decision: Decision
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AdaptiveRAG:
     """Answers questions, retrieving only where the gate says so.
 
@@ -86,6 +86,13 @@ class AdaptiveRAG:
             raise BadSetting(f"k is {self.k} and max_tokens {self.max_tokens}; both must be at least 1.")
         if self.rerank_margin is not None and not 0 <= self.rerank_margin <= 1:
             raise BadSetting(f"the rerank margin is {self.rerank_margin}; it must be between 0 and 1.")
+
+    def __repr__(self) -> str:
+        threshold = self.gate.threshold if self.threshold is None else self.threshold
+        parts = [self.model.name, f"gate {self.gate.name} with threshold {threshold:.3g}"]
+        parts += [f"{self.k} passages from {self.retriever.name}"] if self.retriever else ["no documents"]
+        parts += [f"reranked by {self.reranker.name}"] if self.reranker else []
+        return f"<AdaptiveRAG: {', '.join(parts)}>"
 
     def answer(self, question: str | Question) -> Answer:
         return self.answer_many([question])[0]

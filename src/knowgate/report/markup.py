@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 from collections.abc import Mapping, Sequence
 
 from knowgate.display import Sheet
+from knowgate.markup import escape
 from knowgate.report.charts import Figure
-
-
-def escape(text: str) -> str:
-    """Text for HTML; half a character (a lone surrogate), which no file can hold, is written as an escape."""
-    return html.escape(text.encode("utf-8", "backslashreplace").decode())
 
 
 def table(sheet: Sheet, how: Mapping[str, str] | None = None) -> str:

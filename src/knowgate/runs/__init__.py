@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.runs.given import Run, Runs, open_run, run_paths
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
     from knowgate.runs.readings import question_of, recorded, recorded_layers
     from knowgate.runs.row_folder import RowFolder, disk_error
@@ -25,7 +26,9 @@ __all__ = [
     "LabelRow",
     "RecordedNeeds",
     "RowFolder",
+    "Run",
     "RunFolder",
+    "Runs",
     "Split",
     "THIRDS",
     "Trial",
@@ -34,11 +37,13 @@ __all__ = [
     "frequency_thirds",
     "held_out",
     "load_trial",
+    "open_run",
     "question_key",
     "question_of",
     "read_needs",
     "recorded",
     "recorded_layers",
+    "run_paths",
     "seen_key",
     "side_of",
     "slice_values",

@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from safetensors.numpy import load_file, save
 
-from knowgate.errors import ArtefactError, BadSetting
+from knowgate.errors import ArtefactError, BadSetting, KnowgateError
 from knowgate.files import write_bytes
+from knowgate.markup import escape
+from knowgate.runs.overview import run_line, run_sheet
 from knowgate.runs.row_folder import RowFolder, disk_error
 from knowgate.runs.rows import LabelRow, from_json, to_json
 from knowgate.types import Vector
@@ -25,7 +27,7 @@ MANIFEST, ROWS = "run.json", "labels.jsonl"
 IDENTITY = ("model", "model_fingerprint", "prompts_fingerprint", "grader")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunFolder(RowFolder):
     """Where a label run is kept."""
 
@@ -82,3 +84,23 @@ class RunFolder(RowFolder):
         if vectors:
             write_bytes(self.path / shard, save({key: np.ascontiguousarray(v) for key, v in vectors.items()}))
         self.append_records([to_json(row) for row in rows])
+
+    def __repr__(self) -> str:
+        return f"<RunFolder {self.path}: {self._about}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks. Reads all rows."""
+        try:
+            return run_sheet(self.path.name, self.manifest(), self.rows()).html()
+        except KnowgateError:
+            return f"<p>{escape(repr(self))}</p>"
+
+    @property
+    def _about(self) -> str:
+        """In a line; whoever prints a folder wants no error."""
+        if not (self.path / MANIFEST).is_file():
+            return "not begun"
+        try:
+            return run_line(self.manifest())
+        except KnowgateError as error:
+            return str(error)

@@ -1,7 +1,8 @@
-"""A gate's threshold from label runs, with the evidence for it: `knowgate calibrate` as a library. No LLM is run."""
+"""A gate's threshold from label runs, with the evidence for it. No LLM is run, nothing is written."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,14 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.display import Sheet
 from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.files import sha256_text
-from knowgate.gates import SEEN, Artefact, is_artefact, read_artefact, score_gate, seen_by
+from knowgate.gates import SEEN, Artefact, folder_of, gate_name, load_gate, read_artefact, score_gate, seen_by
+from knowgate.markup import escape
 from knowgate.runs import Trial, held_out, load_trial, question_key
 from knowgate.thresholds.choice import for_accuracy, for_rate
-from knowgate.thresholds.evidence import Kind, save_threshold
+from knowgate.thresholds.evidence import Kind, save_threshold, sentence
 from knowgate.thresholds.guarantee import learn_then_test, rows_needed
 from knowgate.thresholds.outcomes import Outcomes, ThresholdResult, try_threshold
+from knowgate.thresholds.overview import calibration_sheet
+from knowgate.types import Gate
 
 ONE_PLACE = "a threshold holds for one"
 TO_CALIBRATE = dict.fromkeys(("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint"), ONE_PLACE)
@@ -39,11 +44,12 @@ class Target:
         return rows_needed(self.value, self.delta) if self.kind == "guarantee" else FEWEST
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Calibration:
     """The threshold, what it does on the questions it was chosen on and on those held out, and the whole record.
 
-    left_out: rows not used, by reason. keys: of the questions chosen on.
+    left_out: rows not used, by reason. keys: of the questions chosen on. source: the gate, or the spec or folder it is
+    loaded from; where the threshold was written, the folder that has it.
     """
 
     kind: Kind
@@ -53,13 +59,39 @@ class Calibration:
     evidence: dict[str, Any]
     left_out: dict[str, int]
     keys: list[str]
+    source: str | Gate
+
+    @functools.cached_property
+    def gate(self) -> Gate:
+        """The gate as it now is. A plain gate keeps no threshold of its own: use `threshold` beside it."""
+        return load_gate(self.source) if isinstance(self.source, str) else self.source
+
+    @property
+    def sentence(self) -> str:
+        """What the threshold is good for, in words."""
+        return sentence(self.threshold, self.kind, self.evidence)
+
+    @property
+    def sheet(self) -> Sheet:
+        """What it does on the questions it was chosen on, and on those held out."""
+        return calibration_sheet(self.threshold, self.chosen, self.held)
+
+    def __repr__(self) -> str:
+        return f"<Calibration of {gate_name(self.source)}: {self.sentence}>\n{self.sheet.text()}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return f"<p>{escape(gate_name(self.source))}: {escape(self.sentence)}</p>{self.sheet.html()}"
 
 
-def calibrate(gate: str, runs: Sequence[Path], target: Target, *, share: float = 0.5, seed: int = 0) -> Calibration:
+def find_threshold(
+    gate: str | Gate, runs: Sequence[Path], target: Target, *, share: float = 0.5, seed: int = 0
+) -> Calibration:
     """Choose a threshold on one part of the runs' questions and try it on the other, `share` of them."""
     if not 0 <= share < 1:
         raise BadSetting(f"the share held out is {share}; it must be at least 0 and below 1.")
-    artefact = read_artefact(gate) if is_artefact(gate) else None
+    folder = folder_of(gate)
+    artefact = read_artefact(folder) if folder is not None else None
     trial, left_out = usable(load_runs(runs), artefact)
     keys = [question_key(question) for question in trial.questions]
     back = held_out(keys, share, seed)
@@ -78,7 +110,7 @@ def calibrate(gate: str, runs: Sequence[Path], target: Target, *, share: float =
         "left_out": left_out,
         "seed": seed,
     }
-    return Calibration(target.kind, threshold, chosen, held, evidence, left_out, used)
+    return Calibration(target.kind, threshold, chosen, held, evidence, left_out, used, gate)
 
 
 def store(calibration: Calibration, gate: str, out: Path | None = None) -> Path:
@@ -126,7 +158,7 @@ def usable(trial: Trial, artefact: Artefact | None) -> tuple[Trial, dict[str, in
     return kept, {reason: count for reason, count in left_out.items() if count}
 
 
-def outcomes_of(trial: Trial, gate: str) -> Outcomes:
+def outcomes_of(trial: Trial, gate: str | Gate) -> Outcomes:
     return Outcomes(score_gate(trial, gate).needs, trial.closed_right, trial.always_right)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.types.notebook import counted, facts_html, short, verdict
+
 Vector = NDArray[np.float32]
 
 
@@ -176,7 +178,7 @@ class Note(StrEnum):
     RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Decision:
     """Retrieve or not, and why. `need` is in [0, 1]: 0 = the LLM knows, 1 = it must look up.
 
@@ -191,8 +193,21 @@ class Decision:
     neighbours: tuple[Neighbour, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Decision: {verdict(self.retrieve)}, {short(self.reason)}; gate {self.gate}>"
 
-@dataclass(frozen=True)
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return facts_html(self._facts)
+
+    @property
+    def _facts(self) -> list[tuple[str, str]]:
+        near = [(f"similar, {one.label}", f"{one.question} ({one.similarity:.2f})") for one in self.neighbours]
+        said = [("decision", verdict(self.retrieve)), ("because", self.reason), ("gate", self.gate)]
+        return [*said, *near]
+
+
+@dataclass(frozen=True, repr=False)
 class Answer:
     """The answer with the way it came about. `passages` are those the LLM was shown.
 
@@ -206,3 +221,14 @@ class Answer:
     seconds: Mapping[str, float] = field(default_factory=dict)
     draft: Completion | None = None
     n_tokens: int = 0
+
+    def __repr__(self) -> str:
+        way = f"{verdict(self.decision.retrieve)}, {counted(len(self.passages), 'passage')}"
+        return f"<Answer {short(self.text)!r} to {short(self.question.text)!r}: {way}; {short(self.decision.reason)}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: question, answer, decision, and the passages shown."""
+        passages = [
+            (f"passage {one.id}", f"{one.title}: {one.text}" if one.title else one.text) for one in self.passages
+        ]
+        return facts_html([("question", self.question.text), ("answer", self.text), *self.decision._facts, *passages])

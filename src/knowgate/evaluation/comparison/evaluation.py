@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, UnknownName
 from knowgate.evaluation.comparison.gate_results import GateResult, as_baseline, baselines, measure_gates, slice_rows
+from knowgate.evaluation.comparison.overview import main_sheet, short_sheet, trade_off_svg
 from knowgate.gates import GateScores
+from knowgate.markup import escape
 from knowgate.runs import DIMENSIONS, FREQUENCY, THIRDS, Trial
 from knowgate.statistics import RESAMPLES, Bools, Comparison, Draws, estimate, holm, mcnemar, p_value
 
@@ -27,7 +30,7 @@ class SliceTable:
     rows: list[tuple[str, float, float, float]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Gates in the order given, between never and oracle."""
 
@@ -38,10 +41,29 @@ class Evaluation:
     resamples: int
 
     def gate(self, name: str) -> GateResult:
-        return next(gate for gate in self.gates if gate.gate == name)
+        """What one gate came to, by its name in the tables."""
+        by_name = {one.gate: one for one in self.gates}
+        if name not in by_name:
+            raise UnknownName("gate of this evaluation", name, by_name)
+        return by_name[name]
+
+    def __repr__(self) -> str:
+        return f"<Evaluation on {self._about}>\n{short_sheet(self.gates).text()}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the main table and the curves."""
+        if self.trial.open_right is None:
+            return short_sheet(self.gates).html()
+        about = f"<p>Evaluation on {escape(self._about)}</p>"
+        return f"{about}{main_sheet(self.gates).html()}{trade_off_svg(self.gates)}"
+
+    @property
+    def _about(self) -> str:
+        runs = ", ".join(Path(run).name for run in self.trial.runs)
+        return f"{len(self.trial.rows)} questions of {self.trial.settings['model']} ({runs})"
 
 
-def evaluate(trial: Trial, scored: Sequence[GateScores], *, resamples: int = RESAMPLES, seed: int = 0) -> Evaluation:
+def compare(trial: Trial, scored: Sequence[GateScores], *, resamples: int = RESAMPLES, seed: int = 0) -> Evaluation:
     """Measure the gates; never and always are added, and the oracle where there are open-book answers."""
     if trial.open_right is None and (trial.closed_right.all() or not trial.closed_right.any()):
         kind = "right" if trial.closed_right.all() else "wrong"

@@ -26,7 +26,7 @@ from knowgate.statistics import (
 )
 from knowgate.thresholds import Outcomes, for_accuracy, try_threshold
 
-RATES = (0.9, 0.75, 0.5, 0.25)  # retrieval rates whose accuracy the tables show
+RATES: tuple[float, ...] = (0.9, 0.75, 0.5, 0.25)  # retrieval rates whose accuracy the tables show
 DECISION_MEASURES = ("accuracy", "rate", "random", "gain", "loss", "harm", "waste", "recovered")
 
 

@@ -11,17 +11,31 @@ import numpy as np
 
 from knowgate.errors import ModelError
 from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
+from knowgate.gates.fitted.overview import gate_html, gate_line
 from knowgate.gates.fitted.probability import Floats, to_probability
 from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FittedGate(Gate):
     """A gate loaded from a folder. Subclasses give `raw`: the uncalibrated need in [0, 1] of each question."""
 
     artefact: Artefact
     plug_in: bool = False
     note: str = ""
+
+    def __init_subclass__(cls) -> None:
+        """A gate that is a dataclass would print all it holds; it prints itself as every fitted gate does."""
+        super().__init_subclass__()
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = FittedGate.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {gate_line(self.artefact.path, self.artefact.manifest)}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the facts of its card, and the ROC curve."""
+        return gate_html(self.artefact.path, self.artefact.manifest, self.note)
 
     @classmethod
     def load(cls, folder: str, plug_in: bool = False) -> Self:

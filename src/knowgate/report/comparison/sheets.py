@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from knowgate.display import NOTHING, Sheet, percent, points
-from knowgate.evaluation import RATES, Evaluation, GateResult, SliceTable
+from knowgate.display import NOTHING, Sheet, percent, points, points_with_interval, share_with_interval
+from knowgate.evaluation import RATES, Evaluation, GateResult, SliceTable, main_sheet
 from knowgate.statistics import Estimate
 
 HOW = {
@@ -61,23 +61,7 @@ def all_sheets(evaluation: Evaluation) -> Iterator[Sheet]:
 
 
 def main(evaluation: Evaluation) -> Sheet:
-    columns = ("gate", "accuracy", "retrieval", "matched random", "gain", "loss", "harm", "waste", "headroom")
-    return Sheet("Answers", columns, tuple(_main_row(gate) for gate in evaluation.gates))
-
-
-def _main_row(gate: GateResult) -> tuple[str, ...]:
-    m = gate.measures
-    return (
-        gate.gate,
-        share(m["accuracy"]),
-        percent(m["rate"].value),
-        percent(m["random"].value),
-        gap(m["gain"]),
-        gap(m["loss"]),
-        percent(m["harm"].value),
-        percent(m["waste"].value),
-        percent(m["recovered"].value),
-    )
+    return main_sheet(evaluation.gates)
 
 
 def ranking(evaluation: Evaluation) -> Sheet:
@@ -114,7 +98,7 @@ def _frontier_row(gate: GateResult) -> tuple[str, ...]:
 
 def judged(evaluation: Evaluation) -> Sheet:
     rows = [
-        (gate.gate, share(gate.measures["closed_if_known"]), share(gate.measures["closed_if_unknown"]))
+        (gate.gate, *(share_with_interval(gate.measures[name]) for name in ("closed_if_known", "closed_if_unknown")))
         for gate in evaluation.gates
         if "closed_if_known" in gate.measures
     ]
@@ -142,7 +126,7 @@ def comparisons(evaluation: Evaluation) -> Sheet:
         (
             one.gate,
             one.against,
-            gap(Estimate(one.difference, one.low, one.high)),
+            points_with_interval(Estimate(one.difference, one.low, one.high)),
             str(one.only_gate),
             str(one.only_against),
             _p(one.p_mcnemar),
@@ -169,22 +153,6 @@ def _slice_cell(part: SliceTable, name: str) -> str:
         if gate == name:
             return f"{percent(accuracy)} @ {percent(rate)} ({points(accuracy - random)})"
     return "empty"
-
-
-def share(value: Estimate) -> str:
-    if value.value is None:
-        return NOTHING
-    if value.low is None or value.high is None:
-        return percent(value.value)
-    return f"{percent(value.value)} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
-
-
-def gap(value: Estimate) -> str:
-    if value.value is None:
-        return NOTHING
-    if value.low is None or value.high is None:
-        return points(value.value)
-    return f"{points(value.value)} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
 
 
 def plain(value: Estimate | None) -> str:
