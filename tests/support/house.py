@@ -33,7 +33,8 @@ LEVELS = [
     ["pipeline"],
     ["evaluation"],
     ["report"],
-    ["cli", "serve", "integrations", "__main__", TOP],
+    ["cli", "serve", "integrations", TOP],
+    ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 LEAVES = LEVELS[-1]

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
-from threadpoolctl import threadpool_limits
 
 from knowgate.errors import BadInput
-from knowgate.fitting.metrics import Bools, auroc
 from knowgate.gates import apply_network
+from knowgate.statistics import Bools
 from knowgate.types import Vector
 
 SIZES = (512, 64, 32)  # CBDR section 3.1
@@ -58,6 +56,9 @@ def standardise(features: Vector) -> Tensors:
 
 def fit_linear(features: Vector, needed: Bools, strength: float = 1.0) -> Tensors:
     """Regularised logistic regression on standardised features; `strength` is scikit-learn's C."""
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
     tensors = standardise(features)
     x = (features - tensors["mean"]) / tensors["scale"]
     with threadpool_limits(1):  # so small that threads only wait for each other
@@ -80,6 +81,8 @@ def best_linear(features: Vector, needed: Bools, dev: Vector, dev_needed: Bools)
 
 def ranking(needed: Bools, needs: NDArray[np.float64]) -> float:
     """AUROC for comparing fits: one half where it is not defined."""
+    from knowgate.fitting.metrics import auroc
+
     found = auroc(needed, needs)
     return 0.5 if found is None else found
 
@@ -121,6 +124,8 @@ def _worker_for_each(seeds: Sequence[int]) -> Iterator[ThreadPoolExecutor]:
 def _train(x: Vector, needed: Bools, dev: Vector, dev_needed: Bools, seed: int, stop: threading.Event) -> Layers:
     """One member at its best dev epoch; where dev rows are all of a kind and cannot tell, at its last."""
     import torch
+
+    from knowgate.fitting.metrics import auroc
 
     network = _Network(x.shape[1], seed)
     batches, updates = network.batches(len(x)), -(-len(x) // BATCH)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +13,11 @@ import numpy as np
 
 from knowgate.fitting.card import card
 from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.metrics import Floats, Measured, measure
 from knowgate.fitting.probability import fit_calibration
-from knowgate.gates import SEEN, Tensors, calibrate, write_artefact
-from knowgate.types import Signal, Want
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """What a fit gives: the gate's name and options, what it must read, and its weights.
-
-    raw: uncalibrated need of the given row numbers. notes: lines for the card.
-    """
-
-    gate: str
-    options: Mapping[str, Any]
-    needs: frozenset[Signal]
-    want: Want
-    tensors: Tensors
-    raw: Callable[[Sequence[int]], Floats]
-    notes: Sequence[str] = ()
-    files: Mapping[str, bytes] = field(default_factory=dict)
+from knowgate.gates import SEEN, calibrate, write_artefact
+from knowgate.types import Want
 
 
 @dataclass(frozen=True)
@@ -101,6 +85,7 @@ def describe(fitted: FitResult, examples: Examples) -> dict[str, Any]:
         "split": examples.split.sizes(),
         "base_rate": float(examples.needed.mean()),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
+        "notes": list(fitted.notes),
     }
 
 

@@ -156,7 +156,7 @@ GATES = {
     ),
 }
 
-# gates that must be fitted first; a folder made by `knowgate fit` names one of these
+# gates that must be fitted first, each with the function that does it; a folder made by `knowgate fit` names one
 FITTED = {
     "probe": Entry(
         "knowgate.gates.probe:ProbeGate",
@@ -165,6 +165,7 @@ FITTED = {
         cost="none when skipping",
         extra="train",
         paper="CBDR 2025",
+        fit="knowgate.fitting.probe:fit_probe",
     ),
     "uar": Entry(
         "knowgate.gates.uar:UarGate",
@@ -173,6 +174,7 @@ FITTED = {
         cost="none when skipping",
         extra="train",
         paper="Cheng et al. 2024 (UAR)",
+        fit="knowgate.fitting.uar:fit_uar",
     ),
     "adaptive": Entry(
         "knowgate.gates.adaptive:AdaptiveGate",
@@ -180,6 +182,7 @@ FITTED = {
         cost="one embedding",
         extra="train",
         paper="Jeong et al. 2024 (Adaptive-RAG)",
+        fit="knowgate.fitting.adaptive:fit_adaptive",
     ),
     "ik": Entry(
         "knowgate.gates.ik:IkGate",
@@ -188,6 +191,7 @@ FITTED = {
         cost="one prefill of the judge of 100 tokens",
         extra="train",
         paper="IK 2025",
+        fit="knowgate.fitting.judges.ik:fit_ik",
     ),
     "kbm": Entry(
         "knowgate.gates.kbm:KbmGate",
@@ -195,6 +199,7 @@ FITTED = {
         cost="one or two prefills of the judge of 90 tokens",
         extra="train",
         paper="Zhang et al. 2024 (KBM)",
+        fit="knowgate.fitting.judges.kbm:fit_kbm",
     ),
     "fusion": Entry(
         "knowgate.gates.fusion:FusionGate",
@@ -203,6 +208,7 @@ FITTED = {
         cost="as fitted",
         extra="train",
         paper="ours",
+        fit="knowgate.fitting.fusion:fit_fusion",
     ),
 }
 
@@ -238,11 +244,11 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
     return load_gate(PLAIN)
 
 
-def load_fitted(folder: str, *, plug_in: bool = False) -> Gate:
+def load_fitted(folder: str, *, plug_in: bool = False) -> FittedGate:
     """A gate that `knowgate fit` made."""
     artefact = read_artefact(folder)
     cls = resolve(FITTED, "fitted gate", str(artefact.manifest["gate"]).split(":")[0], "knowgate.fitted_gates")
-    gate: Gate = cls(artefact, plug_in)
+    gate: FittedGate = cls(artefact, plug_in)
     return gate
 
 

@@ -9,7 +9,7 @@ from knowgate.lazy import hand_on
 if TYPE_CHECKING:
     from knowgate.preferences.measure import Benefit, Confidence, Likelihood, Preferrer, Source
     from knowgate.preferences.rank_measures import NAMES, Estimate, Floats, estimate, estimates, rank_values, ranking
-    from knowgate.preferences.record import Preference, PreferenceFolder, data_hash, distinct
+    from knowgate.preferences.record import Preference, PreferenceFolder, data_hash, distinct, shared_settings
     from knowgate.preferences.session import PreferenceCounts, prefer_run
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -32,4 +32,5 @@ __all__ = [
     "prefer_run",
     "rank_values",
     "ranking",
+    "shared_settings",
 ]
