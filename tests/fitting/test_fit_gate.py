@@ -111,7 +111,7 @@ def test_every_fitted_gate_of_the_table_can_be_fitted():
         ("probe", ["layer", "position", "kind"]),
         ("fusion", ["cheap", "early", "text"]),
         ("adaptive", []),
-        ("uar", ["base", "criteria"]),
+        ("uar", ["criteria", "model"]),
         ("ik", ["mode", "tokens", "base", "epochs", "learning_rate", "full", "accumulate"]),
         ("kbm", ["head", "tau", "base", "epochs", "learning_rate", "full", "accumulate"]),
     ],

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 RERANKER, GATES = "reranker", "Gates, and when they retrieve"
 RENAMED = {"--rate": "--learning-rate"}
+RENAMED_OF = {"uar": {"--base": "--model"}}
 ENOUGH, ENOUGH_TESTED = 300, 50
 SHARED = ("labels", "out", "target", "threshold", "seed")
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -66,7 +67,7 @@ class FitVerb(Verb):
     """A gate's line in the group: the command is made from the signature of its fit function."""
 
     def load(self, name: str) -> Any:
-        return make_command(name, gate_command(name), RENAMED)
+        return make_command(name, gate_command(name), {**RENAMED, **RENAMED_OF.get(name, {})})
 
 
 class FitGroup(LazyGroup):

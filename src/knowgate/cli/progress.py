@@ -42,7 +42,7 @@ def question_bar(what: str, console: Console) -> Any:
 
 
 def _printer(console: Console) -> Callable[[str], None]:
-    return lambda line: console.print(line, markup=False)
+    return lambda line: console.print(line, markup=False, highlight=False)
 
 
 def _bar(console: Console) -> Any:
@@ -69,7 +69,7 @@ class Bar:
         self.bar.update(self.tasks[name], completed=done, total=total, pace=pace)
 
     def say(self, line: str) -> None:
-        self.bar.console.print(line, markup=False)
+        self.bar.console.print(line, markup=False, highlight=False)
 
 
 @dataclass(frozen=True)

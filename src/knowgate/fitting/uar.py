@@ -32,15 +32,15 @@ Tensors = dict[str, NDArray[Any]]
 def fit_uar(
     examples: Annotated[Examples, Wanted(target="known")],
     *,
-    base: Annotated[str | None, "Model that reads them. Default: the LLM that was labelled."] = None,
     criteria: Annotated[str, "Labelled questions for intent, knowledge and time, as name=SPEC,..."] = USUAL,
+    model: Annotated[str | None, "Model spec of the LLM that reads them. Default: as in the label run."] = None,
     seed: int = 0,
     watch: WatchFit = unwatched,
 ) -> FitResult:
     """Three heads from questions labelled by criterion, which the LLM reads now; the fourth from the label run."""
     questions = _questions(criteria)  # first: a wrong spec is said before a model is loaded for it
-    model = load_model(base or str(examples.settings["model"]))
-    return fit_heads(examples, model, questions, seed=seed, watch=watch)
+    llm = load_model(model or str(examples.settings["model"]))
+    return fit_heads(examples, llm, questions, seed=seed, watch=watch)
 
 
 def _questions(spec: str) -> dict[str, list[Question]]:

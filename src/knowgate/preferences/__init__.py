@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.preferences.from_labels import prefer
     from knowgate.preferences.measure import Benefit, Confidence, Likelihood, Preferrer, Source
     from knowgate.preferences.rank_measures import NAMES, Estimate, Floats, estimate, estimates, rank_values, ranking
     from knowgate.preferences.record import Preference, PreferenceFolder, data_hash, distinct, shared_settings
@@ -29,6 +30,7 @@ __all__ = [
     "distinct",
     "estimate",
     "estimates",
+    "prefer",
     "prefer_run",
     "rank_values",
     "ranking",
