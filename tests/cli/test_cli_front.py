@@ -17,7 +17,7 @@ from knowgate.cli.verbs import ASK, FIT, MEASURE, PROVE, TOOLS, VERBS
 from tests.cli.conftest import Call
 
 PLAIN = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-TIMES = 4  # what the first page may take, compared with importing the libraries that draw it
+TIMES = 3  # what the first page may take, compared with importing the libraries that draw it
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -8,8 +8,8 @@ import torch
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.judges.checkpoint import forget_training, training_folder
-from knowgate.fitting.judges.ik import fit_ik_judge
-from knowgate.fitting.judges.kbm import fit_kbm_judge
+from knowgate.fitting.judges.ik import fit_ik, fit_ik_judge
+from knowgate.fitting.judges.kbm import fit_kbm, fit_kbm_judge
 from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson, learning_rate, mean_loss
 from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
@@ -91,6 +91,19 @@ def test_gradients_added_up_over_portions_train_like_a_whole_batch(base, tmp_pat
         for i, how in enumerate((whole, parts))
     ]
     assert notes[0] == notes[1]
+
+
+@pytest.mark.parametrize("fit", [fit_ik, fit_kbm])
+def test_the_options_of_a_fit_make_its_training(base, tmp_path, fit):
+    steps = []
+    options = {"epochs": 2, "learning_rate": 5e-3, "accumulate": 2, "seed": 3, "full": False}
+    by_options = fit(planted(base, 60), **options, work=tmp_path / "a", watch=steps.append)
+    inner = {fit_ik: fit_ik_judge, fit_kbm: fit_kbm_judge}[fit]
+    training = JudgeTraining(epochs=2, rate=5e-3, accumulate=2, seed=3)
+    assert by_options.files == inner(planted(base, 60), training=training, work=tmp_path / "b").files
+    ends = [step for step in steps if step.is_milestone]
+    assert [step.words.split(",")[0] for step in ends] == ["epoch 1", "epoch 2"]
+    assert (ends[-1].done, ends[-1].unit, ends[-1].stage) == (ends[-1].total, "examples", "training")
 
 
 def test_an_interrupted_training_goes_on_and_ends_where_an_uninterrupted_one_does(base, tmp_path):

@@ -1,12 +1,14 @@
 """UAR's heads learn planted rules: in the fake model's states the side of known and unknown can be seen."""
 
+import json
+
 import numpy as np
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.save import save_fitted
-from knowgate.fitting.uar import fit_heads
+from knowgate.fitting.uar import fit_heads, fit_uar
 from knowgate.gates import load_gate, score
 from knowgate.gates.live import bind, read_questions
 from knowgate.labels.grading import StringGrader
@@ -83,6 +85,22 @@ def test_a_loaded_gate_gives_the_same_needs(saved):
 def test_fitting_twice_gives_the_same_weights(examples, fitted):
     again = fit_heads(examples, MODEL, CRITERIA)
     assert all(np.array_equal(block, again.tensors[name]) for name, block in fitted.tensors.items())
+
+
+def test_the_fit_of_the_table_reads_models_and_questions_by_their_specs(examples, fitted, tmp_path, monkeypatch):
+    for name, questions in CRITERIA.items():
+        lines = [json.dumps({"id": q.id, "question": q.text, "meta": q.meta}) for q in questions]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    specs = ",".join(f"{name}=jsonl:{tmp_path / name}.jsonl" for name in CRITERIA)
+    opened, steps = [], []
+    monkeypatch.setattr("knowgate.fitting.uar.load_model", lambda spec: opened.append(spec) or MODEL)
+    again = fit_uar(examples, criteria=specs, watch=steps.append)
+    assert opened == [examples.settings["model"]]
+    assert all(np.array_equal(block, again.tensors[name]) for name, block in fitted.tensors.items())
+    assert [(step.stage, step.done, step.total) for step in steps[:2]] == [
+        ("reading intent", 64, 120),
+        ("reading intent", 120, 120),
+    ]
 
 
 def test_another_model_than_the_label_run_is_refused(examples):

@@ -37,7 +37,7 @@ LEVELS = [
     ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-LEAVES = LEVELS[-1]
+LEAVES = LEVELS[-2]
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,15 @@ FitThreshold = Annotated[
 class FitVerb(Verb):
     """A gate's line in the group: the command is made from the signature of its fit function."""
 
+    def about(self, name: str) -> str:
+        """The table's words; a gate of another package is loaded for its own, and one that cannot be says why."""
+        if name in FITTED:
+            return FITTED[name].summary
+        try:
+            return (inspect.getdoc(fit_function(name)) or "a gate of another package").splitlines()[0]
+        except KnowgateError as error:
+            return str(error)
+
     def load(self, name: str) -> Any:
         return make_command(name, gate_command(name), {**RENAMED, **RENAMED_OF.get(name, {})})
 
@@ -74,7 +83,7 @@ class FitGroup(LazyGroup):
     """The gates of the table, those of other packages, and the reranker."""
 
     def verbs(self) -> Mapping[str, Verb]:
-        gates: dict[str, Verb] = {name: FitVerb("", _summary(name), GATES) for name in fit_names()}
+        gates: dict[str, Verb] = {name: FitVerb("", "", GATES) for name in fit_names()}
         reranker = Verb("knowgate.cli.fit_reranker:reranker", "which passages the LLM can use", "Rerankers", RENAMED)
         return {**gates, RERANKER: reranker}
 
@@ -90,16 +99,6 @@ app = typer.Typer(
     help="Fit a gate to your LLM: splits, training, calibration, measures on held-out questions, a card."
     "\n\nEach has its own options: knowgate fit probe --help",
 )
-
-
-def _summary(name: str) -> str:
-    """The table's words; a gate of another package is loaded for its own, and one that cannot be says why."""
-    if name in FITTED:
-        return FITTED[name].summary
-    try:
-        return (inspect.getdoc(fit_function(name)) or "a gate of another package").splitlines()[0]
-    except (KnowgateError, ImportError, AttributeError) as error:
-        return f"cannot be loaded: {error}"
 
 
 def gate_command(name: str) -> Callable[..., None]:

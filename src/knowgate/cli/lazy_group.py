@@ -25,6 +25,10 @@ class Verb:
     panel: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
 
+    def about(self, name: str) -> str:
+        """The words of a list of commands."""
+        return self.summary
+
     def load(self, name: str) -> Any:
         made = load_target(self.target, f"knowgate {name}", "")
         if isinstance(made, typer.Typer):
@@ -104,7 +108,7 @@ class LazyGroup(TyperGroup):
         """The same group with its commands as the table tells of them; none is loaded."""
         listed = copy.copy(self)
         listed.commands = {
-            name: TyperCommand(name=name, help=verb.summary, rich_help_panel=verb.panel or None)
+            name: TyperCommand(name=name, help=verb.about(name), rich_help_panel=verb.panel or None)
             for name, verb in self.verbs().items()
         }
         return listed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ def progress(what: str, unit: str, console: Console) -> Iterator[Show]:
         yield Bar(what, bar)
 
 
-def question_bar(what: str, console: Console) -> Any:
+def question_bar(what: str, console: Console) -> AbstractContextManager[Show]:
     """The same for jobs that go through questions."""
     return progress(what, "questions", console)
 
@@ -89,7 +89,7 @@ class Lines:
     write: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     due: float = 0.0
-    wait: float = FIRST
+    wait: float = field(default_factory=lambda: FIRST)
     begun: dict[str, Begun] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

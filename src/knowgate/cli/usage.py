@@ -20,7 +20,8 @@ def explain(error: Any) -> tuple[str, int]:
         return _unknown_option(error), 1
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was named"
     context = getattr(error, "ctx", None)
-    known = ", ".join(getattr(context.command, "commands", ())) if context else ""
+    is_value = getattr(error, "param", None) is not None
+    known = ", ".join(getattr(context.command, "commands", ())) if context and not is_value else ""
     hint = f"Known: {known}." if known else f"See: {context.command_path if context else 'knowgate'} --help"
     return f"{sentence}. {hint}", 2
 

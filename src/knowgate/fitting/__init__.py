@@ -13,11 +13,8 @@ if TYPE_CHECKING:
     from knowgate.fitting.fit_options import HANDED, FitOption, Wanted, options_of
     from knowgate.fitting.fit_result import FitResult
     from knowgate.fitting.fusion import fit_fusion
-    from knowgate.fitting.judges.checkpoint import forget_training, training_folder
     from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
     from knowgate.fitting.judges.kbm import fit_kbm
-    from knowgate.fitting.judges.trained_model import JudgeTraining
-    from knowgate.fitting.judges.training import JudgeStep, Watch
     from knowgate.fitting.probe import fit_probe
     from knowgate.fitting.reranker.alignment import AlignedReranker, fit_reranker
     from knowgate.fitting.reranker.base import MINILM
@@ -38,14 +35,11 @@ __all__ = [
     "FitStep",
     "Group",
     "HANDED",
-    "JudgeStep",
-    "JudgeTraining",
     "MINILM",
     "PlainStep",
     "RerankStep",
     "RerankTraining",
     "Wanted",
-    "Watch",
     "WatchFit",
     "fit",
     "fit_adaptive",
@@ -58,12 +52,10 @@ __all__ = [
     "fit_probe",
     "fit_reranker",
     "fit_uar",
-    "forget_training",
     "gains_of",
     "load_examples",
     "options_of",
     "relevance_groups",
     "save_fitted",
     "save_reranker",
-    "training_folder",
 ]

@@ -76,11 +76,18 @@ def fit_function(name: str) -> FitFunction:
         return found
     outside = plugins(FITS)
     if name in outside:
-        loaded: FitFunction = outside[name].load()
-        return loaded
+        return _loaded(name, outside[name])
     if name in plugins("knowgate.fitted_gates"):
         raise BadSetting(f"the gate '{name}' can be loaded but not fitted: its package has no entry point in '{FITS}'.")
     raise UnknownName("fitted gate", name, fit_names())
+
+
+def _loaded(name: str, point: Any) -> FitFunction:
+    try:
+        function: FitFunction = point.load()
+    except (ImportError, AttributeError) as error:
+        raise BadSetting(f"the fit function of '{name}', {point.value}, cannot be loaded: {error}.") from error
+    return function
 
 
 def _paths(runs: Run | Iterable[Run]) -> list[Path]:
