@@ -63,6 +63,11 @@ def test_the_list_of_gates_has_it_and_says_what_cannot_be_loaded(call: Call, sit
     assert "outside_gate.nothing:fit_nothing, cannot be loaded: No module named 'outside_gate.nothing'" in shown
 
 
+def test_the_list_of_all_gates_names_it_without_loading_it(call: Call, site: Path):
+    assert "from another package: outside_gate.gate:LengthGate (first: knowgate fit outside)" in call("gates").out
+    assert "outside_gate" not in sys.modules
+
+
 def test_one_that_cannot_be_loaded_is_a_sentence_and_hinders_no_other(call: Call, site: Path):
     broken = call("fit", "broken", "--labels", "run", "--out", "x")
     assert (broken.code, len(broken.err.splitlines())) == (1, 1)

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 
@@ -125,6 +126,15 @@ def test_an_option_knows_its_type_its_values_and_its_default():
     assert (options["head"].kind, options["head"].allowed) == (str, ("mastery", "certainty"))
     assert (options["tau"].kind, options["tau"].default, options["tau"].may_be_none) == (float, None, True)
     assert (options["epochs"].kind, options["epochs"].default) == (int, 3)
+
+
+def test_values_that_are_numbers_keep_their_type():
+    def one(examples, *, rounds: Annotated[Literal[1, 3], "How often."] = 1): ...
+
+    option = options_of(one)["rounds"]
+    assert (option.kind, option.allowed) == (int, (1, 3))
+    with pytest.raises(BadSetting, match="fit one: rounds is '2'; allowed: 1, 3"):
+        option.check(2, "one")
 
 
 @pytest.mark.parametrize(("name", "target"), [("ik", "known"), ("kbm", "known"), ("uar", "known"), ("probe", None)])

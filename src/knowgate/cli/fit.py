@@ -131,7 +131,7 @@ def _shared(
 
 def _parameter(option: FitOption, gate: str) -> inspect.Parameter:
     """An option of a fit function as typer reads it. Which values are allowed is checked by the library."""
-    values = list(option.allowed)
+    values = [str(value) for value in option.allowed]
     shown = typer.Option(
         help=option.help,
         metavar="|".join(values) or None,

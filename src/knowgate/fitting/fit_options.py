@@ -46,7 +46,7 @@ class FitOption:
 
     name: str
     kind: type
-    allowed: tuple[str, ...]
+    allowed: tuple[Any, ...]
     default: Any
     help: str
 
@@ -58,7 +58,7 @@ class FitOption:
         if value is None and self.may_be_none:
             return
         if self.allowed and value not in self.allowed:
-            raise BadSetting(f"fit {gate}: {self.name} is '{value}'; allowed: {', '.join(self.allowed)}.")
+            raise BadSetting(f"fit {gate}: {self.name} is '{value}'; allowed: {', '.join(map(str, self.allowed))}.")
         accepted = (int, float) if self.kind is float else self.kind
         if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
             needed = NUMBERS.get(self.kind, "true or false" if self.kind is bool else "text")
@@ -121,5 +121,6 @@ def _option(name: str, hint: Any, default: Any, text: str) -> FitOption:
     if isinstance(hint, types.UnionType):
         hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
     if typing.get_origin(hint) is Literal:
-        return FitOption(name, str, typing.get_args(hint), default, text)
+        values = typing.get_args(hint)
+        return FitOption(name, type(values[0]), values, default, text)
     return FitOption(name, hint, (), default, text)
