@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import ArtefactError, BadSetting, NotOffered
-from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
+from knowgate.fitting.judges.ik import fit_ik_judge, fit_ik_text
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import read_artefact
@@ -47,7 +47,7 @@ class Made:
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ik")
     examples = planted(save_word_llama(folder / "model"), 240, by="draft")
-    fitted = fit_ik(examples, tokens=32, training=replace(QUICK, epochs=4), work=folder / "work")
+    fitted = fit_ik_judge(examples, tokens=32, training=replace(QUICK, epochs=4), work=folder / "work")
     save_fitted(fitted, examples, folder / "gate")
     return Made(folder / "gate", examples, fitted)
 

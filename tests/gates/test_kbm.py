@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import ArtefactError, BadInput, BadSetting
-from knowgate.fitting.judges.kbm import choose_tau, fit_kbm, labels_of
+from knowgate.fitting.judges.kbm import choose_tau, fit_kbm_judge, labels_of
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.kbm import kbm_text_with_passages
@@ -45,7 +45,7 @@ def made(tmp_path_factory):
     examples = planted(save_word_llama(folder / "model"), 160)
     seen = []
     for head in ("certainty", "mastery"):
-        fitted = fit_kbm(examples, head=head, tau=0.8, training=QUICK, work=folder / "work", watch=seen.append)
+        fitted = fit_kbm_judge(examples, head=head, tau=0.8, training=QUICK, work=folder / "work", watch=seen.append)
         save_fitted(fitted, examples, folder / head)
     assert sum(step.dev_loss is not None for step in seen) == QUICK.epochs
     return Made(folder, examples, fitted)
@@ -144,10 +144,10 @@ def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
 def test_rows_without_samples_are_refused_with_the_command_that_adds_them(made, tmp_path):
     rows = [replace(row, closed=replace(row.closed, mastery=None)) for row in made.examples.rows]
     with pytest.raises(BadInput, match="knowgate label --samples 30"):
-        fit_kbm(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), work=tmp_path)
+        fit_kbm_judge(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), work=tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"head": "pride"}, {"tau": 0.0}, {"tau": 1.5}])
 def test_a_head_or_tau_that_cannot_be_is_refused(made, tmp_path, wrong):
     with pytest.raises(BadSetting):
-        fit_kbm(made.examples, work=tmp_path, **wrong)
+        fit_kbm_judge(made.examples, work=tmp_path, **wrong)

@@ -34,10 +34,11 @@ LEVELS = [
     ["pipeline"],
     ["evaluation"],
     ["report"],
-    ["cli", "serve", "integrations", "__main__", TOP],
+    ["cli", "serve", "integrations", TOP],
+    ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-LEAVES = LEVELS[-1]
+LEAVES = LEVELS[-2]
 
 
 @dataclass(frozen=True)

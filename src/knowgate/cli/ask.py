@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, Retriever
 from knowgate.cli.paths import path
 from knowgate.cli.questions import read_arguments
 from knowgate.pipeline import AdaptiveRAG, answer_record, build_pipeline, decision_record, load_settings
@@ -22,7 +23,6 @@ from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, T
 
 CONTROL = frozenset([*range(0x20), *range(0x7F, 0xA0)])
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
-ModelSpec = Annotated[str | None, typer.Option("--model", help="smollm (default), hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, replay:DIR, fake.")]  # fmt: skip  # noqa: E501
 GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; see `knowgate gates`.")]  # fmt: skip  # noqa: E501
 PlugIn = Annotated[
     bool | None, typer.Option("--plug-in", help="Let a fitted gate decide for another LLM than its own.")
@@ -30,25 +30,18 @@ PlugIn = Annotated[
 Threshold = Annotated[float | None, typer.Option(help="Retrieve when need is above this (0-1). Default: the gate's own.")]  # fmt: skip  # noqa: E501
 Docs = Annotated[Path | None, typer.Option(parser=path, metavar="PATH", help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
 Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, or http:URL of a search endpoint.")]  # fmt: skip  # noqa: E501
-Kind = Annotated[str | None, typer.Option("--retriever", help="bm25 (default), dense or hybrid.")]
 Rerank = Annotated[str | None, typer.Option(help="Reranker of 20 candidates: folder made by `fit reranker`, or any cross-encoder.")]  # fmt: skip  # noqa: E501
-RerankMargin = Annotated[float | None, typer.Option(min=0, max=1, help="Skip reranking where the best passage leads by this share of its score.")]  # fmt: skip  # noqa: E501
 Preset = Annotated[str | None, typer.Option(help="cbdr: probe (--gate) with --beta, aligned reranker (--rerank), top --k.")]  # fmt: skip  # noqa: E501
 Beta = Annotated[float | None, typer.Option(min=0, max=1, help="With --preset cbdr: answer directly above this confidence. Default 0.95.")]  # fmt: skip  # noqa: E501
 SecondLook = Annotated[str | None, typer.Option(help="Folder of a fitted kbm gate that drops useless passages.")]
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
-Lang = Annotated[str | None, typer.Option(help="Force the prompt language: en or zh. Default: detected per question.")]
-Prompts = Annotated[
-    Path | None, typer.Option(parser=path, metavar="FILE", help="TOML file with your own answer prompts.")
-]
 Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
 Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
 ]
 Explain = Annotated[bool, typer.Option(help="Show the logged questions a decision rests on (dhicl, skr), and what is proven about the threshold.")]  # fmt: skip  # noqa: E501
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
 def ask(
@@ -59,7 +52,7 @@ def ask(
     threshold: Threshold = None,
     docs: Docs = None,
     index: Index = None,
-    retriever: Kind = None,
+    retriever: Retriever = None,
     rerank: Rerank = None,
     rerank_margin: RerankMargin = None,
     preset: Preset = None,

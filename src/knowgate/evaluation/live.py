@@ -13,7 +13,7 @@ from pathlib import Path
 
 from knowgate.datasets import Data, data_name
 from knowgate.errors import BadSetting
-from knowgate.gates import folder_of, gate_name, load_gate, read_questions
+from knowgate.gates import bind_gate, folder_of, gate_name, load_gate, read_questions, score_questions
 from knowgate.labels import Tally, label
 from knowgate.models import as_model
 from knowgate.prompts import AnswerPrompts, load_answer_prompts

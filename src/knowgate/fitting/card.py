@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from knowgate.gates import retrieval_rule
+
 WORDS = {
     "auroc": "AUROC (ranks questions that need retrieval above those that do not; .5 is chance)",
     "auprc": "area under precision-recall",
@@ -50,13 +52,6 @@ def _facts(manifest: Mapping[str, Any]) -> str:
         ("retrieves, as fitted", retrieval_rule(float(manifest["threshold"]))),
     ]
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows if value)
-
-
-def retrieval_rule(threshold: float) -> str:
-    """When a gate with this threshold retrieves."""
-    if threshold < 0:
-        return "always"
-    return f"when need is above {threshold:.3g}" if threshold < 1 else "never"
 
 
 def _options(options: Mapping[str, Any]) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
 from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, ranking, tuned_linear
 from knowgate.fitting.probe import DRAFT_TOKENS, out_of_fold
-from knowgate.fitting.save import FitResult
 from knowgate.gates import TEXT_SIGNAL, apply_network, draft_embeddings
 from knowgate.signals import COSTLY, SAMPLES, available_features, feature_matrix, hidden_states
 from knowgate.statistics import Floats, logit
@@ -25,9 +25,9 @@ TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
 def fit_fusion(
     examples: Examples,
     *,
-    cheap: bool = False,
-    early: bool = False,
-    text: bool | None = None,
+    cheap: Annotated[bool, "Without samples and extra passes."] = False,
+    early: Annotated[bool, "Only what the first answer token shows; retrieving costs a prefill."] = False,
+    text: Annotated[bool | None, "Read question and draft as text. Default: if there are no hidden states."] = None,
     embedder: str | Embedder = DEFAULT,
 ) -> FitResult:
     """Weigh whichever signals the label runs have.
@@ -36,6 +36,8 @@ def fit_fusion(
     that is retrieved for pays one short prefill. text: also a head over sentence embeddings of question and draft; None
     for LLMs whose hidden states nobody has, where it is the best there is.
     """
+    if cheap and early:
+        raise BadSetting("early leaves out all that cheap does, and the draft; give one of them.")
     names = [
         name for name in available_features(examples.questions, examples.readings) if _is_wanted(name, cheap, early)
     ]

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
-from threadpoolctl import threadpool_limits
 
 from knowgate.errors import BadInput
 from knowgate.gates import apply_network
@@ -58,6 +56,9 @@ def standardise(features: Vector) -> Tensors:
 
 def fit_linear(features: Vector, needed: Bools, strength: float = 1.0) -> Tensors:
     """Regularised logistic regression on standardised features; `strength` is scikit-learn's C."""
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
     tensors = standardise(features)
     x = (features - tensors["mean"]) / tensors["scale"]
     with threadpool_limits(1):  # so small that threads only wait for each other

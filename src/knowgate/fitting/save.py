@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from knowgate.display import GREY, Axis, Curve, Frame, Point, line_chart
-from knowgate.fitting.card import card, retrieval_rule
+from knowgate.fitting.card import card
 from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.probability import fit_calibration
-from knowgate.gates import SEEN, Tensors, to_probability, write_artefact
+from knowgate.gates import SEEN, retrieval_rule, to_probability, write_artefact
 from knowgate.statistics import Estimate, Floats, estimate_quality
 from knowgate.thresholds import NEVER, Outcomes, for_accuracy
-from knowgate.types import Signal, Want
+from knowgate.types import Want
 
 NOTHING_GAINED = (
     "on the dev and calibration questions no threshold answered more of them right than never retrieving, so the gate "
     "never retrieves: fit it on more questions, or choose a threshold on others with knowgate calibrate"
 )
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """What a fit gives: the gate's name and options, what it must read, and its weights.
-
-    raw: uncalibrated need of the given row numbers. notes: lines for the card.
-    """
-
-    gate: str
-    options: Mapping[str, Any]
-    needs: frozenset[Signal]
-    want: Want
-    tensors: Tensors
-    raw: Callable[[Sequence[int]], Floats]
-    notes: Sequence[str] = ()
-    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,6 +97,7 @@ def describe(fitted: FitResult, examples: Examples) -> dict[str, Any]:
         "split": examples.split.sizes(),
         "base_rate": float(examples.needed.mean()),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
+        "notes": list(fitted.notes),
     }
 
 

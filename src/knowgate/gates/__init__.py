@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
@@ -17,10 +17,11 @@ from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
 from knowgate.types import Gate, Model, Question, Reading, Signal
 
+
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
-    from knowgate.gates.fitted.artefact import ALWAYS, CARD, SEEN, Artefact, Tensors, revise_artefact, write_artefact
+    from knowgate.gates.fitted.artefact import ALWAYS, Artefact, CARD, SEEN, Tensors, revise_artefact, write_artefact
     from knowgate.gates.fitted.base import FittedGate
     from knowgate.gates.fitted.judge import (
         ADAPTER_FOLDER,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         open_judge,
     )
     from knowgate.gates.fitted.network import apply_network
+    from knowgate.gates.fitted.overview import retrieval_rule
     from knowgate.gates.fitted.probability import to_probability
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
     from knowgate.gates.ik import IK_LABELS, ik_needs
@@ -93,6 +95,7 @@ __all__ = [
     "open_judge",
     "read_artefact",
     "read_questions",
+    "retrieval_rule",
     "revise_artefact",
     "score_gate",
     "score_gates",
@@ -165,7 +168,7 @@ GATES = {
     ),
 }
 
-# gates that must be fitted first; a folder made by `knowgate fit` names one of these
+# gates that must be fitted first, each with the function that does it; a folder made by `knowgate fit` names one
 FITTED = {
     "probe": Entry(
         "knowgate.gates.probe:ProbeGate",
@@ -174,6 +177,7 @@ FITTED = {
         cost="none when skipping",
         extra="train",
         paper="CBDR 2025",
+        fit="knowgate.fitting.probe:fit_probe",
     ),
     "uar": Entry(
         "knowgate.gates.uar:UarGate",
@@ -182,6 +186,7 @@ FITTED = {
         cost="none when skipping",
         extra="train",
         paper="Cheng et al. 2024 (UAR)",
+        fit="knowgate.fitting.uar:fit_uar",
     ),
     "adaptive": Entry(
         "knowgate.gates.adaptive:AdaptiveGate",
@@ -189,6 +194,7 @@ FITTED = {
         cost="one embedding",
         extra="train",
         paper="Jeong et al. 2024 (Adaptive-RAG)",
+        fit="knowgate.fitting.adaptive:fit_adaptive",
     ),
     "ik": Entry(
         "knowgate.gates.ik:IkGate",
@@ -197,6 +203,7 @@ FITTED = {
         cost="one prefill of the judge of 100 tokens",
         extra="train",
         paper="IK 2025",
+        fit="knowgate.fitting.judges.ik:fit_ik",
     ),
     "kbm": Entry(
         "knowgate.gates.kbm:KbmGate",
@@ -204,6 +211,7 @@ FITTED = {
         cost="one or two prefills of the judge of 90 tokens",
         extra="train",
         paper="Zhang et al. 2024 (KBM)",
+        fit="knowgate.fitting.judges.kbm:fit_kbm",
     ),
     "fusion": Entry(
         "knowgate.gates.fusion:FusionGate",
@@ -212,6 +220,7 @@ FITTED = {
         cost="as fitted",
         extra="train",
         paper="ours",
+        fit="knowgate.fitting.fusion:fit_fusion",
     ),
 }
 
@@ -246,12 +255,13 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
     return load_gate(PLAIN)
 
 
-def load_fitted(folder: str, *, plug_in: bool = False) -> Gate:
+def load_fitted(folder: str, *, plug_in: bool = False) -> FittedGate:
     """A gate that `knowgate fit` made."""
     artefact = read_artefact(folder)
     name = str(artefact.manifest["gate"]).split(":")[0]
-    cls: Callable[..., Gate] = _checked(name, resolve(FITTED, "fitted gate", name, "knowgate.fitted_gates"))
-    return cls(artefact, plug_in)
+    cls: Any = _checked(name, resolve(FITTED, "fitted gate", name, "knowgate.fitted_gates"))
+    gate: FittedGate = cls(artefact, plug_in)
+    return gate
 
 
 def _checked(name: str, cls: object) -> type[Gate]:

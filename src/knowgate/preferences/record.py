@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from knowgate.errors import ArtefactError
+from knowgate.errors import ArtefactError, BadSetting
 from knowgate.files import sha256_text
 from knowgate.rerank import shown
 from knowgate.runs import RowFolder, to_json
@@ -19,6 +19,7 @@ from knowgate.types import Passage, Question
 TOP = 5  # positives and negatives kept of each question (CBDR 3.2.2)
 NOISE = 1e-6  # a smaller shift is none: one passage read in two batches differs by that much
 PAIRS = "pairs.jsonl"
+SAME = ("model_fingerprint", "prompts_fingerprint", "source")  # what folders that are used together must share
 
 
 @dataclass(frozen=True)
@@ -171,3 +172,16 @@ def data_hash(rows: Sequence[Preference]) -> str:
         for row in rows
     ]
     return sha256_text(*parts)[:16]
+
+
+def shared_settings(folders: Sequence[PreferenceFolder]) -> dict[str, Any]:
+    """Settings of the first folder; the others must be preferences of the same LLM, taken in the same way."""
+    settings: list[dict[str, Any]] = [folder.manifest()["settings"] for folder in folders]
+    for folder, other in zip(folders[1:], settings[1:], strict=True):
+        for key in SAME:
+            if other.get(key) != settings[0].get(key):
+                raise BadSetting(
+                    f"'{folder.path}' cannot be used with '{folders[0].path}': {key} is {other.get(key)} there and "
+                    f"{settings[0].get(key)} here."
+                )
+    return settings[0]

@@ -104,7 +104,7 @@ def _manifest_with(folder: Path, part: str) -> Manifest:
         wanted = "bm25" if part == BM25 else "dense"
         raise BrokenIndex(
             f"'{folder}' was built as '{manifest.kind}' and has no part for '{wanted}'. "
-            f"Build both: knowgate index SOURCE --out {folder} --kind hybrid"
+            f"Build both: knowgate index SOURCE --out {folder} --retriever hybrid"
         )
     return manifest
 

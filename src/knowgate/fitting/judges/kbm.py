@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_options import Wanted
+from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.artefact import fit_judge
-from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson
+from knowgate.fitting.judges.trained_model import (
+    ACCUMULATE,
+    BASE,
+    EPOCHS,
+    FULL,
+    LEARNING_RATE,
+    JudgeTraining,
+    Lesson,
+)
 from knowgate.fitting.judges.training import Watch
-from knowgate.fitting.save import FitResult
+from knowgate.fitting.steps import WatchFit, unwatched
 from knowgate.gates import KBM_HEADS, KBM_LABELS, Judge, encode_kbm_answer, kbm_confidence, kbm_text_with_passages
 from knowgate.prompts import kbm_text
 from knowgate.runs import GradedAnswer, LabelRow
@@ -24,6 +34,25 @@ TRIED = (0.8, 0.7, 0.9, 0.6, 0.5, 1.0)  # nearest to the paper's first: it wins 
 
 
 def fit_kbm(
+    examples: Annotated[Examples, Wanted(target="known", reads_states=False)],
+    *,
+    head: Annotated[Head, "What it decides by: mastery or certainty."] = "mastery",
+    tau: Annotated[float | None, "Known from here on. Default: chosen on the dev split."] = None,
+    base: Annotated[str | None, BASE] = None,
+    epochs: Annotated[int, EPOCHS] = JudgeTraining.epochs,
+    learning_rate: Annotated[float | None, LEARNING_RATE] = None,
+    full: Annotated[bool, FULL] = False,
+    accumulate: Annotated[int, ACCUMULATE] = JudgeTraining.accumulate,
+    seed: int = 0,
+    work: Path,
+    watch: WatchFit = unwatched,
+) -> FitResult:
+    """A judge of mastery and certainty, fine-tuned on bare questions and on questions with passages."""
+    training = JudgeTraining(epochs, accumulate=accumulate, rate=learning_rate, full=full, seed=seed)
+    return fit_kbm_judge(examples, head=head, tau=tau, base=base, training=training, work=work, watch=watch)
+
+
+def fit_kbm_judge(
     examples: Examples,
     *,
     head: Head = "mastery",

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 WARM_UP = 0.02  # KBM A.1, as are epochs, batch, tokens and the rate of a full fine-tune
 RATES = {"full": 1e-5, "lora": 1e-4}
 DROPOUT = 0.05
+# what the options of a judge's fit say
+BASE = "Model to fine-tune. Default: the LLM that was labelled."
+EPOCHS = "Walks over the examples."
+LEARNING_RATE = "Default: 1e-4, and 1e-5 with full."
+FULL = "Fine-tune all weights instead of LoRA."
+ACCUMULATE = "Portions a batch of 4 is run in, to save memory."
 
 
 @dataclass(frozen=True)
