@@ -13,7 +13,6 @@ import pytest
 import knowgate as kg
 from tests.support.house import ROOT, SOURCE
 from tests.support.invented import write_invented
-from tests.support.planted_run import few_resamples
 
 TOUR = ROOT / "examples" / "library.py"
 ASK = ("AdaptiveRAG", "load_model", "load_gate", "default_gate", "load_retriever", "build_index")
@@ -54,7 +53,7 @@ def toured(tmp_path_factory):
     """The script's own names, after it ran on the fake model."""
     folder = tmp_path_factory.mktemp("tour")
     made = write_invented(folder / "in")
-    with pytest.MonkeyPatch.context() as patch, few_resamples():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(TOUR), made.model, made.data, str(made.docs), str(folder / "out")])
         names = runpy.run_path(str(TOUR))
     return {**names, "folder": folder / "out", "made": made}

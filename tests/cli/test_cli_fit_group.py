@@ -10,7 +10,7 @@ import pytest
 
 from knowgate.gates import FITTED
 from tests.cli.conftest import Call
-from tests.support.planted_run import few_resamples, planted_rows, write_run
+from tests.support.planted_run import planted_rows, write_run
 
 SHARED = ("--labels", "--out", "--target", "--threshold", "--seed")
 LINES = 40  # of a help page on a terminal of 100 columns
@@ -69,8 +69,7 @@ def test_help_needs_no_training_package():
 
 def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
     run = write_run(tmp_path / "run", *planted_rows(120))
-    with few_resamples():
-        fitted = call("fit", "probe", "--labels", run, "--target", "known", "--layer", "4", "--kind", "linear", "--out", "probe")  # fmt: skip  # noqa: E501
+    fitted = call("fit", "probe", "--labels", run, "--target", "known", "--layer", "4", "--kind", "linear", "--out", "probe")  # fmt: skip  # noqa: E501
     assert fitted.code == 0
     assert "auroc" in fitted.out
     assert "Use it: knowgate ask --gate probe" in fitted.err

@@ -14,7 +14,7 @@ from knowgate.errors import BadSetting
 from knowgate.fitting import fit
 from tests.cli.conftest import Call
 from tests.support.outside_package import write_package
-from tests.support.planted_run import few_resamples, planted_rows, write_run
+from tests.support.planted_run import planted_rows, write_run
 
 
 @pytest.fixture
@@ -35,8 +35,7 @@ def labelled(path: Path, seed: int) -> Path:
 
 def test_it_is_fitted_saved_loaded_and_evaluated(call: Call, site: Path, tmp_path: Path):
     train, test = labelled(tmp_path / "train", 0), labelled(tmp_path / "test", 1)
-    with few_resamples():
-        fitted = call("fit", "outside", "--labels", train, "--out", "gate", "--words", "3", "--seed", "7")
+    fitted = call("fit", "outside", "--labels", train, "--out", "gate", "--words", "3", "--seed", "7")
     assert (fitted.code, "spirit calm, seed 7, unused None, layers 0" in fitted.err) == (0, True)
     assert "auroc" in fitted.out
     evaluated = call("eval", "--labels", test, "--gates", "gate", "--resamples", "5", "--json")
@@ -90,6 +89,5 @@ def test_its_values_are_checked(call: Call, site: Path, tmp_path: Path):
 
 
 def test_the_library_fits_it_too(site: Path, tmp_path: Path):
-    with few_resamples():
-        gate = fit("outside", labelled(tmp_path / "run", 0), out=tmp_path / "gate", words=4)
+    gate = fit("outside", labelled(tmp_path / "run", 0), out=tmp_path / "gate", words=4)
     assert gate.artefact.options == {"words": 4}

@@ -16,13 +16,12 @@ from knowgate.fitting.fit_options import handed_to, wanted_by
 from knowgate.gates import FITTED
 from knowgate.gates.probe import ProbeGate
 from knowgate.runs import RunFolder
-from tests.support.planted_run import few_resamples, planted_rows, scored_elsewhere, write_run
+from tests.support.planted_run import planted_rows, scored_elsewhere, write_run
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick():
-    with few_resamples():
-        yield
+    yield
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knowgate.evaluation.boundary.boundary import measure
-from knowgate.evaluation.comparison.evaluation import evaluate
+from knowgate.evaluation.comparison.evaluation import compare
 from knowgate.gates.recorded import score_gates
 from knowgate.runs.slices import THIRDS, frequency_thirds
 from knowgate.runs.trial import load_trial
@@ -23,7 +23,7 @@ def test_report_and_evaluation_cut_five_rows_alike(tmp_path):
     rows = [row(f"q{i}", side(i % 2 == 0), side(True), answer_frequency=count) for i, count in enumerate(FIVE)]
     reported = {one.value: one.n for one in measure(rows).slices if one.dimension == "answer frequency"}
     trial = load_trial([trial_run(tmp_path / "run", rows)])
-    found = evaluate(trial, score_gates(trial, ["good"]), resamples=5)
+    found = compare(trial, score_gates(trial, ["good"]), resamples=5)
     evaluated = {one.value: one.n for one in found.slices if one.dimension == "answer frequency"}
     assert reported == evaluated == {"rare": 2, "middle": 2, "frequent": 1}
 
