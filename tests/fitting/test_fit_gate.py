@@ -19,11 +19,6 @@ from knowgate.runs import RunFolder
 from tests.support.planted_run import planted_rows, scored_elsewhere, write_run
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    yield
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     return write_run(tmp_path_factory.mktemp("labels") / "run", *planted_rows(200))
