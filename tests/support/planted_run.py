@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,7 @@ def write_run(path: Path, rows: list[LabelRow], states: dict[str, Any] | None = 
     """A run folder with these rows; `states` has one line for each of them."""
     folder = RunFolder(path)
     folder.start({**SETTINGS, **settings}, {})
-    if states:
-        rows = [replace(row, vector=("vectors-0000000.safetensors", place)) for place, row in enumerate(rows)]
-    folder.append(rows, states or {}, 0)
+    folder.append(rows, states or {})
     return path
 
 

@@ -5,8 +5,9 @@ A shard is written whole before the rows that point to it, so a killed run has n
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -78,12 +79,20 @@ class RunFolder(RowFolder):
             raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(tensors))}.")
         return tensors[name]
 
-    def append(self, rows: Sequence[LabelRow], vectors: Mapping[str, Vector], first: int) -> None:
-        """Add finished rows; `first` is the number of rows already there, which names the shard."""
-        shard = f"vectors-{first:07d}.safetensors"
+    def append(self, rows: Sequence[LabelRow], vectors: Mapping[str, Vector]) -> None:
+        """Add finished rows; `vectors[name][i]` belongs to the i-th of them that did not fail."""
+        placed = list(rows)
         if vectors:
+            shard = self._new_shard()
             write_bytes(self.path / shard, save({key: np.ascontiguousarray(v) for key, v in vectors.items()}))
-        self.append_records([to_json(row) for row in rows])
+            numbers = itertools.count()
+            placed = [replace(row, vector=(shard, next(numbers))) if row.error is None else row for row in rows]
+        self.append_records([to_json(row) for row in placed])
+
+    def _new_shard(self) -> str:
+        """A name that no shard has had: one that is overwritten would give its rows other questions' states."""
+        taken = [int(file.stem.removeprefix("vectors-")) for file in self.path.glob("vectors-*.safetensors")]
+        return f"vectors-{max(taken, default=-1) + 1:07d}.safetensors"
 
     def __repr__(self) -> str:
         return f"<RunFolder {self.path}: {self._about}>"
