@@ -61,4 +61,4 @@ def retrieval_rule(threshold: float) -> str:
     """When a gate with this threshold retrieves."""
     if threshold < 0:
         return "always"
-    return f"when need is above {threshold:.3g}" if threshold < 1 else "never"
+    return f"when need is above {threshold:g}" if threshold < 1 else "never"
