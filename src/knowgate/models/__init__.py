@@ -1,4 +1,5 @@
-"""LLM backends, chosen by a string. To add one: a file here and a line in the table, or an entry point.
+"""LLM backends, chosen by a string. To add one: a file here that derives from `Backend` and a line in the table, or
+an entry point.
 
 Importing this loads none of them.
 """
