@@ -25,7 +25,7 @@ from knowgate.types import Prompt, Want
 from tests.support import entry_points
 from tests.support.house import ROOT
 from tests.support.markdown_pages import EXAMPLES
-from tests.support.planted_run import few_resamples, planted_row, write_run
+from tests.support.planted_run import planted_row, write_run
 
 QUESTIONS = ["What is it?", "What is the capital of the country that borders it in the far north?"]
 
@@ -117,8 +117,7 @@ def test_the_fitted_gate_is_fitted_saved_and_loaded(tmp_path, monkeypatch, lengt
     entry_points.install(tmp_path, points, EXAMPLES, monkeypatch)
     fit_length = importlib.import_module("length_gate").fit_length
     examples = load_examples([length_run], target="known")
-    with few_resamples():
-        save_fitted(fit_length(examples, unit=unit), examples, tmp_path / "gate")
+    save_fitted(fit_length(examples, unit=unit), examples, tmp_path / "gate")
     gate = load_gate(str(tmp_path / "gate"), plug_in=True)
     rag = AdaptiveRAG(load_model("fake"), gate, prompts=AnswerPrompts())
     short, long = (decision.need for decision in rag.decide_many(QUESTIONS))
