@@ -111,13 +111,12 @@ def length_run(tmp_path):
     return write_run(tmp_path / "run", rows)
 
 
-@pytest.mark.parametrize("unit", ["words", "characters"])
-def test_the_fitted_gate_is_fitted_saved_and_loaded(tmp_path, monkeypatch, length_run, unit):
+def test_the_fitted_gate_is_fitted_saved_and_loaded(tmp_path, monkeypatch, length_run):
     points = {"knowgate.fitted_gates": {"length": "length_gate:LengthGate"}}
     entry_points.install(tmp_path, points, EXAMPLES, monkeypatch)
     fit_length = importlib.import_module("length_gate").fit_length
     examples = load_examples([length_run], target="known")
-    save_fitted(fit_length(examples, unit=unit), examples, tmp_path / "gate")
+    save_fitted(fit_length(examples, unit="characters"), examples, tmp_path / "gate")
     gate = load_gate(str(tmp_path / "gate"), plug_in=True)
     rag = AdaptiveRAG(load_model("fake"), gate, prompts=AnswerPrompts())
     short, long = (decision.need for decision in rag.decide_many(QUESTIONS))
