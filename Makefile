@@ -17,8 +17,11 @@ install: $(STAMP)
 demo: install
 	$(BIN)/knowgate demo
 
+# One process for each core, one thread for each process: more would only wait for each other.
+# Files stay together for the sake of their fixtures, and so do all tests of the embedded model (see tests/conftest.py).
 test: install
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder $(TESTS)
 
 check: install
 	$(BIN)/ruff check .

@@ -16,19 +16,23 @@ def main() -> None:
     parser.add_argument("--gates", type=int, default=20)
     parser.add_argument("--rows", type=int, default=10_000)
     options = parser.parse_args()
-    from knowgate.evaluation.comparison.evaluation import evaluate
+    from knowgate.evaluation.comparison.evaluation import compare
     from knowgate.gates.recorded import GateScores
     from knowgate.runs.rows import GradedAnswer, LabelRow
     from knowgate.runs.trial import Trial
 
     rng, n = np.random.default_rng(0), options.rows
-    rows = [LabelRow(f"q{i}", f"q{i}", "en", closed=GradedAnswer("a b"), open=GradedAnswer("a b c")) for i in range(n)]
     closed, opened = rng.random(n) < 0.3, rng.random(n) < 0.5
+    sides = [
+        (GradedAnswer("a b", correct=bool(c)), GradedAnswer("a b c", correct=bool(o)))
+        for c, o in zip(closed, opened, strict=True)
+    ]
+    rows = [LabelRow(f"q{i}", f"q{i}", "en", closed=one, open=other) for i, (one, other) in enumerate(sides)]
     settings = {"model": "none", "grader": "contains"}
-    trial = Trial(rows, [row.id for row in rows], [], [], closed, opened, settings, ["run"], {}, {})
+    trial = Trial(rows, [row.id for row in rows], [], settings)
     gates = [GateScores(f"gate {i}", 0.7 * rng.random(n) + 0.3 * ~closed, 0.5) for i in range(options.gates)]
     start = time.perf_counter()
-    found = evaluate(trial, gates)
+    found = compare(trial, gates)
     print(f"{options.gates} gates, {n} rows, {found.resamples} resamples: {time.perf_counter() - start:.1f} s")
 
 

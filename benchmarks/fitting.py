@@ -23,9 +23,9 @@ def planted(rows: int, width: int) -> tuple[Any, Any]:
 
 
 def time_fits(rows: int, width: int) -> None:
-    from knowgate.fitting.metrics import auroc
     from knowgate.fitting.networks import best_linear, fit_mlp
     from knowgate.gates.fitted.network import apply_network
+    from knowgate.statistics.measures import auroc
 
     states, needed = planted(rows, width)
     train, dev = slice(0, int(0.9 * rows)), slice(int(0.9 * rows), rows)

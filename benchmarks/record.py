@@ -74,7 +74,7 @@ def fitted_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> list[
     from knowgate.errors import KnowgateError
     from knowgate.fitting.examples import load_examples
     from knowgate.fitting.save import save_fitted
-    from knowgate.gates import load_gate, score
+    from knowgate.gates import load_gate, score_questions
     from knowgate.runs.needs import RecordedNeeds
 
     found = []
@@ -86,7 +86,7 @@ def fitted_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> list[
             gate = load_gate(str(scratch / name), plug_in=True)
             if hasattr(gate, "embedder"):
                 gate = replace(gate, embedder=embedder)
-            needs = score(gate, trial.questions, trial.readings)
+            needs = score_questions(gate, trial.questions, trial.readings)
         except (KnowgateError, TypeError) as error:
             print(f"  left out: {name}: {error}")
             continue
@@ -98,7 +98,7 @@ def fitted_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> list[
 
 def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> Any:
     """SKR with the train run as its log."""
-    from knowgate.gates import score
+    from knowgate.gates import score_questions
     from knowgate.gates.skr import SkrGate
     from knowgate.history.sqlite import SqliteHistory
     from knowgate.labels.logbook import entries_of, scope_of
@@ -111,7 +111,7 @@ def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> An
     gate = SkrGate(log, scope=scope)
     near = gate.recall(trial.questions)
     readings = [replace(one, neighbours={"skr": found}) for one, found in zip(trial.readings, near, strict=True)]
-    needs = score(gate, trial.questions, readings)
+    needs = score_questions(gate, trial.questions, readings)
     ids = [row.id for row in trial.rows]
     return RecordedNeeds("skr", gate.threshold, dict(zip(ids, needs, strict=True)), f"log: {train.name}")
 

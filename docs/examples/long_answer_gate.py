@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.types import Gate, Question, Reading, Signal, Want
+from knowgate.types import Gate, Question, Reading, Signal
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,6 @@ class LongAnswerGate(Gate):
     words: int = 5
     name = "long-answer"
     needs = frozenset({Signal.DRAFT})
-    want = Want(draft_tokens=32)
-    threshold = 0.5
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         drafts = [reading.draft.text if reading.draft else "" for reading in readings]

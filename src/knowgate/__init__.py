@@ -1,6 +1,15 @@
 """knowgate decides, question by question, whether an LLM already knows the answer or must retrieve.
 
 The names below are the public ones. Each is loaded when it is first used, so `import knowgate` costs next to nothing.
+
+    import knowgate as kg
+
+    run = kg.label("jsonl:questions.jsonl", out="run")            # what does the LLM know?
+    gate = kg.fit("fusion", run, out="my-gate", cheap=True)       # learn to tell
+    calibration = kg.calibrate(gate, other_run, max_loss=0.02)    # choose its threshold, with a guarantee
+    kg.evaluate([calibration.gate, "logprob:mean"], third_run)    # prove it
+    rag = kg.AdaptiveRAG(kg.load_model("smollm"), calibration.gate, kg.load_retriever("index"))
+    rag.answer("Who wrote Faust?")
 """
 
 from typing import TYPE_CHECKING
@@ -8,12 +17,19 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.datasets import load_questions
     from knowgate.errors import KnowgateError
-    from knowgate.gates import default_gate, load_gate
+    from knowgate.evaluation import Evaluation, evaluate
+    from knowgate.fitting import fit
+    from knowgate.gates import FittedGate, default_gate, load_gate
+    from knowgate.labels import label
     from knowgate.models import load_model
-    from knowgate.pipeline import AdaptiveRAG
+    from knowgate.pipeline import AdaptiveRAG, Settings, answer_record, build_pipeline, decision_record, load_settings
+    from knowgate.report import write_report
     from knowgate.retrieval import build_index, load_retriever
-    from knowgate.types import Answer, Decision, Passage, Question
+    from knowgate.runs import RunFolder, open_run
+    from knowgate.thresholds import Calibration, calibrate
+    from knowgate.types import Answer, Completion, Decision, Gate, Passage, Question, Reading, Signal, Want
 else:
     __getattr__, __dir__ = hand_on(__name__)
 
@@ -21,13 +37,34 @@ __version__ = "0.1.0"
 __all__ = [
     "AdaptiveRAG",
     "Answer",
+    "Calibration",
+    "Completion",
     "Decision",
+    "Evaluation",
+    "FittedGate",
+    "Gate",
     "KnowgateError",
     "Passage",
     "Question",
+    "Reading",
+    "RunFolder",
+    "Settings",
+    "Signal",
+    "Want",
+    "answer_record",
     "build_index",
+    "build_pipeline",
+    "calibrate",
+    "decision_record",
     "default_gate",
+    "evaluate",
+    "fit",
+    "label",
     "load_gate",
     "load_model",
+    "load_questions",
     "load_retriever",
+    "load_settings",
+    "open_run",
+    "write_report",
 ]

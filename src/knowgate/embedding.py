@@ -6,6 +6,7 @@ The model is the embedded MiniLM, a hub name or a folder. Knows nothing of passa
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ class SentenceEmbedder:
         self.spec = str(Path(spec).resolve()) if Path(spec).is_dir() else spec
         self._device = device
         self._batch_size = batch_size
+        self._one_at_a_time = threading.Lock()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -37,19 +39,21 @@ class SentenceEmbedder:
         if self._folder is None:
             config = getattr(self._model[0].auto_model, "config", None)
             return sha256_text("hub", self.spec, str(getattr(config, "_commit_hash", None)))
-        files = sorted({path for pattern in _NAMING_FILES for path in self._folder.rglob(pattern)})
-        names = [path.relative_to(self._folder).as_posix() for path in files]
-        return sha256_text(*names, *map(sha256_file, files))
+        found = {path.relative_to(self._folder) for pattern in _NAMING_FILES for path in self._folder.rglob(pattern)}
+        names = sorted(found, key=lambda name: name.parts)  # Windows would not tell A from a
+        hashes = (sha256_file(self._folder / name) for name in names)
+        return sha256_text(*(name.as_posix() for name in names), *hashes)
 
     def embed(self, texts: Sequence[str]) -> Vector:
         """One unit vector per text, in order."""
-        vectors = self._model.encode(
-            list(texts),
-            batch_size=self._batch_size,
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
+        with self._one_at_a_time:  # tokenizers cannot be used by two threads at once
+            vectors = self._model.encode(
+                list(texts),
+                batch_size=self._batch_size,
+                normalize_embeddings=True,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
         return np.asarray(vectors, dtype=np.float32)
 
     @cached_property

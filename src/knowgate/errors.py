@@ -20,7 +20,14 @@ from collections.abc import Iterable
 
 
 class KnowgateError(Exception):
-    """Base of all errors whose message is meant for the user."""
+    """Base of all errors whose message is meant for the user.
+
+    brief: what was wrong, without what to do about it: for the cell of a table. The whole message where none is given.
+    """
+
+    def __init__(self, message: str, *, brief: str = ""):
+        super().__init__(message)
+        self.brief = brief or message
 
 
 class UnknownName(KnowgateError):

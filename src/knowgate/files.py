@@ -15,12 +15,14 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from knowgate.errors import BadInput
 
-if os.name == "posix":
+try:
     import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def cache_dir() -> Path:
@@ -46,20 +48,33 @@ def sha256_text(*texts: str) -> str:
     return digest.hexdigest()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing."""
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` when the block ends well; else the one that was there stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)  # mkstemp makes private files
-        Path(temporary).replace(path)
+        temporary.chmod(0o644)  # mkstemp makes private files
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """A whole file, or the one that was there."""
+    with new_file(path) as file:
+        file.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A whole file, or the one that was there; in UTF-8, with line ends as they are."""
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -97,12 +112,15 @@ def _swap(new: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock between processes, so that two of them do not make the same thing at once."""
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock between processes, so that two of them do not make the same thing at once.
+
+    wait: until whoever holds it lets go; else BlockingIOError. Systems without POSIX locks lock nothing.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        if os.name == "posix":
-            fcntl.flock(file, fcntl.LOCK_EX)
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 

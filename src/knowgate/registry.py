@@ -18,7 +18,10 @@ from knowgate.errors import BadSetting, MissingExtra, UnknownName
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a table. `target` is "module:attribute"; `extra` is what must be installed, "" for nothing."""
+    """One line of a table. `target` is "module:attribute"; `extra` is what must be installed, "" for nothing.
+
+    fit: "module:function" that makes it from label runs, for what must be fitted first.
+    """
 
     target: str
     summary: str
@@ -26,19 +29,21 @@ class Entry:
     cost: str = ""
     extra: str = ""
     paper: str = ""
+    fit: str = ""
 
 
 def resolve(table: Mapping[str, Entry], what: str, name: str, group: str = "") -> Any:
     """The object behind `name`: from the table, else from an entry point of `group`."""
     if name in table:
         return load_target(table[name].target, f"{what} '{name}'", table[name].extra)
-    plugins = _plugins(group) if group else {}
-    if name in plugins:
-        return plugins[name].load()
-    raise UnknownName(what, name, [*table, *plugins])
+    outside = plugins(group) if group else {}
+    if name in outside:
+        return outside[name].load()
+    raise UnknownName(what, name, [*table, *outside])
 
 
-def _plugins(group: str) -> dict[str, Any]:
+def plugins(group: str) -> dict[str, Any]:
+    """Entry points that other packages have in this group, by name."""
     from importlib import metadata  # here and not above: it takes 40 ms, and most names are in the table
 
     return {point.name: point for point in metadata.entry_points(group=group)}

@@ -53,8 +53,8 @@ def tokens(text: str) -> list[str]:
 
 def is_exact(answer: str, golds: Sequence[str]) -> bool:
     """The normalised answer equals a normalised gold answer (EM)."""
-    found = normalise(answer)
-    return any(found == normalise(gold) for gold in golds if normalise(gold))
+    said = normalise(answer)
+    return any(said == normalise(gold) for gold in golds if normalise(gold))
 
 
 def contains_tokens(haystack: Sequence[str], needle: Sequence[str]) -> bool:
@@ -78,10 +78,10 @@ def grade_contains(answer: str, question: Question) -> Verdict:
 
     A gold answer whose tokens all stand in the question counts only if the answer is not an echo of it.
     """
-    found = tokens(answer)
+    said = tokens(answer)
     asked = tokens(question.text)
-    hits = [gold for gold in map(tokens, question.answers) if contains_tokens(found, gold)]
-    trusted = [gold for gold in hits if not set(gold) <= set(asked) or not is_echo(found, asked)]
+    hits = [gold for gold in map(tokens, question.answers) if contains_tokens(said, gold)]
+    trusted = [gold for gold in hits if not set(gold) <= set(asked) or not is_echo(said, asked)]
     return Verdict(correct=bool(trusted), guarded=bool(hits) and not trusted)
 
 
@@ -123,8 +123,8 @@ def chosen_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
     small = SMALL_LETTER.fullmatch(answer)
     if small and small.group(1).upper() in allowed:
         return small.group(1).upper()
-    found = tokens(answer)
-    named = [letter for letter, choice in zip(LETTERS, choices, strict=False) if contains_tokens(found, tokens(choice))]
+    said = tokens(answer)
+    named = [letter for letter, choice in zip(LETTERS, choices, strict=False) if contains_tokens(said, tokens(choice))]
     return named[0] if len(named) == 1 else None
 
 

@@ -199,5 +199,5 @@ def test_a_missing_embedding_package_is_said_before_weights_are_fetched(
     call: Call, docs: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    said = sentence(call("index", docs, "--out", "made", "--kind", "dense"))
+    said = sentence(call("index", docs, "--out", "made", "--retriever", "dense"))
     assert "pip install 'knowgate[local]'" in said

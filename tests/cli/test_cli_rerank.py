@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from knowgate.cli import run
+from knowgate.preferences import prefer as prefer_labelled
 from knowgate.preferences.record import PreferenceFolder
+from knowgate.runs import RunFolder
 
 pytest.importorskip("sentence_transformers")
 
@@ -39,7 +42,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_data(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("knowgate.fitting.metrics.RESAMPLES", 5)
         assert run(["label", "--data", "jsonl:data.jsonl", *TABLE, "--samples", "0", "--out", "run"]) == 0
         probe = ["fit", "probe", "--labels", "run", "--target", "known", "--kind", "linear", "--out", "probe"]
         assert run(probe) == 0
@@ -56,22 +58,26 @@ def prefer(call, *options: str):
     return call("prefer", "--labels", "run", "--out", "pref", *model, *options)
 
 
-def test_a_reranker_is_aligned_measured_and_used(call, made, tmp_path):
+def test_a_reranker_is_aligned_measured_and_used(call, made, tmp_path, monkeypatch):
     from tests.support.tiny_cross_encoder import save_tiny_cross_encoder
 
+    monkeypatch.setattr("knowgate.cli.progress.FIRST", 0.0)  # every step is a line
     done = prefer(call, "--gate", "probe", "--data", "jsonl:data.jsonl")
     assert done.code == 0, done.err
+    assert "measuring: 0 of 80 questions" in done.err
     assert "Duplicate passages dropped: 80; cut to the context window: 0." in done.err
     assert len(list(PreferenceFolder(tmp_path / "pref").rows())) == 80
 
     save_tiny_cross_encoder(tmp_path / "tiny", WORDS)
-    options = ["--base", "tiny", "--batch", "4", "--rate", "3e-3", "--epochs", "2"]
+    options = ["--base", "tiny", "--batch", "4", "--learning-rate", "3e-3", "--epochs", "2"]
     fitted = call("fit", "reranker", "--pref", "pref", *options, "--out", "aligned")
     assert fitted.code == 0, fitted.err
     assert "P@1" in fitted.out
     assert "knowgate ask --rerank aligned" in fitted.err
+    assert re.search(r"^alignment: 4 of \d+ questions, .* questions/s, loss ", fitted.err, flags=re.MULTILINE)
+    assert re.search(r" left$", fitted.err, flags=re.MULTILINE)
 
-    rankers = ["--rerank", "aligned", "--base", "tiny", "--margin", "0.5"]
+    rankers = ["--rerank", "aligned", "--base", "tiny", "--rerank-margin", "0.5"]
     measured = call("eval-rerank", "--pref", "pref", *rankers, *TABLE, "--out", "e")
     assert measured.code == 0, measured.err
     found = json.loads((tmp_path / "e" / "rerank.json").read_text())
@@ -116,6 +122,15 @@ def test_preferences_that_were_interrupted_go_on(call, made, source, tmp_path):
     (tmp_path / "pref" / "preferences.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:20])
     assert prefer(call, *options).code == 0
     assert (tmp_path / "pref" / "preferences.jsonl").read_bytes() == whole
+
+
+def test_the_library_measures_what_the_command_does(call, made, tmp_path):
+    assert prefer(call, "--data", "jsonl:data.jsonl", "--source", "benefit", "--limit", "12").code == 0
+    options = {"data": "jsonl:data.jsonl", "source": "benefit", "limit": 12, "model": TABLE[1]}
+    counts = prefer_labelled(RunFolder(Path("run")), "again", **options)
+    assert counts.done == 12
+    first, second = ((tmp_path / name / "preferences.jsonl").read_bytes() for name in ("pref", "again"))
+    assert first == second
 
 
 @pytest.mark.parametrize(

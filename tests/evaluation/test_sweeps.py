@@ -3,10 +3,13 @@ import pytest
 from knowgate.cli import run as knowgate
 from knowgate.errors import BadInput, UnknownName
 from knowgate.evaluation import sweeps
+from knowgate.fitting.examples import load_examples
+from knowgate.fitting.probe import fit_probe
+from knowgate.fitting.save import save_fitted
 from knowgate.gates.recorded import score_gate
 from knowgate.runs.needs import RecordedNeeds, write_needs
 from knowgate.runs.trial import load_trial
-from tests.support.planted_run import few_resamples, planted_rows
+from tests.support.planted_run import planted_rows
 from tests.support.planted_run import write_run as planted_run
 from tests.support.trials_by_hand import trial_run
 
@@ -55,11 +58,20 @@ def test_a_gate_fitted_on_one_run_is_tested_on_others_and_on_questions_of_its_ow
         rows, states = planted_rows(150, seed=seed)
         runs.append(planted_run(tmp_path / f"run{seed}", rows, states))
     said: list[str] = []
-    with few_resamples():
-        found = cells(sweeps.sweep_transfer("probe", runs[:1], runs, said.append))
+    found = cells(sweeps.sweep_transfer("probe", runs[:1], runs, said.append))
     assert said == ["fitting probe on run1"]
     assert float(found["run1"]["run2"]) > 0.9
     assert float(found["run1"]["run1"]) > 0.9  # on the test split alone
+
+
+def test_a_gate_that_cannot_be_measured_on_a_run_says_why_in_its_cell(tmp_path):
+    rows, states = planted_rows(150, seed=1)
+    run = planted_run(tmp_path / "with", rows, states)
+    bare = planted_run(tmp_path / "without", planted_rows(20, seed=2)[0])
+    examples = load_examples([run], target="known")
+    save_fitted(fit_probe(examples, kind="linear"), examples, tmp_path / "probe")
+    found = cells(sweeps.sweep_plug_in([str(tmp_path / "probe")], [bare]))
+    assert found == {"probe": {"without": "(the rows lack hidden)"}}
 
 
 def test_only_gates_that_are_fitted_from_rows_can_be_swept_over(tmp_path):

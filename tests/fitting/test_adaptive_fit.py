@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_fitted
 from knowgate.runs.rows import GradedAnswer, LabelRow
 from knowgate.runs.split import split_questions
+from knowgate.runs.trial import Trial
 from knowgate.types import Question, Reading
 from tests.support.hash_embedder import HashEmbedder
 
@@ -45,13 +48,12 @@ def test_a_row_without_an_open_book_answer_is_refused():
 
 def examples(words=("easy", "single", "chained"), n=240):
     texts = [f"{words[i % len(words)]} question number {i}" for i in range(n)]
-    rows = [row(*RULES[words[i % len(words)]]) for i in range(n)]
+    rows = [replace(row(*RULES[words[i % len(words)]]), question=text) for i, text in enumerate(texts)]
     needed = np.array([not made.closed.correct for made in rows])
     settings = {"model": "m", "model_fingerprint": "m", "prompts_fingerprint": "p", "grader": "g",
                 "data_fingerprint": "d"}  # fmt: skip
-    questions = [Question(text) for text in texts]
-    split = split_questions(texts, 0)
-    return Examples(rows, questions, [Reading()] * n, needed, "known", split, settings, ["run"])
+    trial = Trial(rows, [made.id for made in rows], [Reading()] * n, settings, ["run"])
+    return Examples(trial, needed, "known", split_questions(texts, 0))
 
 
 def test_it_learns_a_planted_rule_and_comes_back_from_disk_the_same(tmp_path):

@@ -21,11 +21,6 @@ def parts(split):
 # --- splits ---------------------------------------------------------------------------------------
 
 
-def test_every_row_is_in_exactly_one_part():
-    places = [place for part in parts(split_questions(TEXTS, 0)) for place in part]
-    assert sorted(places) == list(range(len(TEXTS)))
-
-
 def test_parts_have_their_shares():
     sizes = split_questions(TEXTS, 0).sizes()
     assert all(abs(sizes[name] / len(TEXTS) - share) < 0.04 for name, share in SHARES.items())
@@ -40,11 +35,6 @@ def test_equal_questions_stay_together_however_they_are_written():
 def test_the_seed_decides_the_split():
     assert parts(split_questions(TEXTS, 1)) == parts(split_questions(TEXTS, 1))
     assert parts(split_questions(TEXTS, 1)) != parts(split_questions(TEXTS, 2))
-
-
-def test_a_row_keeps_its_part_when_others_are_added():
-    few, many = split_questions(TEXTS[:300], 0), split_questions(TEXTS, 0)
-    assert set(few.test.tolist()) == {place for place in many.test.tolist() if place < 300}
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -125,11 +115,29 @@ def test_one_question_asked_over_and_over_is_refused(tmp_path):
         load_examples([write_run(tmp_path / "run", rows)])
 
 
-@pytest.mark.parametrize("key", ["model_fingerprint", "prompts_fingerprint"])
-def test_runs_of_different_models_or_wordings_are_refused_by_name(tmp_path, key):
-    runs = [write_run(tmp_path / "one", planted_rows(60)[0]), write_run(tmp_path / "two", [], **{key: "another"})]
-    with pytest.raises(BadSetting, match=rf"different {key.split('_')[0]}s \(.*one: .*; .*two: another\); fit one"):
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("model_fingerprint", r"are of different models \(.*one: .*; .*two: 9\); fit one gate for each"),
+        ("prompts_fingerprint", r"are of different prompts \(.*one: .*; .*two: 9\); fit one gate for each"),
+        ("max_tokens", r"drafted answers of different length \(.*one: 8; .*two: 9\); label with one --max-tokens"),
+    ],
+)
+def test_runs_that_do_not_belong_together_are_refused_by_name(tmp_path, key, words):
+    runs = [write_run(tmp_path / "one", planted_rows(60)[0]), write_run(tmp_path / "two", [], **{key: 9})]
+    with pytest.raises(BadSetting, match=words):
         load_examples(runs)
+
+
+def test_a_run_named_twice_would_count_its_questions_twice(tmp_path):
+    run = write_run(tmp_path / "run", planted_rows(60)[0])
+    with pytest.raises(BadSetting, match="named twice"):
+        load_examples([run, run])
+
+
+def test_runs_of_one_folder_name_can_be_fitted_together(tmp_path):
+    runs = [write_run(tmp_path / f"{seed}" / "run", planted_rows(40, seed=seed)[0]) for seed in (1, 2)]
+    assert len(load_examples(runs).rows) == 80
 
 
 def test_benefit_without_open_book_answers_is_refused_with_the_way_out(tmp_path):

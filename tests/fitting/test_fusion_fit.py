@@ -9,15 +9,15 @@ import pytest
 from knowgate.errors import BadInput
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.fusion import fit_fusion
-from knowgate.fitting.metrics import auroc
 from knowgate.fitting.probe import fit_probe
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_fitted
 from knowgate.signals.dispersion import SAMPLES as SEAKR_SAMPLES
-from knowgate.signals.features import FEATURES, matrix
+from knowgate.signals.features import FEATURES, feature_matrix
+from knowgate.statistics.measures import auroc
 from knowgate.types import Completion, Signal
 from tests.support.hash_embedder import HashEmbedder
-from tests.support.planted_run import LAYER, SAMPLES, few_resamples, planted_rows, scored_elsewhere, write_run
+from tests.support.planted_run import LAYER, SAMPLES, planted_rows, scored_elsewhere, write_run
 
 PROBES = [f"probe-{position}-{LAYER}" for position in ("pre", "post")]
 WITHOUT_SEAKR = [name for name in FEATURES if name != "seakr"]
@@ -48,7 +48,7 @@ def on_test(fitted, examples):
 
 def test_it_learns_a_rule_that_no_single_signal_shows(fusion, examples):
     test, truth = examples.split.test, examples.needed[examples.split.test]
-    columns = matrix(WITHOUT_SEAKR, examples.questions, examples.readings)[test]
+    columns = feature_matrix(WITHOUT_SEAKR, examples.questions, examples.readings)[test]
     alone = [auroc(truth, column) for column in columns.T]
     alone += [on_test(fit_probe(examples, kind="linear", position=p), examples) for p in ("pre", "post")]
     assert all(0.1 < score < 0.9 for score in alone)
@@ -89,7 +89,8 @@ def test_without_states_it_reads_the_text_unless_told_not_to(tmp_path):
 
 def test_a_signal_that_one_row_lacks_is_left_out(examples):
     silent = replace(examples.readings[7], draft=Completion("so so"))  # no log-probabilities
-    found = replace(examples, readings=[*examples.readings[:7], silent, *examples.readings[8:]])
+    readings = [*examples.readings[:7], silent, *examples.readings[8:]]
+    found = replace(examples, trial=replace(examples.trial, readings=readings))
     assert not {"first", "mean", "min", "entropy", "margin"} & set(fit_fusion(found).options["features"])
 
 
@@ -147,8 +148,7 @@ def test_a_cheap_fusion_that_leaves_nothing_out_has_no_such_note(examples):
 
 
 def test_a_saved_fusion_scores_the_same_in_a_new_process(fusion, examples, run, tmp_path):
-    with few_resamples():
-        report = save_fitted(fusion, examples, tmp_path / "fusion")
+    report = save_fitted(fusion, examples, tmp_path / "fusion")
     gate = load_fitted(str(tmp_path / "fusion"))
     needs = gate.score(examples.questions, examples.readings)
     assert scored_elsewhere(tmp_path / "fusion", run) == needs
@@ -179,4 +179,4 @@ def test_nan_among_the_tokens_is_refused_wherever_it_is(examples, part):
     readings = list(examples.readings)
     readings[place] = replace(reading, draft=replace(reading.draft, tokens=tokens))
     with pytest.raises(BadInput, match="NaN among their signals; label again"):
-        fit_fusion(replace(examples, readings=readings))
+        fit_fusion(replace(examples, trial=replace(examples.trial, readings=readings)))

@@ -8,14 +8,14 @@ import torch
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.judges.checkpoint import forget_training, training_folder
-from knowgate.fitting.judges.ik import fit_ik
-from knowgate.fitting.judges.kbm import fit_kbm
+from knowgate.fitting.judges.ik import fit_ik, fit_ik_judge
+from knowgate.fitting.judges.kbm import fit_kbm, fit_kbm_judge
 from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson, learning_rate, mean_loss
-from knowgate.fitting.metrics import auroc
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate
 from knowgate.gates.fitted.judge import Judge, open_base
-from knowgate.gates.kbm import KBM_LABELS, START, answered
+from knowgate.gates.kbm import KBM_LABELS, START, encode_kbm_answer
+from knowgate.statistics.measures import auroc
 from tests.support.judge_data import QUICK, planted, quick
 from tests.support.word_llama import save_word_llama
 
@@ -39,7 +39,7 @@ def judge(base):
 
 
 def lesson(judge, text, word):
-    return Lesson(answered(judge, text, word), (judge.columns[KBM_LABELS.index(word)], judge.columns[1]))
+    return Lesson(encode_kbm_answer(judge, text, word), (judge.columns[KBM_LABELS.index(word)], judge.columns[1]))
 
 
 # --- schedule and loss ----------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def test_the_learning_rate_climbs_for_two_percent_of_the_updates_and_falls_along
 
 
 def test_labels_stand_right_behind_their_marks(judge):
-    cut = answered(judge, "a b c", "True")
+    cut = encode_kbm_answer(judge, "a b c", "True")
     tokens = judge.model.loaded.tokenizer.convert_ids_to_tokens(cut.ids)
     assert tokens[: cut.marks[0] + 1] == ["<user>", "a", "b", "c", "<bot>", '{"', "mastery", '":', '"']
     assert tokens[cut.marks[0] + 1 :] == ["True", '",', '"', "certainty", '":', '"']
@@ -87,9 +87,23 @@ def test_gradients_added_up_over_portions_train_like_a_whole_batch(base, tmp_pat
     examples = planted(base, 60)
     whole, parts = JudgeTraining(1, 8, 1, 1e-3), JudgeTraining(1, 8, 2, 1e-3)
     notes = [
-        fit_ik(examples, tokens=0, training=how, work=tmp_path / str(i)).notes for i, how in enumerate((whole, parts))
+        fit_ik_judge(examples, tokens=0, training=how, work=tmp_path / str(i)).notes
+        for i, how in enumerate((whole, parts))
     ]
     assert notes[0] == notes[1]
+
+
+@pytest.mark.parametrize("fit", [fit_ik, fit_kbm])
+def test_the_options_of_a_fit_make_its_training(base, tmp_path, fit):
+    steps = []
+    options = {"epochs": 2, "learning_rate": 5e-3, "accumulate": 2, "seed": 3, "full": False}
+    by_options = fit(planted(base, 60), **options, work=tmp_path / "a", watch=steps.append)
+    inner = {fit_ik: fit_ik_judge, fit_kbm: fit_kbm_judge}[fit]
+    training = JudgeTraining(epochs=2, rate=5e-3, accumulate=2, seed=3)
+    assert by_options.files == inner(planted(base, 60), training=training, work=tmp_path / "b").files
+    ends = [step for step in steps if step.is_milestone]
+    assert [step.words.split(",")[0] for step in ends] == ["epoch 1", "epoch 2"]
+    assert (ends[-1].done, ends[-1].unit, ends[-1].stage) == (ends[-1].total, "examples", "training")
 
 
 def test_an_interrupted_training_goes_on_and_ends_where_an_uninterrupted_one_does(base, tmp_path):
@@ -101,13 +115,13 @@ def test_an_interrupted_training_goes_on_and_ends_where_an_uninterrupted_one_doe
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit_ik(examples, tokens=0, training=SHORT, work=training_folder(out), watch=stop_in_second_epoch)
+        fit_ik_judge(examples, tokens=0, training=SHORT, work=training_folder(out), watch=stop_in_second_epoch)
     assert not out.exists()
-    resumed = fit_ik(examples, tokens=0, training=SHORT, work=training_folder(out), watch=seen.append)
+    resumed = fit_ik_judge(examples, tokens=0, training=SHORT, work=training_folder(out), watch=seen.append)
     assert {step.epoch for step in seen} == {2}
     assert seen[-1].done == seen[-1].total
     assert seen[0].rate > 0
-    straight = fit_ik(examples, tokens=0, training=SHORT, work=tmp_path / "straight")
+    straight = fit_ik_judge(examples, tokens=0, training=SHORT, work=tmp_path / "straight")
     assert resumed.files == straight.files
     assert resumed.notes == straight.notes
     save_fitted(resumed, examples, out)
@@ -117,16 +131,16 @@ def test_an_interrupted_training_goes_on_and_ends_where_an_uninterrupted_one_doe
 
 def test_an_unfinished_training_with_other_settings_is_not_overwritten(base, tmp_path):
     examples = planted(base, 60)
-    fit_ik(examples, tokens=0, training=JudgeTraining(1, 8), work=tmp_path / "w")
+    fit_ik_judge(examples, tokens=0, training=JudgeTraining(1, 8), work=tmp_path / "w")
     with pytest.raises(BadSetting, match="unfinished training with other data or settings"):
-        fit_ik(examples, tokens=0, training=JudgeTraining(2, 8), work=tmp_path / "w")
+        fit_ik_judge(examples, tokens=0, training=JudgeTraining(2, 8), work=tmp_path / "w")
 
 
 def test_all_weights_can_be_trained_and_the_gate_needs_its_base_no_more(tmp_path):
     base = save_word_llama(tmp_path / "base")
     examples, out = planted(base, 120), tmp_path / "gate"
     how = JudgeTraining(epochs=2, batch=8, rate=3e-3, full=True)
-    fitted = fit_kbm(examples, training=how, work=tmp_path / "w")
+    fitted = fit_kbm_judge(examples, training=how, work=tmp_path / "w")
     save_fitted(fitted, examples, out)
     base.rename(tmp_path / "gone")
     test = examples.split.test.tolist()
@@ -137,7 +151,7 @@ def test_all_weights_can_be_trained_and_the_gate_needs_its_base_no_more(tmp_path
 
 def test_examples_longer_than_the_limit_are_left_out_and_counted(base, tmp_path):
     with pytest.raises(BadInput, match="no example to train on"):
-        fit_ik(planted(base, 60), tokens=0, training=JudgeTraining(max_tokens=5), work=tmp_path / "w")
+        fit_ik_judge(planted(base, 60), tokens=0, training=JudgeTraining(max_tokens=5), work=tmp_path / "w")
 
 
 @pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch": 0}, {"batch": 2, "accumulate": 3}, {"rate": 0.0}])
@@ -148,4 +162,4 @@ def test_settings_that_cannot_be_used_are_refused(wrong):
 
 def test_a_base_without_weights_is_refused(base, tmp_path):
     with pytest.raises(BadSetting, match="'fake' has none here"):
-        fit_ik(planted(base, 60), tokens=0, base="fake", training=QUICK, work=tmp_path / "w")
+        fit_ik_judge(planted(base, 60), tokens=0, base="fake", training=QUICK, work=tmp_path / "w")

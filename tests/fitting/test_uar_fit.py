@@ -1,14 +1,16 @@
 """UAR's heads learn planted rules: in the fake model's states the side of known and unknown can be seen."""
 
+import json
+
 import numpy as np
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.save import save_fitted
-from knowgate.fitting.uar import fit_uar
-from knowgate.gates import load_gate, score
-from knowgate.gates.live import bind, read_questions
+from knowgate.fitting.uar import fit_heads, fit_uar
+from knowgate.gates import load_gate, score_questions
+from knowgate.gates.live import bind_gate, read_questions
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.session import label_run
@@ -43,7 +45,7 @@ def examples(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fitted(examples):
-    return fit_uar(examples, MODEL, CRITERIA)
+    return fit_heads(examples, MODEL, CRITERIA)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def saved(fitted, examples, tmp_path_factory):
 
 
 def heads(saved, questions):
-    gate = bind(load_gate(str(saved.path)), MODEL, AnswerPrompts())
+    gate = bind_gate(load_gate(str(saved.path)), MODEL, AnswerPrompts())
     return gate.heads(questions, read_questions(MODEL, [gate], questions, AnswerPrompts()))
 
 
@@ -73,37 +75,53 @@ def test_the_card_has_each_head_and_the_whole_tree(fitted):
 
 def test_a_loaded_gate_gives_the_same_needs(saved):
     def needs():
-        gate = bind(load_gate(str(saved.path)), MODEL, AnswerPrompts())
-        return score(gate, FACTS, read_questions(MODEL, [gate], FACTS, AnswerPrompts()))
+        gate = bind_gate(load_gate(str(saved.path)), MODEL, AnswerPrompts())
+        return score_questions(gate, FACTS, read_questions(MODEL, [gate], FACTS, AnswerPrompts()))
 
     assert needs() == needs()
     assert len(set(needs())) > 100
 
 
 def test_fitting_twice_gives_the_same_weights(examples, fitted):
-    again = fit_uar(examples, MODEL, CRITERIA)
+    again = fit_heads(examples, MODEL, CRITERIA)
     assert all(np.array_equal(block, again.tensors[name]) for name, block in fitted.tensors.items())
+
+
+def test_the_fit_of_the_table_reads_models_and_questions_by_their_specs(examples, fitted, tmp_path, monkeypatch):
+    for name, questions in CRITERIA.items():
+        lines = [json.dumps({"id": q.id, "question": q.text, "meta": q.meta}) for q in questions]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    specs = ",".join(f"{name}=jsonl:{tmp_path / name}.jsonl" for name in CRITERIA)
+    opened, steps = [], []
+    monkeypatch.setattr("knowgate.fitting.uar.load_model", lambda spec: opened.append(spec) or MODEL)
+    again = fit_uar(examples, criteria=specs, watch=steps.append)
+    assert opened == [examples.settings["model"]]
+    assert all(np.array_equal(block, again.tensors[name]) for name, block in fitted.tensors.items())
+    assert [(step.stage, step.done, step.total) for step in steps[:2]] == [
+        ("reading intent", 64, 120),
+        ("reading intent", 120, 120),
+    ]
 
 
 def test_another_model_than_the_label_run_is_refused(examples):
     with pytest.raises(BadSetting, match="not of other"):
-        fit_uar(examples, FakeModel(TABLE, name="other", width=32), CRITERIA)
+        fit_heads(examples, FakeModel(TABLE, name="other", width=32), CRITERIA)
 
 
 def test_a_missing_criterion_is_named(examples):
     with pytest.raises(BadSetting, match="needs questions for intent, knowledge, time; it got intent"):
-        fit_uar(examples, MODEL, {"intent": CRITERIA["intent"]})
+        fit_heads(examples, MODEL, {"intent": CRITERIA["intent"]})
 
 
 def test_questions_without_a_verdict_and_too_few_of_a_kind_are_refused(examples):
     with pytest.raises(BadInput, match="need_retrieval_by_criterion"):
-        fit_uar(examples, MODEL, {**CRITERIA, "intent": FACTS})
+        fit_heads(examples, MODEL, {**CRITERIA, "intent": FACTS})
     with pytest.raises(BadInput, match="'time' has 60 questions that ask for retrieval and 0 that do not"):
-        fit_uar(examples, MODEL, {**CRITERIA, "time": CRITERIA["time"][::2]})
+        fit_heads(examples, MODEL, {**CRITERIA, "time": CRITERIA["time"][::2]})
 
 
 def test_a_run_without_the_last_layer_is_refused(tmp_path):
     plan = Plan(samples=0, layers=(2,), open_book=False)
     label_run(RunFolder(tmp_path / "run"), FACTS, Labeller(MODEL, StringGrader(), plan), data="test")
     with pytest.raises(BadSetting, match="--layers last"):
-        fit_uar(load_examples([tmp_path / "run"], target="known"), MODEL, CRITERIA)
+        fit_heads(load_examples([tmp_path / "run"], target="known"), MODEL, CRITERIA)

@@ -12,7 +12,7 @@ from knowgate.gates.fitted.artefact import Artefact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.case import merged
-from knowgate.types import Passage, Question, Reading, Signal, StepsGate, Want
+from knowgate.types import Gate, Note, Passage, Question, Reading
 
 
 class Axes:
@@ -46,7 +46,6 @@ def test_need_is_what_no_retrieval_leaves():
 
 def test_several_rounds_are_for_what_is_likelier_of_the_third_class():
     assert gate().steps(ASKED, READ) == [1, 1, 3]
-    assert isinstance(gate(), StepsGate)
 
 
 def test_a_class_that_was_never_seen_has_no_probability():
@@ -65,14 +64,10 @@ def test_another_embedding_model_is_refused():
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundsGate(Gate):
     """Always retrieves, in so many rounds."""
 
     rounds: int
-    name = "rounds"
-    needs = frozenset[Signal]()
-    want = Want()
-    threshold = 0.5
 
     def score(self, questions, readings):
         return [1.0 for _ in questions]
@@ -110,7 +105,7 @@ class Reader(FakeModel):
 
 def answered(rounds, **options):
     retriever = Chain()
-    answer = AdaptiveRAG(Reader(), Rounds(rounds), retriever, **options).answer(QUESTION)
+    answer = AdaptiveRAG(Reader(), RoundsGate(rounds), retriever, **options).answer(QUESTION)
     return answer, retriever.asked
 
 
@@ -125,6 +120,7 @@ def test_the_next_round_looks_up_question_and_answer_and_finds_the_second_passag
     assert answer.text == "Rome"
     assert [passage.id for passage in answer.passages] == ["birth", "mother"]
     assert answer.decision.reason.endswith("3 rounds of retrieval")
+    assert answer.decision.notes == (Note.RETRIEVED_AGAIN, Note.RETRIEVED_AGAIN)
 
 
 def test_it_stops_when_nothing_new_is_found():
@@ -140,7 +136,7 @@ def test_it_stops_when_the_answer_repeats():
             return "Ada"
 
     retriever = Chain()
-    answer = AdaptiveRAG(Stubborn(), Rounds(3), retriever).answer(QUESTION)
+    answer = AdaptiveRAG(Stubborn(), RoundsGate(3), retriever).answer(QUESTION)
     assert len(retriever.asked) == 2
     assert answer.decision.reason.endswith("2 rounds of retrieval")
 
@@ -155,13 +151,13 @@ def test_rounds_are_bounded_whatever_a_gate_says():
             return next((f"answer {n}" for n in range(9) if f"text {n}" in prompt.text), "none")
 
     retriever = Endless()
-    AdaptiveRAG(Changing(), Rounds(50), retriever, k=1).answer(QUESTION)
+    AdaptiveRAG(Changing(), RoundsGate(50), retriever, k=1).answer(QUESTION)
     assert len(retriever.asked) == 3
 
 
 def test_a_question_that_is_not_looked_up_takes_no_rounds():
     retriever = Chain()
-    answer = AdaptiveRAG(Reader(), Rounds(3), retriever, threshold=1.0).answer(QUESTION)
+    answer = AdaptiveRAG(Reader(), RoundsGate(3), retriever, threshold=1.0).answer(QUESTION)
     assert (answer.text, retriever.asked) == ("Oslo", [])
 
 

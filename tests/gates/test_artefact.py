@@ -190,7 +190,7 @@ def test_another_model_or_wording_is_refused(folder, model, prompts):
 
 def test_as_a_plug_in_it_says_whose_it_is(folder):
     gate = load_gate(str(folder), plug_in=True).bind(FakeModel(name="other"), PROMPTS)
-    assert gate.explain([Question("a"), Question("b")], [reading(0.0, 0.0)] * 2) == ["plug-in, fitted on bound"] * 2
+    assert gate.note == "plug-in, fitted on bound"
 
 
 # --- writing --------------------------------------------------------------------------------------

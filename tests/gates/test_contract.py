@@ -1,45 +1,71 @@
-"""What every gate in the table must do, whatever it measures."""
+"""What every gate must do, whatever it measures: those of the table, fitted ones, and one from an outside package."""
 
 import doctest
 import importlib
 import inspect
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from knowgate.gates import GATES, load_gate, score
-from knowgate.gates.live import bind, read_questions
+from knowgate.errors import ArtefactError, BadSetting
+from knowgate.gates import FITTED, GATES, load_gate, score_questions
+from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.live import bind_gate, read_questions
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope
 from knowgate.history.sqlite import SqliteHistory
 from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
-from knowgate.types import Question
+from knowgate.types import Gate, Question, Signal
+from tests.support.fitted_gates import FITS, MODEL, TABLE, fit_every_gate, open_fitted
+from tests.support.gate_from_outside import SHORT_GATE, installed
 from tests.support.hash_embedder import HashEmbedder
 
 QUESTIONS = [Question(f"What is thing {i}?", id=str(i)) for i in range(12)] + [Question("谁写了哈姆雷特?", id="zh")]
+OUTSIDE = "short"
+LOGGED = ("dhicl", "skr")  # gates that look into a log
+ENTRIES = {**GATES, **FITTED}
 
-every_gate = pytest.mark.parametrize("name", GATES)
+every_gate = pytest.mark.parametrize("name", [*ENTRIES, OUTSIDE])
+every_entry = pytest.mark.parametrize("name", ENTRIES)
+plain_gates = pytest.mark.parametrize("name", GATES)
+fitted_gates = pytest.mark.parametrize("name", FITTED)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def log(tmp_path_factory):
-    """A log for the gates that look into one."""
-    global LOG
+def folder(tmp_path_factory):
+    """A log for the gates that look into one, the fitted gates, and a package with one of its own."""
+    global LOG, FOLDER
+    FOLDER = fit_every_gate(tmp_path_factory.mktemp("fitted"))
     LOG = SqliteHistory(tmp_path_factory.mktemp("log") / "history.db", HashEmbedder())
-    scope = Scope(FakeModel().fingerprint, AnswerPrompts().fingerprint)
+    scope = Scope(MODEL.fingerprint, AnswerPrompts().fingerprint)
     kinds = [(Known.KNOWN, Outcome.WORSE), (Known.UNKNOWN, Outcome.BETTER), (Known.UNKNOWN, Outcome.SAME)]
     LOG.add([LogEntry(f"What was thing {i}?", *kinds[i % 3][:1], scope, outcome=kinds[i % 3][1]) for i in range(30)])
+    points = f"[knowgate.gates]\n{OUTSIDE} = gates_from_outside:ShortGate\nnone = gates_from_outside:NoGate\n"
+    with installed(tmp_path_factory.mktemp("outside"), "gates_from_outside", SHORT_GATE, points):
+        yield
+
+
+def loaded(name):
+    if name in FITTED:
+        return open_fitted(FOLDER / name)
+    gate = load_gate(name)
+    return replace(gate, history=LOG) if name in LOGGED else gate
 
 
 def ready(name):
-    gate = load_gate(name)
-    gate = replace(gate, history=LOG) if hasattr(gate, "history") else gate
-    return bind(gate, FakeModel(), AnswerPrompts())
+    return bind_gate(loaded(name), MODEL, AnswerPrompts())
+
+
+def read(gate, questions=QUESTIONS, model=MODEL):
+    return read_questions(model, [gate], questions, AnswerPrompts())
 
 
 def needs(name, questions=QUESTIONS):
     gate = ready(name)
-    return score(gate, questions, read_questions(FakeModel(), [gate], questions, AnswerPrompts()))
+    return score_questions(gate, questions, read(gate, questions))
+
+
+# --- scores ---------------------------------------------------------------------------------------
 
 
 @every_gate
@@ -64,7 +90,7 @@ def test_needs_are_the_same_in_every_run(name):
 
 @every_gate
 def test_needs_come_in_the_order_of_the_questions(name):
-    assert needs(name, QUESTIONS[::-1]) == needs(name)[::-1]
+    assert needs(name, QUESTIONS[::-1]) == pytest.approx(needs(name)[::-1], abs=1e-6)
 
 
 @every_gate
@@ -75,41 +101,152 @@ def test_a_need_does_not_depend_on_the_batch_it_is_in(name):
 
 @every_gate
 def test_sharing_a_reading_with_every_other_gate_changes_no_need(name):
-    others = [*map(ready, GATES), load_gate("flare:draft_tokens=64")]
-    shared = read_questions(FakeModel(), others, QUESTIONS, AnswerPrompts())
-    assert score(load_gate(name), QUESTIONS, shared) == needs(name)
+    others = [*map(ready, [*ENTRIES, OUTSIDE]), load_gate("flare:draft_tokens=64")]
+    shared = read_questions(MODEL, others, QUESTIONS, AnswerPrompts())
+    assert score_questions(ready(name), QUESTIONS, shared) == pytest.approx(needs(name), abs=1e-6)
 
 
 @every_gate
-def test_its_name_is_that_of_the_table(name):
-    assert load_gate(name).name == name
+def test_using_it_does_not_change_it(name):
+    gate = ready(name)
+    before = frozen(gate)
+    readings = read(gate)
+    gate.score(QUESTIONS, readings), gate.explain(QUESTIONS, readings), gate.steps(QUESTIONS, readings)
+    assert frozen(gate) == before
+
+
+def frozen(gate):
+    """Everything that decides how it scores."""
+    weights = gate.artefact.tensors if isinstance(gate, FittedGate) else {}
+    options = {field.name: repr(getattr(gate, field.name)) for field in fields(gate)}
+    return options, {name: block.tobytes() for name, block in weights.items()}
+
+
+# --- what else it says ----------------------------------------------------------------------------
 
 
 @every_gate
-def test_it_needs_what_the_table_says(name):
-    assert ", ".join(sorted(load_gate(name).needs)) == GATES[name].needs
+@pytest.mark.parametrize("questions", [QUESTIONS, []], ids=["some", "none"])
+def test_there_is_one_explanation_and_one_number_of_rounds_for_each_question(name, questions):
+    gate = ready(name)
+    readings = read(gate, questions)
+    words, rounds = gate.explain(questions, readings), gate.steps(questions, readings)
+    assert [type(text) for text in words] == [str] * len(questions)
+    assert len(rounds) == len(questions)
+    assert all(number >= 1 for number in rounds)
+
+
+@every_gate
+def test_it_recalls_something_for_each_question_or_nothing(name):
+    assert len(ready(name).recall(QUESTIONS)) == len(QUESTIONS)
+
+
+@every_gate
+def test_it_asks_once_for_each_question_or_never(name):
+    gate = ready(name)
+    asked = gate.ask(QUESTIONS, read(gate))
+    assert len(asked) in ((len(QUESTIONS),) if Signal.LABELS in gate.needs else (0, len(QUESTIONS)))
+    assert bool(gate.labels) >= (Signal.LABELS in gate.needs)
+
+
+@every_gate
+def test_only_kbm_takes_a_second_look(name):
+    assert (ready(name).second_look is not None) == (name == "kbm")
 
 
 @every_gate
 def test_its_threshold_is_between_0_and_1(name):
-    assert 0 <= load_gate(name).threshold <= 1
+    assert 0 <= loaded(name).threshold <= 1
+
+
+# --- needs and wants ------------------------------------------------------------------------------
 
 
 @every_gate
+def test_what_it_wants_is_what_it_needs(name):
+    gate = ready(name)
+    assert (gate.want.draft_tokens > 0) >= bool(gate.needs & {Signal.DRAFT, Signal.LOGPROBS})
+    assert (gate.want.samples > 0) == (Signal.SAMPLES in gate.needs)
+    assert (bool(gate.want.layers) or gate.want.sample_layer is not None) == (Signal.HIDDEN in gate.needs)
+
+
+@every_gate
+def test_a_model_that_gives_just_what_it_needs_is_enough(name):
+    gate = ready(name)
+    frugal = FakeModel(TABLE, offers=gate.needs)
+    assert score_questions(gate, QUESTIONS, read(gate, model=frugal)) == pytest.approx(needs(name), abs=1e-6)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def test_every_fitted_gate_is_fitted_here():
+    assert set(FITS) == set(FITTED)
+
+
+@every_gate
+def test_its_name_is_that_of_the_table(name):
+    assert loaded(name).name.partition(":")[0] == name
+
+
+@every_entry
+def test_it_needs_what_the_table_says(name):
+    assert ENTRIES[name].needs in (", ".join(sorted(loaded(name).needs)), "as fitted")
+
+
+@every_entry
 def test_its_docstring_says_what_it_needs_and_costs_with_an_example(name):
-    text = inspect.getdoc(type(load_gate(name))) or ""
-    assert all(f"{part}" in text for part in ("Needs: ", "Cost per question: ", "Example:", ">>> "))
-    assert f"Needs: {GATES[name].needs or 'nothing'}." in text
+    text = inspect.getdoc(type(loaded(name))) or ""
+    assert all(part in text for part in ("Needs: ", "Cost per question: ", "Example:", ">>> "))
 
 
-@every_gate
+@plain_gates
+def test_its_docstring_needs_what_the_table_says(name):
+    assert f"Needs: {GATES[name].needs or 'nothing'}." in (inspect.getdoc(type(loaded(name))) or "")
+
+
+@every_entry
 def test_a_paper_in_the_table_is_a_reference_in_the_docstring(name):
-    text = inspect.getdoc(type(load_gate(name))) or ""
-    assert ("Reference: " in text) == bool(GATES[name].paper)
+    text = inspect.getdoc(type(loaded(name))) or ""
+    assert ("Reference: " in text) == bool(ENTRIES[name].paper)
 
 
-@every_gate
+@plain_gates
 def test_its_example_runs(name):
     module = importlib.import_module(GATES[name].target.partition(":")[0])
     result = doctest.testmod(module)
     assert (result.failed, result.attempted > 0) == (0, True)
+
+
+# --- fitted gates ---------------------------------------------------------------------------------
+
+
+@fitted_gates
+@pytest.mark.parametrize("other", ["model", "prompts"])
+def test_a_fitted_gate_refuses_another_model_and_another_wording(name, other):
+    model = FakeModel(name="other") if other == "model" else MODEL
+    prompts = "other" if other == "prompts" else AnswerPrompts().fingerprint
+    with pytest.raises(ArtefactError, match="was fitted on fake"):
+        loaded(name).bind(model, prompts)
+
+
+@fitted_gates
+def test_as_a_plug_in_it_decides_the_same_and_says_whose_it_is(name):
+    gate = open_fitted(FOLDER / name, plug_in=True).bind(FakeModel(name="other"), AnswerPrompts().fingerprint)
+    assert gate.note == "plug-in, fitted on fake"
+    assert ready(name).note == ""
+    assert score_questions(gate, QUESTIONS, read(gate)) == needs(name)
+
+
+# --- other packages -------------------------------------------------------------------------------
+
+
+def test_a_gate_from_outside_is_a_class_with_one_method():
+    gate = loaded(OUTSIDE)
+    assert isinstance(gate, Gate)
+    assert [name for name in vars(type(gate)) if not name.startswith("_")] == ["needs", "score"]
+
+
+def test_what_is_no_gate_is_refused_with_what_to_do():
+    with pytest.raises(BadSetting, match=r"gate 'none' is .*NoGate'>, which is no knowgate\.Gate"):
+        load_gate("none")

@@ -9,7 +9,7 @@ import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.gates.dhicl import DhiclGate, calibrated, need
-from knowgate.gates.live import bind, read_questions
+from knowgate.gates.live import bind_gate, read_questions
 from knowgate.history.entries import Known, LogEntry, Scope
 from knowgate.history.sqlite import SqliteHistory
 from knowgate.models.fake import FakeModel
@@ -80,7 +80,7 @@ def fill(log, model, n=30):
 def test_a_bound_gate_scores_with_k_neighbours_and_says_which(log):
     model = FakeModel()
     fill(log, model)
-    gate = bind(DhiclGate(log, k=5), model, AnswerPrompts())
+    gate = bind_gate(DhiclGate(log, k=5), model, AnswerPrompts())
     questions = [Question("Where is town 7?"), Question("Where is town 40?")]
     readings = read_questions(model, [gate], questions, AnswerPrompts())
     assert [len(reading.neighbours["dhicl"]) for reading in readings] == [5, 5]
@@ -92,7 +92,7 @@ def test_a_bound_gate_scores_with_k_neighbours_and_says_which(log):
 def test_cold_start_uses_the_same_random_examples_for_all(log):
     model = FakeModel()
     fill(log, model)
-    gate = bind(DhiclGate(log, k=20, cold=True), model, AnswerPrompts())
+    gate = bind_gate(DhiclGate(log, k=20, cold=True), model, AnswerPrompts())
     one, two = gate.recall([Question("Where is town 7?"), Question("Who?")])
     assert one == two
     assert len(one) == 20
@@ -100,14 +100,14 @@ def test_cold_start_uses_the_same_random_examples_for_all(log):
 
 def test_an_empty_log_says_how_to_fill_it(log):
     with pytest.raises(BadSetting, match=r"is empty\. Fill it: knowgate history import RUN"):
-        bind(DhiclGate(log), FakeModel(), AnswerPrompts())
+        bind_gate(DhiclGate(log), FakeModel(), AnswerPrompts())
 
 
 def test_a_log_of_another_model_is_refused_and_names_both_sides(log):
     fill(log, FakeModel())
     other = FakeModel({"x": {"closed": "y"}})
     with pytest.raises(BadSetting, match=f"model {other.fingerprint}.*it has 30 for model {FakeModel().fingerprint}"):
-        bind(DhiclGate(log), other, AnswerPrompts())
+        bind_gate(DhiclGate(log), other, AnswerPrompts())
 
 
 def test_words_must_be_two():

@@ -6,22 +6,18 @@ from dataclasses import dataclass
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, NotOffered, UnknownName
-from knowgate.gates import FITTED, GATES, check_offers, load_gate, markdown_table, score
+from knowgate.gates import FITTED, GATES, check_offers, load_gate, markdown_table, score_questions
 from knowgate.gates.logprob import LogprobGate
 from knowgate.gates.random import RandomGate
 from knowgate.models.fake import FakeModel
-from knowgate.types import Question, Reading, Signal, Want
+from knowgate.types import Gate, Question, Reading, Signal
 
 
 @dataclass(frozen=True)
-class Saying:
+class SayingGate(Gate):
     """Gives the needs it was told."""
 
     told: tuple[float, ...]
-    name = "saying"
-    needs = frozenset[Signal]()
-    want = Want()
-    threshold = 0.5
 
     def score(self, questions, readings):
         return list(self.told)
@@ -71,13 +67,13 @@ def test_a_backend_that_gives_everything_takes_every_gate():
 
 
 def test_scores_in_range_are_given_back():
-    assert score(Saying((0, 0.5, 1)), [Question("a")] * 3, [Reading()] * 3) == [0.0, 0.5, 1.0]
+    assert score_questions(SayingGate((0, 0.5, 1)), [Question("a")] * 3, [Reading()] * 3) == [0.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("need", [math.nan, math.inf, -0.001, 1.001])
 def test_a_score_that_is_no_number_in_range_is_an_error_that_names_the_question(need):
     with pytest.raises(ModelError, match=r"gate 'saying' gave .* for 'Why so'"):
-        score(Saying((0.5, need)), [Question("fine"), Question("Why so")], [Reading()] * 2)
+        score_questions(SayingGate((0.5, need)), [Question("fine"), Question("Why so")], [Reading()] * 2)
 
 
 def test_the_markdown_table_has_a_row_for_each_gate_in_order():

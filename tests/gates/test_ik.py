@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from knowgate.errors import ArtefactError, BadSetting, NotOffered
-from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
-from knowgate.fitting.metrics import auroc
+from knowgate.fitting.judges.ik import fit_ik_judge, fit_ik_text
 from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, score
+from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import read_artefact
 from knowgate.gates.ik import IkGate
 from knowgate.models.fake import FakeModel
 from knowgate.signals.sentences import first_pieces
+from knowgate.statistics.measures import auroc
 from knowgate.types import Question, Reading, Signal
 from tests.support.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere
 from tests.support.word_llama import save_word_llama
@@ -47,7 +47,7 @@ class Made:
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ik")
     examples = planted(save_word_llama(folder / "model"), 240, by="draft")
-    fitted = fit_ik(examples, tokens=32, training=replace(QUICK, epochs=4), work=folder / "work")
+    fitted = fit_ik_judge(examples, tokens=32, training=replace(QUICK, epochs=4), work=folder / "work")
     save_fitted(fitted, examples, folder / "gate")
     return Made(folder / "gate", examples, fitted)
 
@@ -58,13 +58,13 @@ def taken(examples, places):
 
 def test_the_judge_learns_a_rule_planted_in_the_draft(made):
     test = made.examples.split.test.tolist()
-    needs = score(load_gate(str(made.out)), *taken(made.examples, test))
+    needs = score_questions(load_gate(str(made.out)), *taken(made.examples, test))
     assert auroc(made.examples.needed[test], np.array(needs)) > 0.95
 
 
 def test_a_new_process_gives_the_same_scores(made):
     test = made.examples.split.test.tolist()
-    here = score(load_gate(str(made.out)), *taken(made.examples, test))
+    here = score_questions(load_gate(str(made.out)), *taken(made.examples, test))
     assert scored_elsewhere(made.out, made.examples, test) == here
 
 
@@ -139,6 +139,6 @@ def test_tokens_other_than_the_papers_or_more_than_were_drafted_are_refused():
     examples = planted(Path("nowhere"), 60)
     with pytest.raises(BadSetting, match="allowed: 0, 32, 64, 128"):
         fit_ik_text(examples, tokens=5, embedder=LetterEmbedder())
-    short = replace(examples, settings={**examples.settings, "max_tokens": 32})
+    short = replace(examples, trial=replace(examples.trial, settings={**examples.settings, "max_tokens": 32}))
     with pytest.raises(BadSetting, match="drafted 32 tokens, 64 are asked for"):
         fit_ik_text(short, tokens=64, embedder=LetterEmbedder())

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from knowgate.errors import ArtefactError, BadInput, BadSetting
-from knowgate.fitting.judges.kbm import choose_tau, fit_kbm, labels_of
-from knowgate.fitting.metrics import auroc
+from knowgate.fitting.judges.kbm import choose_tau, fit_kbm_judge, labels_of
 from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, score
-from knowgate.gates.kbm import with_reference
+from knowgate.gates import load_gate, score_questions
+from knowgate.gates.kbm import kbm_text_with_passages
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.prompts.judge import kbm_text
 from knowgate.runs.rows import GradedAnswer
+from knowgate.statistics.measures import auroc
 from knowgate.types import Passage, Question
 from tests.support.judge_data import QUICK, planted, quick, scored_elsewhere
 from tests.support.word_llama import save_word_llama
@@ -45,7 +45,7 @@ def made(tmp_path_factory):
     examples = planted(save_word_llama(folder / "model"), 160)
     seen = []
     for head in ("certainty", "mastery"):
-        fitted = fit_kbm(examples, head=head, tau=0.8, training=QUICK, work=folder / "work", watch=seen.append)
+        fitted = fit_kbm_judge(examples, head=head, tau=0.8, training=QUICK, work=folder / "work", watch=seen.append)
         save_fitted(fitted, examples, folder / head)
     assert sum(step.dev_loss is not None for step in seen) == QUICK.epochs
     return Made(folder, examples, fitted)
@@ -56,7 +56,7 @@ def test_each_head_learns_the_planted_rule(made, head):
     test = made.examples.split.test.tolist()
     gate = made.gate(head)
     assert gate.name == f"kbm:{head}"
-    needs = score(gate, [made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test])
+    needs = score_questions(gate, [made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test])
     assert auroc(made.examples.needed[test], np.array(needs)) > 0.95
 
 
@@ -100,8 +100,8 @@ def test_gates_from_the_same_files_share_one_judge(made):
 def test_passages_are_cut_from_the_end_until_the_prompt_fits(made):
     judge, question = made.gate().judge, Question("1 a?")
     passages = [Passage("1", "a b"), Passage("2", "c " * 50)]
-    assert with_reference(judge, question, passages, 90) == kbm_text(question, passages[:1])
-    bare = with_reference(judge, question, passages[1:], 5)
+    assert kbm_text_with_passages(judge, question, passages, 90) == kbm_text(question, passages[:1])
+    bare = kbm_text_with_passages(judge, question, passages[1:], 5)
     assert bare == kbm_text(question)
     assert "Reference: None" in bare
 
@@ -133,21 +133,21 @@ def test_tau_is_where_skipping_answers_most_dev_questions_right(made):
     examples = made.examples
     rows = [row(item, 0.6 + i % 3 / 10) for i, item in enumerate(examples.rows)]
     every = replace(examples.split, dev=np.arange(30))
-    assert choose_tau(replace(examples, rows=rows, split=every), "mastery") == 0.6
+    assert choose_tau(replace(examples, trial=replace(examples.trial, rows=rows), split=every), "mastery") == 0.6
 
 
 def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
     rows = [replace(row, open=None) for row in made.examples.rows]
-    assert choose_tau(replace(made.examples, rows=rows), "mastery") == 0.8
+    assert choose_tau(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), "mastery") == 0.8
 
 
 def test_rows_without_samples_are_refused_with_the_command_that_adds_them(made, tmp_path):
     rows = [replace(row, closed=replace(row.closed, mastery=None)) for row in made.examples.rows]
     with pytest.raises(BadInput, match="knowgate label --samples 30"):
-        fit_kbm(replace(made.examples, rows=rows), work=tmp_path)
+        fit_kbm_judge(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), work=tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"head": "pride"}, {"tau": 0.0}, {"tau": 1.5}])
 def test_a_head_or_tau_that_cannot_be_is_refused(made, tmp_path, wrong):
     with pytest.raises(BadSetting):
-        fit_kbm(made.examples, work=tmp_path, **wrong)
+        fit_kbm_judge(made.examples, work=tmp_path, **wrong)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting, ModelError
-from knowgate.gates import score
+from knowgate.gates import score_questions
 from knowgate.gates.prompt import PromptGate
 from knowgate.types import Question, Reading
 
@@ -13,7 +13,7 @@ ASKED = [Question("Who?")]
 
 def need(known, unknown):
     rows = np.array([[known, unknown]], dtype=np.float32)
-    return score(PromptGate(), ASKED, [Reading(labels={"prompt": rows})])[0]
+    return score_questions(PromptGate(), ASKED, [Reading(labels={"prompt": rows})])[0]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,15 @@ def test_logits_that_give_no_number_are_an_error_not_a_score(known, unknown):
 def test_the_label_is_read_at_the_last_position():
     rows = np.array([[9.0, 0.0], [0.0, math.log(3)]], dtype=np.float32)
     assert PromptGate().score(ASKED, [Reading(labels={"prompt": rows})])[0] == pytest.approx(0.75)
+
+
+def test_a_difference_on_record_stands_for_the_logits():
+    reading = Reading(signals={"self_assessment": math.log(3)})
+    assert PromptGate().score(ASKED, [reading]) == pytest.approx([0.25])
+
+
+def test_only_the_usual_words_are_answered_by_the_record():
+    assert (PromptGate().answered_by, PromptGate("yes/no").answered_by) == ("self_assessment", "")
 
 
 def test_the_question_and_both_words_stand_in_the_prompt():

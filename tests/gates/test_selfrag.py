@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from knowgate.errors import BadSetting
-from knowgate.gates import score
-from knowgate.gates.live import bind, read_questions
+from knowgate.gates import score_questions
+from knowgate.gates.live import bind_gate, read_questions
 from knowgate.gates.selfrag import NO, YES, SelfragGate
 from knowgate.models.hf.model import HFModel
 from knowgate.prompts.answer import AnswerPrompts
@@ -26,8 +26,8 @@ def test_need_is_the_share_of_the_retrieval_token():
 
 @pytest.mark.parametrize("style", ["selfrag", "chat"])
 def test_need_equals_a_direct_forward_pass(model, style):
-    gate = bind(SelfragGate(style), model, AnswerPrompts())
-    needs = score(gate, QUESTIONS, read_questions(model, [gate], QUESTIONS, AnswerPrompts()))
+    gate = bind_gate(SelfragGate(style), model, AnswerPrompts())
+    needs = score_questions(gate, QUESTIONS, read_questions(model, [gate], QUESTIONS, AnswerPrompts()))
     for question, need in zip(QUESTIONS, needs, strict=True):
         text = f"### Instruction:\n{question.text}\n\n### Response:\n"
         ids = model.tokenise(model.render(question.text) if style == "chat" else text)
@@ -39,10 +39,10 @@ def test_need_equals_a_direct_forward_pass(model, style):
 def test_a_model_without_the_two_tokens_is_refused(tmp_path):
     plain = HFModel(str(save_tiny_llama(tmp_path)))
     with pytest.raises(BadSetting, match=r"needs a model trained with the tokens \[No Retrieval\] and \[Retrieval\]"):
-        bind(SelfragGate(), plain, AnswerPrompts())
+        bind_gate(SelfragGate(), plain, AnswerPrompts())
 
 
 def test_a_model_with_one_of_them_is_refused_and_told_which_is_missing(tmp_path):
     half = HFModel(str(save_tiny_llama(tmp_path, more=(YES,))))
     with pytest.raises(BadSetting, match=r"\[No Retrieval\] is more than one token"):
-        bind(SelfragGate(), half, AnswerPrompts())
+        bind_gate(SelfragGate(), half, AnswerPrompts())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.gates.live import bind
+from knowgate.gates.live import bind_gate
 from knowgate.gates.parts.logistic import fit_logistic
 from knowgate.gates.skr import SkrGate, majority, smooth
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope
@@ -47,7 +47,7 @@ def test_neighbours_for_which_nothing_changed_are_left_out(tmp_path):
     scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
     outcomes = [Outcome.SAME, Outcome.BETTER, Outcome.WORSE, None]
     log.add([LogEntry(f"town {i}", Known.KNOWN, scope, outcome=outcomes[i % 4]) for i in range(40)])
-    gate = bind(SkrGate(log, k=6), model, AnswerPrompts())
+    gate = bind_gate(SkrGate(log, k=6), model, AnswerPrompts())
     (found,) = gate.recall([Question("which town")])
     assert len(found) == 6
     assert {n.outcome for n in found} <= {Outcome.BETTER, Outcome.WORSE}
@@ -64,7 +64,7 @@ def test_the_classifier_learns_a_planted_rule(tmp_path):
     scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
     log.add([LogEntry(f"river number {i}", Known.UNKNOWN, scope, outcome=Outcome.BETTER) for i in range(30)])
     log.add([LogEntry(f"mountain number {i}", Known.KNOWN, scope, outcome=Outcome.WORSE) for i in range(30)])
-    gate = bind(SkrGate(log, mode="classifier"), model, AnswerPrompts())
+    gate = bind_gate(SkrGate(log, mode="classifier"), model, AnswerPrompts())
     questions = [Question("river number 99"), Question("mountain number 99")]
     river, mountain = gate.score(questions, [Reading(), Reading()])
     assert river > 0.8
@@ -77,7 +77,7 @@ def test_a_classifier_of_one_kind_is_refused_with_the_counts(tmp_path):
     scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
     log.add([LogEntry(f"river {i}", Known.UNKNOWN, scope, outcome=Outcome.BETTER) for i in range(9)])
     with pytest.raises(BadSetting, match="the log has 9 and 0"):
-        bind(SkrGate(log, mode="classifier"), model, AnswerPrompts())
+        bind_gate(SkrGate(log, mode="classifier"), model, AnswerPrompts())
 
 
 def test_the_logistic_regression_equals_scikit_learns():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source
 from knowgate.history.index import VectorIndex
 from knowgate.history.sqlite import SqliteHistory
 from tests.support.hash_embedder import HashEmbedder
+from tests.support.processes import child
 
 SCOPE = Scope("model-a", "prompts-a")
 
@@ -60,7 +62,7 @@ def test_labels_of_another_model_prompt_or_tenant_are_not_mixed_in(log):
 
 
 def test_what_has_expired_is_not_found_and_can_be_pruned(log):
-    log.add([entry("old question", expires=time.time() - 1), entry("new question", expires=time.time() + 100)])
+    log.add([entry("old question", expires=time.time() - 1), entry("new question", expires=time.time() + 100_000)])
     assert [n.question for n in log.search(["question"], 5, SCOPE)[0]] == ["new question"]
     assert log.prune() == 1
     assert log.count(SCOPE) == 1
@@ -173,11 +175,13 @@ def test_four_processes_writing_a_thousand_entries_each_lose_none(tmp_path):
     reader = SqliteHistory(path, HashEmbedder())
     scope = Scope("m", "p")
     reader.count(scope)
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(n)]) for n in range(4)]
-    while any(writer.poll() is None for writer in writers):
-        reader.search(["writer1 question5"], 3, scope)  # the index follows while others write
-        time.sleep(0.05)
-    assert [writer.returncode for writer in writers] == [0] * 4
+    with ExitStack() as stack:
+        commands = [[sys.executable, "-c", WRITER, str(path), str(n)] for n in range(4)]
+        writers = [stack.enter_context(child(command)) for command in commands]
+        while any(writer.poll() is None for writer in writers):
+            reader.search(["writer1 question5"], 3, scope)  # the index follows while others write
+            time.sleep(0.05)
+        assert [writer.returncode for writer in writers] == [0] * 4
     assert reader.count(scope) == 4000
     followed = reader._follow(scope)
     assert len(followed) == 4000
@@ -201,8 +205,17 @@ def test_exact_neighbours_equal_a_full_sort():
     for start in range(0, 3000, 700):
         index.add(range(start, min(start + 700, 3000)), vectors[start : start + 700])
     for query, hits in zip(queries, index.nearest(queries, 7), strict=True):
-        scores = vectors @ query
+        scores = vectors.astype(np.float64) @ query.astype(np.float64)
         assert [number for number, _ in hits] == list(np.argsort(-scores)[:7])
+
+
+def test_equal_neighbours_go_by_number():
+    index = VectorIndex(16)
+    for start in range(0, 300, 70):
+        index.add(range(start, min(start + 70, 300)), np.tile(unit(1), (min(70, 300 - start), 1)))
+    (hits,) = index.nearest(unit(1), 5)
+    assert [number for number, _ in hits] == [0, 1, 2, 3, 4]
+    assert len({similarity for _, similarity in hits}) == 1
 
 
 def test_rows_that_are_dropped_are_not_found():
@@ -214,7 +227,40 @@ def test_rows_that_are_dropped_are_not_found():
     assert all(number < 50 for number, _ in index.nearest(vectors[70:71], 50)[0])
 
 
+class FullGraph:
+    """Stands in for usearch: finds every row, and like it rounds to half precision."""
+
+    def __init__(self, **_: object):
+        self.ids, self.vectors = np.empty(0, np.uint64), np.empty((0, 16), np.float16)
+
+    def add(self, ids, vectors):
+        self.ids, self.vectors = np.append(self.ids, ids), np.concatenate([self.vectors, vectors.astype(np.float16)])
+
+    def search(self, queries, k):
+        order = np.argsort(-(queries.astype(np.float16) @ self.vectors.T), axis=1)[:, :k]
+        return SimpleNamespace(keys=self.ids[order])
+
+
+def test_neighbours_named_by_the_graph_get_exact_cosines(monkeypatch):
+    module = ModuleType("usearch.index")
+    module.Index = FullGraph
+    monkeypatch.setitem(sys.modules, "usearch", ModuleType("usearch"))
+    monkeypatch.setitem(sys.modules, "usearch.index", module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    vectors, queries = unit(400), unit(5, seed=1)
+    vectors[[8, 9, 10]] = vectors[5]
+    index, exact = VectorIndex(16, exact_rows=100), VectorIndex(16)
+    for each in (index, exact):
+        each.add(range(10, 4010, 10), vectors)
+    index.nearest(queries, 1)  # starts the building; exact until then
+    index.wait()
+    assert index.nearest(vectors[5:6], 3) == exact.nearest(vectors[5:6], 3)
+    assert [number for number, _ in index.nearest(vectors[5:6], 3)[0]] == [60, 90, 100]
+    assert index.nearest(queries, 10) == exact.nearest(queries, 10)
+
+
 def test_approximate_search_finds_nearly_all_of_the_exact_neighbours():
+    pytest.importorskip("usearch")
     vectors, queries = unit(4000), unit(20, seed=1)
     index, exact = VectorIndex(16, exact_rows=1000), VectorIndex(16)
     for each in (index, exact):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -21,6 +18,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.runs.rows import from_json, to_json
 from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Passage, Question
+from tests.support.processes import PATIENCE, child, until
 
 TABLE = {
     "capital of France": {"closed": "Paris", "open": "Paris", "samples": ["Paris", "Paris", "Lyon", "Paris"]},
@@ -206,50 +204,50 @@ def test_throughput_is_kept_in_the_manifest(tmp_path):
     assert totals["questions_per_second"] > 0
 
 
-SLOW = """
-import sys, time
+HALTING = """
+import sys
 from pathlib import Path
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.label import Labeller, Plan
-from knowgate.labels.run import RunFolder
+from knowgate.labels.labeller import Labeller, Plan
+from knowgate.runs.run_folder import RunFolder
 from knowgate.labels.runner import LocalRunner
 from knowgate.labels.session import label_run
 from knowgate.models.fake import FakeModel
+from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Question
 
-class Slow(FakeModel):
+class Halting(FakeModel):
+    calls = 0
+
     def read(self, prompts, want):
-        time.sleep(0.05)
+        self.calls += 1
+        if self.calls > 5:
+            sys.stdin.readline()  # until it is killed, or at once where there is nothing to read
         return super().read(prompts, want)
 
 questions = [Question(f"Question number {i}?", id=str(i), answers=("x",)) for i in range(40)]
-label_run(RunFolder(Path(sys.argv[1])), questions, Labeller(Slow({}), StringGrader(), Plan(samples=2, layers=(1,))),
+label_run(RunFolder(Path(sys.argv[1])), questions, Labeller(Halting({}), StringGrader(), Plan(samples=2, layers=(1,))),
           data="jsonl:test", runner=LocalRunner(first=2, largest=2))
 """
 
 
 def test_killed_in_the_middle_the_same_command_goes_on_without_a_lost_or_double_row(tmp_path):
     target = tmp_path / "run"
-    command = [sys.executable, "-c", SLOW, str(target)]
+    command = [sys.executable, "-c", HALTING, str(target)]
     for _ in range(2):
-        started = subprocess.Popen(command)
-        _wait_for_rows(target, started)
-        os.kill(started.pid, signal.SIGKILL)
-        started.wait()
-    subprocess.run(command, check=True, timeout=60)
+        enough = _size(target) + 500
+        with child(command, stdin=subprocess.PIPE) as started:
+            until(lambda enough=enough: _size(target) > enough, started)
+    with child(command, stdin=subprocess.DEVNULL) as last:
+        assert last.wait(PATIENCE) == 0
     rows = list(RunFolder(target).rows())
     assert sorted(int(row.id) for row in rows) == list(range(40))
     assert RunFolder(target).vectors(rows, "before.1").shape[0] == 40
 
 
-def _wait_for_rows(target, process):
+def _size(target):
     file = target / "labels.jsonl"
-    size = file.stat().st_size if file.is_file() else 0
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and process.poll() is None:
-        if file.is_file() and file.stat().st_size > size + 500:
-            return
-        time.sleep(0.01)
+    return file.stat().st_size if file.is_file() else 0
 
 
 def test_memory_does_not_grow_with_the_number_of_questions(tmp_path):
@@ -262,5 +260,5 @@ def test_memory_does_not_grow_with_the_number_of_questions(tmp_path):
         tracemalloc.stop()
         return found
 
-    small, large = peak(40), peak(400)
+    small, large = peak(20), peak(200)
     assert large < 2.5 * small

@@ -1,5 +1,7 @@
 """What every backend must do: fake, replay, an OpenAI-compatible server and, marked `model`, the embedded one."""
 
+import threading
+
 import httpx
 import numpy as np
 import pytest
@@ -39,6 +41,12 @@ class RecordThenReplay:
         self._recorder.generate(prompts, resume=inner, **settings)
         return ReplayModel(self._folder).generate(prompts, resume=resume, **settings)
 
+    def stream(self, prompt, *, resume=None, **settings):
+        inner = resume and self._handles.get(getattr(resume, "key", ""), resume)
+        for _ in self._recorder.stream(prompt, resume=inner, **settings):
+            pass
+        return ReplayModel(self._folder).stream(prompt, resume=resume, **settings)
+
     def label_logits(self, prompts, labels):
         self._recorder.label_logits(prompts, labels)
         return ReplayModel(self._folder).label_logits(prompts, labels)
@@ -57,7 +65,7 @@ def model(request, tmp_path):
     if request.param == "smollm":
         return request.getfixturevalue("smollm")
     if request.param == "openai":
-        quick = Patience(timeout=5, total=10, retries=1, backoff=0.0)
+        quick = Patience(timeout=120, total=360, retries=1, backoff=0.0)
         return OpenAIModel("m", "http://server.test/v1", patience=quick, transport=httpx.MockTransport(ChatServer()))
     return long_answers() if request.param == "fake" else RecordThenReplay(long_answers(), tmp_path / "run")
 
@@ -94,6 +102,43 @@ def test_going_on_from_a_draft_ends_where_a_whole_answer_ends(model):
     readings = model.read(PROMPTS, Want(draft_tokens=DRAFT))
     rows = model.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
     assert [row[0].text for row in rows] == greedy(model, PROMPTS)
+
+
+def streamed(model, prompt, **settings):
+    """The pieces of a stream and the completion at its end."""
+    stream, pieces = model.stream(prompt, max_tokens=TOKENS, **settings), []
+    while True:
+        try:
+            pieces.append(next(stream))
+        except StopIteration as end:
+            return pieces, end.value
+
+
+def test_a_stream_ends_in_what_is_generated_at_once(model):
+    for prompt in PROMPTS:
+        pieces, completion = streamed(model, prompt)
+        assert completion == model.generate([prompt], max_tokens=TOKENS)[0][0]
+        assert "".join(pieces) == completion.text
+        assert all(pieces)
+
+
+def test_a_stream_that_goes_on_from_a_draft_begins_with_it(model):
+    for prompt, reading in zip(PROMPTS, model.read(PROMPTS, Want(draft_tokens=DRAFT)), strict=True):
+        pieces, completion = streamed(model, prompt, resume=reading.resume)
+        assert completion == model.generate([prompt], max_tokens=TOKENS, resume=[reading.resume])[0][0]
+        assert "".join(pieces) == completion.text
+        assert completion.text.startswith(reading.draft.text)
+
+
+def test_a_stream_refuses_a_handle_of_something_else(model):
+    with pytest.raises(KnowgateError):
+        next(model.stream(PROMPTS[0], max_tokens=TOKENS, resume="not a handle"))
+
+
+def test_a_model_has_no_more_threads_than_may_use_it_at_once(model):
+    workers = model.workers
+    used = [workers.submit(threading.get_ident) for _ in range(50)]
+    assert 1 <= len({future.result() for future in used}) <= model.concurrency
 
 
 def test_as_many_samples_are_given_as_were_asked_for(model):

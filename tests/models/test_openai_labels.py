@@ -122,7 +122,7 @@ def tokens(body):
 
 
 def connect(server, **settings):
-    quick = Patience(timeout=5, total=10, retries=0, backoff=0.0)
+    quick = Patience(timeout=120, total=360, retries=0, backoff=0.0)
     transport = httpx.MockTransport(server)
     return OpenAIModel("m", "http://server.test/v1", patience=quick, transport=transport, **settings)
 

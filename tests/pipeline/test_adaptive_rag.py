@@ -9,7 +9,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG, fit_passages
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.retrieval.bm25 import Bm25Retriever
-from knowgate.types import Passage, Question, Signal, Want
+from knowgate.types import Gate, Note, Passage, Question, Signal, Want
 from tests.support.counting import CountingModel
 
 KNOWN, UNKNOWN = "capital of France", "badge colour of Anna"
@@ -156,11 +156,19 @@ def test_a_reranker_gets_twenty_candidates_and_its_order_is_used():
     assert answer.passages[0].score == -len(answer.passages[0].text)
 
 
+def test_what_the_retriever_is_sure_of_is_noted_as_not_reranked():
+    answer = build("always", reranker=Shortest(), rerank_margin=0.0).answer(QUESTION_UNKNOWN)
+    assert answer.decision.notes == (Note.NOT_RERANKED,)
+    assert answer.decision.reason.endswith("; not reranked, the retriever is sure")
+    assert build("always", reranker=Shortest()).answer(QUESTION_UNKNOWN).decision.notes == ()
+
+
 def test_a_second_look_that_finds_the_passages_useless_drops_them():
     answer = build("always", second_look=Judge(False)).answer(QUESTION_UNKNOWN)
     assert (answer.text, answer.passages) == ("red", ())
     assert answer.decision.retrieve  # it was decided, and paid for
     assert answer.decision.reason == "need 1.00 is above 0.50; the passages were judged useless"
+    assert answer.decision.notes == (Note.PASSAGES_USELESS,)
 
 
 def test_a_second_look_that_finds_them_useful_keeps_them():
@@ -171,6 +179,7 @@ def test_where_nothing_is_found_the_answer_is_closed_book_and_says_so():
     answer = build("always").answer("xyzzy?")
     assert answer.passages == ()
     assert answer.decision.reason == "need 1.00 is above 0.50; nothing was found"
+    assert answer.decision.notes == (Note.NOTHING_FOUND,)
     assert answer.text == build("never").answer("xyzzy?").text
 
 
@@ -210,6 +219,7 @@ def test_where_no_passage_fits_at_all_the_answer_is_closed_book_and_says_so():
     answer = build("always", SmallWindow(TABLE, 0)).answer(QUESTION_UNKNOWN)
     assert (answer.text, answer.passages) == ("red", ())
     assert answer.decision.reason.endswith("; no passage fits the context window")
+    assert answer.decision.notes == (Note.NO_PASSAGE_FITS,)
 
 
 # --- decisions ------------------------------------------------------------------------------------
@@ -220,6 +230,24 @@ def test_the_reason_gives_need_threshold_and_the_gates_words():
         "need 0.80 is above 0.50: the first-token probability of the draft 'red' is 0.20"
     )
     assert build().decide(QUESTION_KNOWN).reason.startswith("need 0.10 is not above 0.50: ")
+
+
+def test_a_gates_note_stands_behind_its_own_words():
+    class NotedGate(Gate):
+        note = "fitted elsewhere"
+
+        def score(self, questions, readings):
+            return [1.0 for _ in questions]
+
+    class WordyGate(NotedGate):
+        def explain(self, questions, readings):
+            return ["a feeling" for _ in questions]
+
+    reasons = [AdaptiveRAG(FakeModel(), gate).decide("Who?").reason for gate in (NotedGate(), WordyGate())]
+    assert reasons == [
+        "need 1.00 is above 0.50: fitted elsewhere",
+        "need 1.00 is above 0.50: a feeling; fitted elsewhere",
+    ]
 
 
 @pytest.mark.parametrize(("threshold", "retrieves"), [(0.79, True), (0.81, False)])

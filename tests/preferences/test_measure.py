@@ -72,6 +72,11 @@ def test_graded_passages_are_split_by_their_answers():
     assert (known.positives, known.negatives) == ((0,), (1,))
 
 
+def test_a_shift_within_the_rounding_of_a_model_is_none():
+    chosen = choose([2e-8, -2e-8, 1e-3, -1e-3], [None] * 4)
+    assert (chosen.positives, chosen.negatives) == ((2,), (3,))
+
+
 QUESTIONS = [
     asked("a", "up", "down"),
     asked("b", "up", "high"),

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from knowgate.errors import BadInput
-from knowgate.preferences.rank_measures import estimate, hits_of, precision, rank_values, recall, reciprocal_rank
+from knowgate.preferences.rank_measures import hits_of, precision, rank_values, recall, reciprocal_rank
 from knowgate.preferences.record import Candidate, Preference
 
 HITS = [False, True, True, False, True]
@@ -36,26 +34,3 @@ def test_every_row_has_every_measure():
     assert found["MRR@3"].tolist() == pytest.approx([1.0, 1 / 3])
     assert found["R@3"].tolist() == [1.0, 1.0]
     assert found["P@5"].tolist() == pytest.approx([1 / 3, 1 / 3])  # of three passages
-
-
-def test_a_paired_interval_is_narrower_than_the_two_systems_are_spread():
-    rng = np.random.default_rng(0)
-    hard = rng.random(200)
-    better = np.clip(hard + 0.05 + 0.01 * rng.standard_normal(200), 0, None)
-    gain = estimate(better - hard)
-    assert gain.low > 0.045
-    assert gain.high < 0.055
-    assert estimate(hard).high - estimate(hard).low > 0.06
-
-
-def test_the_bootstrap_of_a_coin_is_about_the_normal_interval():
-    coin = np.array([1.0, 0.0] * 200)
-    found = estimate(coin)
-    half = 1.96 * 0.5 / np.sqrt(400)
-    assert found.value == 0.5
-    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half), abs=0.006)
-
-
-def test_nothing_to_measure_is_an_error():
-    with pytest.raises(BadInput, match="no question"):
-        estimate(np.array([]))

@@ -107,3 +107,18 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path):
 def test_questions_and_passages_must_be_as_many(folder: Path):
     with pytest.raises(BadInput, match="2 questions came with 1 lists"):
         CrossEncoderReranker(str(folder)).score(["a", "b"], [[]])
+
+
+def test_a_pair_that_comes_twice_is_scored_once():
+    asked = []
+
+    class Counting:
+        def predict(self, pairs: list[tuple[str, str]], **_: object) -> np.ndarray:
+            asked.extend(pairs)
+            return np.arange(len(pairs), dtype=np.float32)
+
+    reranker = CrossEncoderReranker.around(Counting(), "counting")
+    red, blue = Passage("1", "red"), Passage("2", "blue")
+    scores = reranker.score(["what", "what", "is"], [[red, blue, red], [blue], [red]])
+    assert asked == [("what", "red"), ("what", "blue"), ("is", "red")]
+    assert scores == [[0.0, 1.0, 0.0], [1.0], [2.0]]

@@ -99,7 +99,7 @@ def test_a_folder_that_is_no_index_is_refused(tmp_path: Path):
 
 def test_a_part_that_was_not_built_is_named(tmp_path: Path):
     build(tmp_path, TEXTS)
-    with pytest.raises(BrokenIndex, match=r"built as 'bm25' and has no part for 'dense'.*--kind hybrid"):
+    with pytest.raises(BrokenIndex, match=r"built as 'bm25' and has no part for 'dense'.*--retriever hybrid"):
         load_retriever(str(tmp_path / "index"), kind="dense")
 
 

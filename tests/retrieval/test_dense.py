@@ -31,7 +31,8 @@ def retriever(vectors: Vector, embedder: object = None) -> DenseRetriever:
 def test_block_by_block_search_agrees_with_sorting_all_scores():
     vectors, queries = unit_vectors(1000), unit_vectors(1300)[1000:]
     found = ExactSearch(vectors, block_rows=64).nearest(queries, 10)
-    expected = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :10]
+    exact = queries.astype(np.float64) @ vectors.T.astype(np.float64)
+    expected = np.argsort(-exact, axis=1, kind="stable")[:, :10]
     assert [hits.rows.tolist() for hits in found] == expected.tolist()
 
 
@@ -78,8 +79,17 @@ def test_the_inverted_file_agrees_with_exact_search_when_every_list_is_visited(t
     pytest.importorskip("faiss")
     vectors = unit_vectors(2000)
     build_ann(vectors, tmp_path / "ivf")
-    search = AnnSearch(tmp_path / "ivf", visited=10_000)
+    search = AnnSearch(tmp_path / "ivf", vectors, visited=10_000)
     exact = ExactSearch(vectors).nearest(vectors[:20], 5)
     found = search.nearest(vectors[:20], 5)
     assert [hits.rows.tolist() for hits in found] == [hits.rows.tolist() for hits in exact]
-    assert found[0].scores == pytest.approx(exact[0].scores, abs=1e-6)
+    assert found[0].scores.tolist() == exact[0].scores.tolist()
+
+
+def test_the_inverted_file_orders_equal_scores_by_row(tmp_path: Path):
+    pytest.importorskip("faiss")
+    vectors = unit_vectors(2000)
+    vectors[[7, 400, 1999]] = vectors[3]
+    build_ann(vectors, tmp_path / "ivf")
+    (found,) = AnnSearch(tmp_path / "ivf", vectors, visited=10_000).nearest(vectors[3:4], 3)
+    assert found.rows.tolist() == [3, 7, 400]

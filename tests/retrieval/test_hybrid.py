@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 from knowgate.errors import BadSetting
@@ -18,6 +20,14 @@ def test_passages_below_k_count_in_the_fusion():
     hybrid = HybridRetriever([FixedRetriever("a", "b"), FixedRetriever("c", "b")])
     (found,) = hybrid.search(["q"], 1)
     assert [passage.id for passage in found] == ["b"]
+
+
+def test_the_same_ranks_in_another_order_are_equal():
+    rankings = [FixedRetriever(*"abc"), FixedRetriever(*"bca"), FixedRetriever(*"cab")]
+    for order in permutations(rankings):
+        (found,) = HybridRetriever(order).search(["q"], 3)
+        assert len({passage.score for passage in found}) == 1
+        assert [passage.id for passage in found] == [passage.id for passage in order[0].search(["q"], 3)[0]]
 
 
 def test_an_empty_ranking_leaves_the_other_as_it_is():

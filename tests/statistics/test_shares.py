@@ -1,6 +1,9 @@
+import numpy as np
 import pytest
+from sklearn.metrics import cohen_kappa_score
 
-from knowgate.statistics.shares import agreement, mean, pearson, share, wilson
+from knowgate.labels.agreement import agree
+from knowgate.statistics.shares import agreement, cohens_kappa, mean, pearson, share, wilson
 
 
 def test_wilson_interval_of_five_in_ten():
@@ -53,3 +56,24 @@ def test_kappa_by_hand():
 
 def test_kappa_is_not_defined_when_both_always_say_the_same():
     assert agreement("open", ("exact", "contains"), [(True, True)] * 3).kappa is None
+
+
+def test_kappa_agrees_with_scikit_learn():
+    rng = np.random.default_rng(0)
+    first = rng.random(200) < 0.4
+    second = np.where(rng.random(200) < 0.7, first, rng.random(200) < 0.5)
+    pairs = list(zip(first.tolist(), second.tolist(), strict=True))
+    assert cohens_kappa(pairs) == pytest.approx(cohen_kappa_score(first, second))
+
+
+def test_without_a_pair_there_is_no_kappa():
+    found = agreement("both", ("exact", "contains"), [])
+    assert (found.n, found.agree, found.kappa) == (0, 0.0, None)
+
+
+def test_the_graders_of_a_run_are_compared_by_the_same_kappa():
+    first, second = [True, True, None, False, False], [True, False, True, False, None]
+    pairs = [(True, True), (True, False), (False, False)]
+    found = agree("exact", "contains", first, second)
+    assert (found.n, found.kappa) == (3, cohens_kappa(pairs))
+    assert found.kappa == pytest.approx((2 / 3 - 4 / 9) / (1 - 4 / 9))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ class ChatServer:
         self.change: Callable[[dict[str, Any]], Any] = lambda reply: reply
         self.cards: list[dict[str, Any]] | None = [{"id": "m", "owned_by": "vllm", "root": "/w", "created": 1}]
         self.finish = "stop"
+        self.stream: EventStream | None = None
         self._lock = threading.Lock()
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -36,7 +38,14 @@ class ChatServer:
         refused = sorted(self.refuses & set(body))
         if refused:
             return httpx.Response(400, json={"error": {"message": f"Unrecognized argument: {refused[0]}"}})
-        return httpx.Response(200, content=json.dumps(self.change(self._reply(request.url.path, body))))
+        reply = self.change(self._reply(request.url.path, body))
+        if body.get("stream") and "stream" not in self.ignores:
+            return httpx.Response(200, stream=self.streamed(reply, "stream_options" in body))
+        return httpx.Response(200, content=json.dumps(reply))
+
+    def streamed(self, reply: dict[str, Any], counts: bool) -> EventStream:
+        self.stream = EventStream([as_line(part) for part in parts_of(reply, counts)] + [b"data: [DONE]\n\n"])
+        return self.stream
 
     def after_probe(self) -> list[dict[str, Any]]:
         """The bodies asked for something other than the probe."""
@@ -53,6 +62,40 @@ class ChatServer:
         make = chat_choice if path.endswith("/chat/completions") else raw_choice
         choices = [make(body, i, self.finish) for i in range(n)]
         return {"choices": choices, "usage": {"completion_tokens": 3 * n + 1}}
+
+
+class EventStream(httpx.SyncByteStream):
+    """Sends one piece after the other; remembers how many were taken and whether it was closed."""
+
+    def __init__(self, pieces: list[bytes]):
+        self.pieces = pieces
+        self.taken = 0
+        self.closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self.pieces:
+            self.taken += 1
+            yield piece
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def as_line(part: Any) -> bytes:
+    return b"data: " + json.dumps(part, ensure_ascii=False).encode() + b"\n\n"
+
+
+def parts_of(reply: dict[str, Any], counts: bool) -> Iterator[dict[str, Any]]:
+    """A reply word by word, as vLLM sends it."""
+    choice = reply["choices"][0]
+    chat = "message" in choice
+    words = re.findall(r"\s*\S+", choice["message"]["content"] if chat else choice["text"])
+    for word in words:
+        yield {"choices": [{"index": 0, "delta": {"content": word}} if chat else {"index": 0, "text": word}]}
+    last = {"index": 0, "finish_reason": choice["finish_reason"], "logprobs": choice.get("logprobs")}
+    yield {"choices": [{**last, "delta": {}} if chat else {**last, "text": ""}], "usage": None}
+    if counts:
+        yield {"choices": [], "usage": reply["usage"]}
 
 
 def _is_probe(body: dict[str, Any]) -> bool:

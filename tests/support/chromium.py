@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import PATIENCE
+
 BROWSER = Path("/usr/bin/chromium")
 FLAGS = [
     "--headless",
@@ -38,5 +40,5 @@ class Opened:
 
 def open_page(page: Path, profile: Path) -> Opened:
     command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
     return Opened(done.stdout, [said for said in done.stderr.splitlines() if "CONSOLE" in said])

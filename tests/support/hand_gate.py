@@ -70,7 +70,7 @@ def graded_row(name: str, need: float, closed: bool | None, opened: bool | None,
 def write_rows(path: Path, rows: Sequence[LabelRow], **settings: Any) -> Path:
     folder = RunFolder(path)
     folder.start({**SETTINGS, **settings}, {})
-    folder.append(rows, {}, 0)
+    folder.append(rows, {})
     return path
 
 

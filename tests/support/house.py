@@ -19,8 +19,9 @@ TOP = "__init__"
 
 # Imports only go to an earlier line; what stands in one line does not import each other.
 LEVELS = [
+    ["markup"],
     ["errors", "types", "lazy"],
-    ["files", "text", "registry", "statistics"],
+    ["files", "text", "registry", "statistics", "nearest"],
     ["prompts", "weights", "display"],
     ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],
@@ -33,10 +34,11 @@ LEVELS = [
     ["pipeline"],
     ["evaluation"],
     ["report"],
-    ["cli", "serve", "integrations", "__main__", TOP],
+    ["cli", "serve", "integrations", TOP],
+    ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-LEAVES = LEVELS[-1]
+LEAVES = LEVELS[-2]
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from knowgate.fitting.examples import Examples
 from knowgate.fitting.judges.trained_model import JudgeTraining
 from knowgate.runs.rows import GradedAnswer, LabelRow
 from knowgate.runs.split import split_questions
+from knowgate.runs.trial import Trial
 from knowgate.types import Completion, Passage, Question, Reading
 
 LETTERS = "abcdefghijklmnop"
@@ -53,7 +53,8 @@ def planted(model: Path, n: int, *, by: str = "question", fingerprint: str = "f"
     }
     readings = [Reading(draft=Completion(draft)) for draft in drafts]
     split = split_questions([question.text for question in questions], 0)
-    return Examples(rows, questions, readings, ~known, "known", split, settings, ["run"])
+    trial = Trial(rows, [row.id for row in rows], readings, settings, ["run"])
+    return Examples(trial, ~known, "known", split)
 
 
 def _mark(word: str, known: bool) -> str:
@@ -70,12 +71,10 @@ def _row(i: int, question: Question, known: bool, draft: str, helped: bool) -> L
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """A model this small is ten times faster on one thread; intervals of the measures are not what is tested."""
+    """A model this small is ten times faster on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("knowgate.fitting.metrics.RESAMPLES", 5)
-        yield
+    yield
     torch.set_num_threads(threads)
 
 

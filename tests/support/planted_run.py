@@ -6,18 +6,14 @@ in the states alone.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
@@ -70,18 +66,8 @@ def write_run(path: Path, rows: list[LabelRow], states: dict[str, Any] | None = 
     """A run folder with these rows; `states` has one line for each of them."""
     folder = RunFolder(path)
     folder.start({**SETTINGS, **settings}, {})
-    if states:
-        rows = [replace(row, vector=("vectors-0000000.safetensors", place)) for place, row in enumerate(rows)]
-    folder.append(rows, states or {}, 0)
+    folder.append(rows, states or {})
     return path
-
-
-@contextlib.contextmanager
-def few_resamples() -> Iterator[None]:
-    """Intervals of the measures are not what is tested, and take two seconds for each gate."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("knowgate.fitting.metrics.RESAMPLES", 5)
-        yield
 
 
 def scored_elsewhere(gate: Path, run: Path) -> list[float]:

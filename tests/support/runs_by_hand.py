@@ -35,7 +35,7 @@ def row(
 def write_run(path: Path, rows: Sequence[LabelRow], **settings: Any) -> Path:
     folder = RunFolder(path)
     folder.start({**SETTINGS, **settings}, {})
-    folder.append(rows, {}, 0)
+    folder.append(rows, {})
     return path
 
 

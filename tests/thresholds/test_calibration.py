@@ -7,7 +7,7 @@ import pytest
 from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.gates import load_gate
 from knowgate.gates.fitted.artefact import ALWAYS, SEEN, read_artefact
-from knowgate.thresholds.calibration import Target, calibrate, store
+from knowgate.thresholds.calibration import Target, find_threshold, store
 from tests.support.hand_gate import graded_row, varied_rows, write_gate, write_rows
 
 LOSS, HALF, BEST = Target("guarantee", 0.1, 0.1), Target("budget", 0.5), Target("accuracy")
@@ -25,7 +25,7 @@ def run(tmp_path):
 
 def refused(gate, runs, target=LOSS, **options):
     with pytest.raises((BadInput, BadSetting, ArtefactError)) as caught:
-        calibrate(gate, runs, target, **options)
+        find_threshold(gate, runs, target, **options)
     return str(caught.value)
 
 
@@ -33,7 +33,7 @@ def refused(gate, runs, target=LOSS, **options):
 
 
 def test_a_guarantee_is_chosen_on_one_half_and_tried_on_the_other(gate, run):
-    found = calibrate(gate, [run], LOSS)
+    found = find_threshold(gate, [run], LOSS)
     assert found.chosen.n + found.held.n == 300
     assert 0.2 < found.threshold < 0.5  # R(t) = t^2 / 2, so 0.1 is lost at 0.45
     assert found.evidence["p_value"] <= 0.1
@@ -41,12 +41,12 @@ def test_a_guarantee_is_chosen_on_one_half_and_tried_on_the_other(gate, run):
 
 
 def test_everything_may_be_chosen_on(gate, run):
-    found = calibrate(gate, [run], LOSS, share=0)
+    found = find_threshold(gate, [run], LOSS, share=0)
     assert (found.chosen.n, found.held) == (300, None)
 
 
 def test_the_evidence_names_what_it_is_bound_to(gate, run):
-    evidence = calibrate(gate, [run], LOSS).evidence
+    evidence = find_threshold(gate, [run], LOSS).evidence
     assert evidence["retriever"] == {"name": "bm25", "fingerprint": "index-1"}
     assert (evidence["epsilon"], evidence["delta"], evidence["k"], evidence["runs"]) == (0.1, 0.1, 3, ["run"])
     assert evidence["grader"] == "contains"
@@ -54,37 +54,37 @@ def test_the_evidence_names_what_it_is_bound_to(gate, run):
 
 
 def test_a_budget_is_kept_on_the_questions_it_was_chosen_on(gate, run):
-    found = calibrate(gate, [run], HALF)
+    found = find_threshold(gate, [run], HALF)
     assert 0.48 <= found.chosen.rate <= 0.5
     assert found.held.rate == pytest.approx(0.5, abs=0.12)
 
 
 def test_the_best_accuracy_is_at_least_that_of_always_retrieving(gate, run):
-    found = calibrate(gate, [run], BEST)
+    found = find_threshold(gate, [run], BEST)
     assert found.chosen.right >= found.chosen.right_always
 
 
 def test_a_plain_gate_can_be_calibrated_as_well(run):
-    assert 0 < calibrate("logprob:first", [run], HALF).threshold < 1
+    assert 0 < find_threshold("logprob:first", [run], HALF).threshold < 1
 
 
 def test_an_impossible_target_sets_always_retrieve(gate, tmp_path):
     rows = [graded_row(str(i), 0.01, False, True) for i in range(200)]
-    found = calibrate(gate, [write_rows(tmp_path / "hard", rows)], LOSS)
+    found = find_threshold(gate, [write_rows(tmp_path / "hard", rows)], LOSS)
     assert (found.threshold, found.chosen.rate) == (ALWAYS, 1.0)
 
 
 def test_the_threshold_is_written_and_used(gate, run):
-    found = calibrate(gate, [run], LOSS)
+    found = find_threshold(gate, [run], LOSS)
     store(found, gate)
     assert load_gate(gate).threshold == found.threshold
     assert read_artefact(gate).manifest["guarantee"] == found.evidence
 
 
 def test_the_same_command_gives_the_same_threshold_again(gate, run):
-    first = calibrate(gate, [run], LOSS)
+    first = find_threshold(gate, [run], LOSS)
     store(first, gate)
-    assert calibrate(gate, [run], LOSS).evidence == first.evidence
+    assert find_threshold(gate, [run], LOSS).evidence == first.evidence
 
 
 # --- what is left out -----------------------------------------------------------------------------
@@ -92,20 +92,20 @@ def test_the_same_command_gives_the_same_threshold_again(gate, run):
 
 def test_questions_the_gate_was_fitted_on_are_left_out(tmp_path, run):
     texts = [row.question for row in varied_rows(300)[:100]]
-    found = calibrate(str(write_gate(tmp_path / "fitted", seen=texts)), [run], LOSS)
+    found = find_threshold(str(write_gate(tmp_path / "fitted", seen=texts)), [run], LOSS)
     assert found.left_out == {"fitted on": 100}
     assert found.chosen.n + found.held.n == 200
 
 
 def test_a_question_counts_once(gate, tmp_path, run):
     more = [replace(row, id=f"again {row.id}") for row in varied_rows(300)[:50]]
-    found = calibrate(gate, [run, write_rows(tmp_path / "more", more)], LOSS)
+    found = find_threshold(gate, [run, write_rows(tmp_path / "more", more)], LOSS)
     assert found.left_out == {"asked twice": 50}
 
 
 def test_failed_and_ungraded_rows_are_counted(gate, tmp_path):
     bad = [replace(varied_rows(1, seed=9)[0], error="timeout"), graded_row("u", 0.5, None, True)]
-    found = calibrate(gate, [write_rows(tmp_path / "mixed", [*varied_rows(300), *bad])], LOSS)
+    found = find_threshold(gate, [write_rows(tmp_path / "mixed", [*varied_rows(300), *bad])], LOSS)
     assert found.left_out == {"failed": 1, "not graded": 1}
 
 
@@ -141,7 +141,7 @@ def test_a_run_where_retrieval_never_helps_is_refused(gate, tmp_path):
 
 def test_a_budget_does_not_mind_that_retrieval_never_helps(gate, tmp_path):
     rows = [graded_row(str(i), (i + 1) / 302, True, True) for i in range(300)]
-    assert calibrate(gate, [write_rows(tmp_path / "useless", rows)], HALF).chosen.rate <= 0.5
+    assert find_threshold(gate, [write_rows(tmp_path / "useless", rows)], HALF).chosen.rate <= 0.5
 
 
 def test_an_empty_run_is_refused(gate, tmp_path):
@@ -187,6 +187,6 @@ def test_a_share_nobody_can_hold_out_is_refused(gate, run, share):
 
 def test_a_row_whose_search_found_nothing_is_answered_closed_book_either_way(gate, tmp_path):
     rows = [*varied_rows(300), *(graded_row(f"none {i}", 0.01, False, None) for i in range(60))]
-    found = calibrate(gate, [write_rows(tmp_path / "some", rows)], LOSS, share=0)
+    found = find_threshold(gate, [write_rows(tmp_path / "some", rows)], LOSS, share=0)
     assert found.chosen.n == 360
     assert found.threshold > 0.01  # they are no harmed skips

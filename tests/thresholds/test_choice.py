@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.fitted.artefact import ALWAYS
-from knowgate.thresholds.choice import for_accuracy, for_rate
-from knowgate.thresholds.outcomes import Outcomes, held_out, reached
+from knowgate.runs.split import held_out, seen_key, split_questions
+from knowgate.thresholds.choice import candidates, for_accuracy, for_rate
+from knowgate.thresholds.outcomes import Outcomes, try_threshold
 
 NEEDS = np.array([0.1, 0.2, 0.4, 0.8])
 
@@ -41,6 +42,13 @@ def test_the_rate_is_never_above_the_wanted_one(needs, rate):
     assert (values > for_rate(values, rate)).mean() <= rate + 1e-9
 
 
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=40), st.floats(0, 1))
+def test_no_other_threshold_within_the_rate_retrieves_more(needs, rate):
+    values = np.array(needs) / 20
+    within = [(values > t).mean() for t in (ALWAYS, *np.arange(21) / 20) if (values > t).mean() <= rate]
+    assert (values > for_rate(values, rate)).mean() == max(within)
+
+
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
 def test_a_rate_outside_0_to_1_is_refused(rate):
     with pytest.raises(BadSetting, match="between 0 and 1"):
@@ -71,18 +79,52 @@ def test_where_retrieval_only_hurts_everything_is_skipped():
     assert for_accuracy(table((0.3, 1, 0), (1.0, 1, 0))) == 1.0
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.booleans()), min_size=1, max_size=30))
+ROWS = st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.booleans()), min_size=1, max_size=30)
+
+
+def outcomes_of(rows):
+    return table(*((need / 20, closed, opened) for need, closed, opened in rows))
+
+
+@given(ROWS)
 def test_no_other_threshold_is_better(rows):
-    found = table(*((need / 20, closed, opened) for need, closed, opened in rows))
-    best = reached(found, for_accuracy(found)).right
-    assert best == max(reached(found, t).right for t in (ALWAYS, *np.arange(21) / 20))
+    found = outcomes_of(rows)
+    best = try_threshold(found, for_accuracy(found)).right
+    assert best == max(try_threshold(found, t).right for t in (ALWAYS, *np.arange(21) / 20))
 
 
-# --- what is reached ------------------------------------------------------------------------------
+@given(ROWS)
+def test_no_threshold_that_is_as_good_retrieves_less(rows):
+    found = outcomes_of(rows)
+    chosen = try_threshold(found, for_accuracy(found))
+    tried = [try_threshold(found, t) for t in (ALWAYS, *np.arange(21) / 20)]
+    assert chosen.retrieved == min(one.retrieved for one in tried if one.right == chosen.right)
+
+
+@given(ROWS)
+def test_the_order_of_the_rows_does_not_matter(rows):
+    assert for_accuracy(outcomes_of(rows)) == for_accuracy(outcomes_of(rows[::-1]))
+
+
+def test_a_threshold_can_be_typed():
+    assert for_accuracy(table((0.1, 1, 0), (1 / 3, 0, 1))) == 0.216667
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.data())
+def test_needs_that_lie_close_are_told_apart_as_well(needs, data):
+    """Whatever a threshold can do to these questions one of the candidates does."""
+    verdicts = st.lists(st.booleans(), min_size=len(needs), max_size=len(needs))
+    found = table(*zip(needs, data.draw(verdicts), data.draw(verdicts), strict=True))
+    best = try_threshold(found, for_accuracy(found)).right
+    assert best == max(try_threshold(found, t).right for t in (ALWAYS, *needs))
+    assert len(candidates(found.needs)) == len(set(needs)) + 1
+
+
+# --- what it comes to ------------------------------------------------------------------------------
 
 
 def test_counts_under_a_threshold():
-    found = reached(table((0.1, 1, 0), (0.2, 0, 1), (0.6, 0, 1), (0.9, 1, 1)), 0.5)
+    found = try_threshold(table((0.1, 1, 0), (0.2, 0, 1), (0.6, 0, 1), (0.9, 1, 1)), 0.5)
     assert (found.n, found.retrieved, found.right, found.right_always, found.right_never, found.harmed) == (
         4, 2, 3, 3, 2, 1,
     )  # fmt: skip
@@ -90,7 +132,7 @@ def test_counts_under_a_threshold():
 
 
 def test_a_need_that_equals_the_threshold_is_skipped():
-    assert reached(table((0.5, 1, 1)), 0.5).retrieved == 0
+    assert try_threshold(table((0.5, 1, 1)), 0.5).retrieved == 0
 
 
 def test_answers_and_needs_must_be_as_many():
@@ -101,19 +143,8 @@ def test_answers_and_needs_must_be_as_many():
 # --- the split ------------------------------------------------------------------------------------
 
 
-def test_about_the_share_is_held_out_and_equal_questions_go_together():
-    keys = [f"key {i}" for i in range(2000)]
-    found = held_out(keys, 0.5)
-    assert 0.46 < found.mean() < 0.54
-    assert held_out(keys[::-1], 0.5).tolist() == found[::-1].tolist()
-    assert held_out(keys, 0.5, seed=1).tolist() != found.tolist()
-    assert not held_out(keys, 0).any()
-
-
 def test_the_test_split_of_a_fit_is_halved_too():
     """With the hash of the fit, the questions it left aside would all be held out, or none."""
-    from knowgate.runs.split import seen_key, split_questions
-
     texts = [f"question {i}?" for i in range(4000)]
     left = split_questions(texts, seed=0).test
     assert 0.4 < held_out([seen_key(texts[place]) for place in left], 0.5).mean() < 0.6

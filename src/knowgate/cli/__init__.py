@@ -10,62 +10,24 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from knowgate.cli import (
-    ask,
-    calibrate,
-    demo,
-    doctor,
-    eval,
-    eval_rerank,
-    eval_self,
-    fit,
-    history,
-    import_answers,
-    index,
-    label,
-    lists,
-    prefer,
-    replay,
-    report,
-    sweep,
-)
 from knowgate.cli.usage import CommandLineError, explain
+from knowgate.cli.verbs import Verbs
 from knowgate.errors import KnowgateError
 from knowgate.files import cache_dir
+
+__all__ = ["app", "main", "run"]
 
 INTERRUPTED = 130
 app = typer.Typer(
     name="knowgate",
-    add_completion=False,
+    cls=Verbs,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("ask")(ask.ask)
-app.command("decide")(ask.decide)
-app.command("index")(index.index)
-app.command("label")(label.label)
-app.command("import-answers")(import_answers.import_answers)
-app.command("report")(report.report)
-app.command("fit")(fit.fit)
-app.command("prefer")(prefer.prefer)
-app.command("calibrate")(calibrate.calibrate_command)
-app.command("eval")(eval.eval_)
-app.command("replay")(replay.replay_command)
-app.command("eval-self")(eval_self.eval_self)
-app.command("eval-rerank")(eval_rerank.eval_rerank)
-app.add_typer(sweep.app, name="sweep")
-app.add_typer(history.app, name="history")
-app.command("gates")(lists.gates)
-app.add_typer(lists.models_app, name="models")
-app.command("doctor")(doctor.doctor)
-app.command("demo")(demo.demo)
 
 
 @app.callback(invoke_without_command=True)
@@ -73,8 +35,13 @@ def start(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
-    """Decide, question by question, whether an LLM already knows the answer or must retrieve."""
+    """Decide, question by question, whether an LLM already knows the answer or must retrieve.
+
+    Words complete with TAB after: knowgate --install-completion
+    """
     if version:
+        from importlib import metadata  # takes 40 ms, which the other commands need not wait for
+
         typer.echo(f"knowgate {metadata.version('knowgate')}")
         raise typer.Exit
     if not context.invoked_subcommand:
@@ -124,6 +91,9 @@ def _print_any_character() -> None:
 
 def _say(message: str, code: int) -> int:
     """One line; nothing in the message is taken for markup."""
+    from rich.console import Console
+    from rich.text import Text
+
     line = Text.assemble(("Error:", "red"), " ", " ".join(message.split()))
     Console(stderr=True, soft_wrap=True, highlight=False).print(line)
     return code

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
+from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, Retriever
 from knowgate.cli.paths import path
 from knowgate.cli.questions import read_arguments
 from knowgate.pipeline import AdaptiveRAG, answer_record, build_pipeline, decision_record, load_settings
-from knowgate.rerank import SURE
-from knowgate.types import Answer, Decision
+from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, TextEvent
 
 CONTROL = frozenset([*range(0x20), *range(0x7F, 0xA0)])
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
-ModelSpec = Annotated[str | None, typer.Option("--model", help="smollm (default), hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, replay:DIR, fake.")]  # fmt: skip  # noqa: E501
 GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; see `knowgate gates`.")]  # fmt: skip  # noqa: E501
 PlugIn = Annotated[
     bool | None, typer.Option("--plug-in", help="Let a fitted gate decide for another LLM than its own.")
@@ -28,25 +30,18 @@ PlugIn = Annotated[
 Threshold = Annotated[float | None, typer.Option(help="Retrieve when need is above this (0-1). Default: the gate's own.")]  # fmt: skip  # noqa: E501
 Docs = Annotated[Path | None, typer.Option(parser=path, metavar="PATH", help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
 Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, or http:URL of a search endpoint.")]  # fmt: skip  # noqa: E501
-Kind = Annotated[str | None, typer.Option("--retriever", help="bm25 (default), dense or hybrid.")]
 Rerank = Annotated[str | None, typer.Option(help="Reranker of 20 candidates: folder made by `fit reranker`, or any cross-encoder.")]  # fmt: skip  # noqa: E501
-RerankMargin = Annotated[float | None, typer.Option(min=0, max=1, help="Skip reranking where the best passage leads by this share of its score.")]  # fmt: skip  # noqa: E501
 Preset = Annotated[str | None, typer.Option(help="cbdr: probe (--gate) with --beta, aligned reranker (--rerank), top --k.")]  # fmt: skip  # noqa: E501
 Beta = Annotated[float | None, typer.Option(min=0, max=1, help="With --preset cbdr: answer directly above this confidence. Default 0.95.")]  # fmt: skip  # noqa: E501
 SecondLook = Annotated[str | None, typer.Option(help="Folder of a fitted kbm gate that drops useless passages.")]
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
-Lang = Annotated[str | None, typer.Option(help="Force the prompt language: en or zh. Default: detected per question.")]
-Prompts = Annotated[
-    Path | None, typer.Option(parser=path, metavar="FILE", help="TOML file with your own answer prompts.")
-]
 Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
 Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
 ]
 Explain = Annotated[bool, typer.Option(help="Show the logged questions a decision rests on (dhicl, skr), and what is proven about the threshold.")]  # fmt: skip  # noqa: E501
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 
 def ask(
@@ -57,7 +52,7 @@ def ask(
     threshold: Threshold = None,
     docs: Docs = None,
     index: Index = None,
-    retriever: Kind = None,
+    retriever: Retriever = None,
     rerank: Rerank = None,
     rerank_margin: RerankMargin = None,
     preset: Preset = None,
@@ -83,9 +78,11 @@ def ask(
     rag = build_pipeline(settings, record)
     _say_promise(rag, explain)
     sure = Sure()
-    for answer in rag.stream(asked):
+    live = not as_json and len(questions or ()) == 1 and sys.stdout.isatty()
+    for answer in map(partial(_show_live, rag), asked) if live else rag.stream(asked):
         sure.see(answer)
-        _print_json(answer_record(answer, rag)) if as_json else _show(answer)
+        if not live:
+            _print_json(answer_record(answer, rag)) if as_json else _show(answer)
         if explain and not as_json:
             _show_neighbours(answer.decision)
     if rag.rerank_margin is not None and rag.reranker is not None:
@@ -101,7 +98,7 @@ class Sure:
 
     def see(self, answer: Answer) -> None:
         self.retrieved += bool(answer.passages)
-        self.skipped += SURE in answer.decision.reason
+        self.skipped += Note.NOT_RERANKED in answer.decision.notes
 
 
 def decide(
@@ -145,9 +142,58 @@ def _print_json(record: dict[str, Any]) -> None:
 
 
 def _show(answer: Answer) -> None:
+    _console().print(f"[bold]{_plain(answer.text)}[/bold]")
+    _show_decision(answer.decision)
+    _show_sources(answer)
+
+
+def _show_live(rag: AdaptiveRAG, question: str) -> Answer:
+    """An answer while it is made: the decision, the text as it comes, then what it rests on.
+
+    What was found out after the decision is said with it once more.
+    """
+    line = Line()
+    told: Decision | None = None
+    with closing(rag.answer_stream(question)) as events, closing(line):
+        for event in events:
+            match event:
+                case DecisionEvent(decision):
+                    told = decision
+                    _show_decision(decision)
+                case TextEvent(text):
+                    line.add(text)
+                case AnswerEvent(answer):
+                    line.close()
+                    if answer.decision != told:
+                        _show_decision(answer.decision)
+                    _show_sources(answer)
+                    return answer
+    raise RuntimeError("the last event is the answer")
+
+
+@dataclass
+class Line:
+    """A line that grows. Pieces are made harmless character by character: a sequence cut in two is harmless too."""
+
+    is_open: bool = False
+
+    def add(self, text: str) -> None:
+        self.is_open = True
+        _console().print(Text(_harmless(text), style="bold"), end="")
+
+    def close(self) -> None:
+        """Whatever comes next, an error too, begins on a line of its own."""
+        if self.is_open:
+            _console().print()
+        self.is_open = False
+
+
+def _show_decision(decision: Decision) -> None:
+    _console().print(f"  {_verdict(decision)} [dim]{_plain(decision.reason)}[/dim]")
+
+
+def _show_sources(answer: Answer) -> None:
     console = _console()
-    console.print(f"[bold]{_plain(answer.text)}[/bold]")
-    console.print(f"  {_verdict(answer.decision)} [dim]{_plain(answer.decision.reason)}[/dim]")
     for passage in answer.passages:
         console.print(f"  [dim]· {_plain(passage.id)}: {_plain(_short(passage.text))}[/dim]")
     console.print(f"  [dim]{answer.seconds['total']:.2f} s[/dim]")
@@ -168,7 +214,11 @@ def _verdict(decision: Decision) -> str:
 
 def _plain(text: str) -> str:
     """The text as it stands: no markup, and no control characters, with which a document could steer the terminal."""
-    return escape("".join(char if char in "\n\t" or ord(char) not in CONTROL else "\ufffd" for char in text))
+    return escape(_harmless(text))
+
+
+def _harmless(text: str) -> str:
+    return "".join(char if char in "\n\t" or ord(char) not in CONTROL else "\ufffd" for char in text)
 
 
 def _short(text: str, width: int = 90) -> str:

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import track
 from rich.table import Table
 
+from knowgate.cli.progress import progress
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting
 from knowgate.gates import DEFAULT, default_gate, load_gate
@@ -95,11 +95,10 @@ def demo_questions(limit: int | None = None) -> list[Question]:
 
 def _run(rag: AdaptiveRAG, questions: Sequence[Question]) -> Run:
     answers = []
-    stream, hidden = rag.stream(questions, batch=8), not CONSOLE.is_terminal
-    for answer in track(
-        stream, f"{rag.gate.name:>8}", total=len(questions), console=CONSOLE, transient=True, disable=hidden
-    ):
-        answers.append(answer)
+    with progress(f"{rag.gate.name:>8}", "questions", CONSOLE) as show:
+        for answer in rag.stream(questions, batch=8):
+            answers.append(answer)
+            show(len(answers), len(questions))
     return Run(rag.gate.name, answers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +13,11 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from knowgate.cli.label import labelling_bar
 from knowgate.cli.paths import path
-from knowgate.display import markdown_tables
-from knowgate.errors import BadSetting, MissingExtra
+from knowgate.errors import BadSetting
 from knowgate.evaluation import Evaluation, evaluate, evaluation_json
-from knowgate.files import write_json, write_text
-from knowgate.gates import score_gates, without_seen
-from knowgate.report import all_sheets, render
-from knowgate.runs import load_trial
+from knowgate.report import all_sheets, render, write_report
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 PIPED = 220  # columns
@@ -57,29 +55,28 @@ def eval_(
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
-    if bool(labels) == bool(data):
-        raise BadSetting("give either --labels RUN (recorded rows) or --data SPEC (questions to answer now).")
-    specs = split_specs(gates)
-    if data:
-        from knowgate.cli.eval_live import answer_now
-
-        if out is None:
-            raise BadSetting(
-                "--data needs --out DIR: the answered questions are kept there and can be evaluated again."
-            )
-        labels, specs = answer_now(data, model, index, specs, out, limit=limit, plug_in=plug_in)
-    try:
-        trial = load_trial(labels or [])
-        trial = without_seen(trial, specs) if drop_seen else trial
-        found = evaluate(trial, score_gates(trial, specs, plug_in=plug_in), resamples=resamples, seed=seed)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("evaluating", "train") from error
+    with labelling_bar() if data else nullcontext(lambda tally: None) as show:
+        evaluation = evaluate(
+            split_specs(gates),
+            labels or None,
+            data=data or None,
+            model=model,
+            index=index,
+            out=out,
+            limit=limit,
+            plug_in=plug_in,
+            drop_seen=drop_seen,
+            resamples=resamples,
+            seed=seed,
+            on_progress=show,
+        )
     if as_json:
-        typer.echo(json.dumps(evaluation_json(found), ensure_ascii=False))
+        typer.echo(json.dumps(evaluation_json(evaluation), ensure_ascii=False))
     else:
-        wide_console().print(tables(found))
+        wide_console().print(tables(evaluation))
     if out is not None:
-        write_report(found, out, html=html)
+        write_report(evaluation, out, html=html)
+        _say_page(out / "report.html", html=html)
 
 
 def split_specs(given: Sequence[str] | None) -> list[str]:
@@ -100,22 +97,14 @@ def wide_console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED)
 
 
-def tables(found: Evaluation) -> Group:
+def tables(evaluation: Evaluation) -> Group:
     parts: list[RenderableType] = []
-    for sheet in all_sheets(found):
+    for sheet in all_sheets(evaluation):
         parts += [Text(sheet.title, style="bold"), render(sheet), Text()]
     return Group(*parts)
 
 
-def write_report(found: Evaluation, out: Path, *, html: bool) -> None:
-    """summary.json, table.md and the page."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "summary.json", evaluation_json(found))
-    write_text(out / "table.md", markdown_tables(list(all_sheets(found))))
+def _say_page(page: Path, *, html: bool) -> None:
     if html:
-        from knowgate.report import write_eval_page
-
-        write_eval_page(found, out / "report.html")
-        size = (out / "report.html").stat().st_size / 1e6
-        WORDS.print(f"{(out / 'report.html').resolve()}: {size:.1f} MB, readable without network")
+        WORDS.print(f"{page.resolve()}: {page.stat().st_size / 1e6:.1f} MB, readable without network")
     sys.stdout.flush()

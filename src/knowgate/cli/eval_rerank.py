@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from knowgate.cli.fit_reranker import shared_settings
+from knowgate.cli.options import Limit, Prefs, RerankMargin
 from knowgate.cli.paths import path
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import write_json, write_text
@@ -21,7 +21,7 @@ SPLITS = ("train", "dev", "test")
 
 
 def eval_rerank(
-    pref: Annotated[list[Path], typer.Option(parser=path, metavar="PREF", help="Preference folder; may be repeated.")],
+    pref: Prefs,
     rerank: Annotated[str, typer.Option(metavar="DIR", help="Aligned reranker, or any cross-encoder.")],
     out: Annotated[
         Path, typer.Option(parser=path, metavar="DIR", help="Folder for rerank.md, rerank.json and the answers.")
@@ -32,11 +32,9 @@ def eval_rerank(
     model: Annotated[
         str | None, typer.Option(help="Also answer with the first 1 and 3 passages, with this model.")
     ] = None,
-    margin: Annotated[
-        float | None, typer.Option(min=0, help="Also the margin rule: skip reranking where the retriever leads by it.")
-    ] = None,
+    rerank_margin: RerankMargin = None,
     split: Annotated[str, typer.Option(help="Which questions: test, dev or train.")] = "test",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+    limit: Limit = None,
 ) -> None:
     """Compare rankers on held-out preferences: retriever, base, aligned, oracle; with paired intervals.
 
@@ -44,7 +42,7 @@ def eval_rerank(
     """
     from knowgate.evaluation import Answering, compare_rankers, markdown, summary
     from knowgate.labels import load_grader
-    from knowgate.preferences import PreferenceFolder
+    from knowgate.preferences import PreferenceFolder, shared_settings
 
     if split not in SPLITS:
         raise BadSetting(f"--split is '{split}'; allowed: {', '.join(SPLITS)}.")
@@ -58,7 +56,9 @@ def eval_rerank(
     answering = Answering(llm, load_grader("contains", None, "implies"), out / "answers.jsonl") if llm else None
     try:
         found = summary(
-            compare_rankers(rows, _rerankers(rerank, base), answering=answering, margin=margin, on_progress=WORDS.print)
+            compare_rankers(
+                rows, _rerankers(rerank, base), answering=answering, margin=rerank_margin, on_progress=WORDS.print
+            )
         )
     except KeyboardInterrupt:
         WORDS.print(f"Answers given so far are kept in {out}; the same command goes on.")

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from knowgate.cli.options import Json, Limit
 from knowgate.datasets import load_questions
 from knowgate.evaluation import Assessment, assess_direct, assess_freely, assess_with_history
 from knowgate.models import load_model
@@ -32,8 +33,8 @@ def eval_self(
     history: Annotated[str | None, typer.Option(help="Log for the rows with history.")] = None,
     k: Annotated[int, typer.Option(min=1, help="Logged questions shown.")] = 20,
     judge: Annotated[str | None, typer.Option(help="Model spec that reads free statements.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many questions per set.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
+    limit: Limit = None,
+    as_json: Json = False,
 ) -> None:
     """Print the KB-SAT table: accuracy and predictions of self-assessment, direct, with history, with calibration."""
     llm = load_model(model)

@@ -1,74 +1,68 @@
-"""What `knowgate fit reranker` does: its options, progress, and the measures before and after alignment."""
+"""`knowgate fit reranker`: its options, and the measures before and after alignment."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from knowgate.cli.made_by import made_by
+from knowgate.cli.options import Seed
+from knowgate.cli.paths import path
+from knowgate.cli.progress import Show, progress
 from knowgate.datasets import load_questions
-from knowgate.errors import BadInput, BadSetting, MissingExtra
+from knowgate.errors import BadInput, BadSetting
 
 if TYPE_CHECKING:
     from knowgate.fitting import AlignedReranker, Group, RerankStep
-    from knowgate.preferences import PreferenceFolder
 
-RERANKER = "reranker"
-SAME = ("model_fingerprint", "prompts_fingerprint", "source")  # what folders that are used together must share
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 FEW = 100  # questions, below which a reranker learns next to nothing
 
 
-@dataclass(frozen=True)
-class RerankerOptions:
-    """Options of the command; None where the library's own default holds."""
+def reranker(
+    pref: Annotated[
+        list[Path] | None,
+        typer.Option("--pref", parser=path, metavar="PREF", help="Preference folder to learn from; may be repeated."),
+    ] = None,
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", parser=path, metavar="DIR", help="Folder of the reranker; use it as --rerank DIR.")
+    ],
+    base: Annotated[str | None, typer.Option(help="Cross-encoder to start from. Default: minilm.")] = None,
+    relevance: Annotated[
+        str | None, typer.Option(help="Data with contexts the base first learns relevance from.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions of --relevance.")] = None,
+    loss: Annotated[str, typer.Option(help="infonce (the paper's) or listwise (graded shifts).")] = "infonce",
+    temperature: Annotated[float, typer.Option(help="Of the loss.")] = 1.0,
+    epochs: Annotated[int, typer.Option(help="Walks over the questions.")] = 1,
+    batch: Annotated[int, typer.Option(help="Questions in a step.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 6e-5,
+    seed: Seed = 0,
+) -> None:
+    """Teach a cross-encoder which passages the LLM can use, from preferences.
 
-    pref: Sequence[Path]
-    base: str | None = None
-    relevance: str | None = None
-    limit: int | None = None
-    training: dict[str, Any] = field(default_factory=dict)  # loss, temperature, epochs, batch, rate, seed
+    Example: knowgate fit reranker --pref pref --out my-reranker
+    """
+    from knowgate.fitting import MINILM, RerankTraining, fit_reranker, save_reranker
+    from knowgate.preferences import PreferenceFolder, data_hash, shared_settings
 
-
-def fit_reranker_folder(options: RerankerOptions, out: Path, command: str) -> None:
-    """Train, measure before and after, write the folder."""
-    try:
-        from knowgate.fitting import MINILM, RerankTraining, fit_reranker, save_reranker
-        from knowgate.preferences import PreferenceFolder, data_hash
-    except ModuleNotFoundError as error:
-        raise MissingExtra("fitting", "train") from error
-    if not options.pref:
+    if not pref:
         raise BadSetting("fit reranker learns from preferences: give --pref PREF, made by knowgate prefer.")
-    folders = [PreferenceFolder(pref) for pref in options.pref]
+    folders = [PreferenceFolder(folder) for folder in pref]
     settings = shared_settings(folders)
     rows = [row for folder in folders for row in folder.rows()]
-    given = {name: value for name, value in options.training.items() if value is not None}
-    relevance = _relevance(options.relevance, options.limit) if options.relevance else None
-    with _watching() as watch:
-        fitted = fit_reranker(
-            rows, base=options.base or MINILM, training=RerankTraining(**given), relevance=relevance, watch=watch
-        )
-    save_reranker(fitted, out, settings=settings, data_hash=data_hash(rows), command=command)
+    training = RerankTraining(loss, temperature, epochs, batch, learning_rate, seed=seed)
+    groups = _relevance(relevance, limit) if relevance else None
+    with progress("training", "questions", WORDS) as show:
+        fitted = fit_reranker(rows, base=base or MINILM, training=training, relevance=groups, watch=_watching(show))
+    save_reranker(fitted, out, settings=settings, data_hash=data_hash(rows), command=made_by())
     _say(fitted, out)
-
-
-def shared_settings(folders: Sequence[PreferenceFolder]) -> dict[str, Any]:
-    """Settings of the first folder; the others must be preferences of the same LLM, taken in the same way."""
-    settings: list[dict[str, Any]] = [folder.manifest()["settings"] for folder in folders]
-    for folder, other in zip(folders[1:], settings[1:], strict=True):
-        for key in SAME:
-            if other.get(key) != settings[0].get(key):
-                raise BadSetting(
-                    f"'{folder.path}' cannot be used with '{folders[0].path}': {key} is {other.get(key)} there and "
-                    f"{settings[0].get(key)} here."
-                )
-    return settings[0]
 
 
 def _relevance(spec: str, limit: int | None) -> list[Group]:
@@ -80,20 +74,11 @@ def _relevance(spec: str, limit: int | None) -> list[Group]:
     return groups
 
 
-@contextmanager
-def _watching() -> Iterator[Any]:
-    """A bar on stderr for each stage."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}"), TimeRemainingColumn())
-    with Progress(*columns, console=WORDS, transient=True) as progress:
-        tasks: dict[str, TaskID] = {}
+def _watching(show: Show) -> Callable[[str, RerankStep], None]:
+    def watch(stage: str, step: RerankStep) -> None:
+        show(step.done, step.total, f"{step.rate:.1f} questions/s, loss {step.loss:.3f}", stage=stage)
 
-        def watch(stage: str, step: RerankStep) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, pace="")
-            pace = f"{step.rate:.1f} questions/s, loss {step.loss:.3f}"
-            progress.update(tasks[stage], completed=step.done, total=step.total, pace=pace)
-
-        yield watch
+    return watch
 
 
 def _say(fitted: AlignedReranker, out: Path) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from knowgate.cli.options import Json
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import read_jsonl
 from knowgate.history import HistoryStore, Known, LogEntry, Outcome, Scope, Source, open_history
@@ -79,7 +80,7 @@ def add(
 def list_(
     history: Log = DEFAULT,
     limit: Annotated[int, typer.Option(min=1, help="Newest so many.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show logged questions, newest first."""
     _show([_record(entry) for entry in _existing(history).entries(limit=limit)], as_json)
@@ -93,7 +94,7 @@ def search(
     model: ModelName = None,
     prompts: PromptName = None,
     tenant: Tenant = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the logged questions most similar to one."""
     store = _existing(history)

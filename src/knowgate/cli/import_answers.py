@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from knowgate.cli.options import Limit
+from knowgate.cli.paths import path
 from knowgate.datasets import load_questions
 from knowgate.labels import import_answers as run_import
 from knowgate.labels import load_grader
@@ -15,15 +17,15 @@ from knowgate.runs import RunFolder
 
 def import_answers(
     data: Annotated[str, typer.Option(help="Questions whose meta holds the recorded answers: jsonl:, hub: or bench:.")],
-    llm: Annotated[str, typer.Option(help="Name of the LLM that gave them; labels are bound to it.")],
+    model: Annotated[str, typer.Option(help="Name of the LLM that gave them; labels are bound to it.")],
     closed: Annotated[str, typer.Option(help="Key in meta of the closed-book answer.")],
-    out: Annotated[Path, typer.Option(help="Run folder.")],
+    out: Annotated[Path, typer.Option(parser=path, metavar="RUN", help="Run folder.")],
     opened: Annotated[str, typer.Option("--open", help="Key in meta of the open-book answer, if there is one.")] = "",
     grade: Annotated[str, typer.Option(help="exact, contains or choice.")] = "contains",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+    limit: Limit = None,
 ) -> None:
     """Make a label run from recorded answers, for LLMs whose weights nobody has; fit gates on it as on any other."""
     questions = load_questions(data, limit)
     grader = load_grader(grade)
-    done = run_import(RunFolder(out), questions, grader, llm=llm, data=data, closed=closed, opened=opened)
+    done = run_import(RunFolder(out), questions, grader, llm=model, data=data, closed=closed, opened=opened)
     typer.echo(f"{done} of {len(questions)} questions imported into {out}. Look: knowgate report {out}", err=True)

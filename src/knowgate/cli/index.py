@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from knowgate.cli.options import Retriever
 from knowgate.cli.paths import path
+from knowgate.cli.progress import progress
 from knowgate.retrieval import IndexReport, build_index
 
-COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+UNITS = {"read": "documents"}  # the other stages go through passages
 
 
 def index(
@@ -26,7 +27,7 @@ def index(
             parser=path, metavar="DIR", help="Where the index goes. An index that is there is brought up to date."
         ),
     ],
-    kind: Annotated[str, typer.Option(help="bm25, dense or hybrid.")] = "bm25",
+    retriever: Retriever = None,
     embedder: Annotated[
         str | None,
         typer.Option(help="Embedding for dense and hybrid: minilm (default), a hub name or folder."),
@@ -34,14 +35,13 @@ def index(
     max_words: Annotated[int, typer.Option(help="Longest passage in words.")] = 120,
 ) -> None:
     """Build a retrieval index, or update one: only new and changed documents are embedded again."""
-    console = Console(stderr=True)
-    with Progress(*COLUMNS, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
+    with progress("indexing", "passages", Console(stderr=True)) as show:
 
-        def show(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
+        def watch(stage: str, done: int, total: int) -> None:
+            show(done, total, stage=stage, unit=UNITS.get(stage, "passages"))
 
-        report = build_index(source, out, kind=kind, embedder=embedder, max_words=max_words, progress=show)
+        kind = retriever or "bm25"
+        report = build_index(source, out, kind=kind, embedder=embedder, max_words=max_words, progress=watch)
     typer.echo(summary(report, out), err=True)
 
 

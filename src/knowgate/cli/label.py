@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,19 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from knowgate.cli.progress import question_bar
-from knowgate.datasets import load_questions
-from knowgate.errors import BadSetting
 from knowgate.files import write_text
-from knowgate.labels import Labeller, Plan, Tally, compare_graders, label_run, load_grader, make_sets
+from knowgate.labels import Tally, compare_graders, make_sets
+from knowgate.labels import label as run_label
 from knowgate.models import load_model
-from knowgate.pipeline import Settings, build_prompts
-from knowgate.retrieval import load_retriever
 from knowgate.runs import RunFolder
-from knowgate.signals import SAMPLES
-from knowgate.types import Model, Signal
+from knowgate.types import Model
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
-NAMED_LAYERS = ("mid", "late", "last")
 
 
 def label(
@@ -72,34 +68,40 @@ def label(
     ] = None,
 ) -> None:
     """Sample and grade closed- and open-book answers: mastery, certainty, effect of retrieval. Resumable."""
-    questions = load_questions(data, limit)
-    llm = load_model(model)
+    last = LastTally()
     judging = load_model(judge) if judge else None
-    plan = Plan(
-        samples=samples,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        seed=seed,
-        layers=_layers(layers, llm),
-        mask=mask,
-        k=k,
-        open_book=not closed_book,
-        seakr=SAMPLES if seakr else 0,
-        open_samples=open_samples,
-    )
-    grader = load_grader(grade, judging, _style(judge_prompt))
-    retriever = load_retriever(index) if index else None
-    labeller = Labeller(llm, grader, plan, build_prompts(Settings(lang=lang, prompts=prompts)), retriever)
-    folder = RunFolder(out)
-    if retry_failed and (out / "run.json").is_file():
-        WORDS.print(f"trying {folder.drop_failed()} failed questions again")
     try:
         with labelling_bar() as show:
-            tally = label_run(folder, questions, labeller, data=data, on_progress=show)
+            folder = run_label(
+                data,
+                model=model,
+                out=out,
+                index=index,
+                samples=samples,
+                open_samples=open_samples,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                grade=grade,
+                judge=judging,
+                judge_prompt=judge_prompt,
+                mask=mask,
+                k=k,
+                layers=layers,
+                closed_book=closed_book,
+                limit=limit,
+                seed=seed,
+                seakr=seakr,
+                lang=lang,
+                prompts=prompts,
+                retry_failed=retry_failed,
+                on_progress=last.then(show),
+            )
     except KeyboardInterrupt:
-        WORDS.print(f"{len(folder.done())} of {len(questions)} questions are safe in {out}; the same command goes on.")
+        if last.tally.total:
+            done = f"{len(RunFolder(out).done())} of {last.tally.total} questions are safe in {out}"
+            WORDS.print(f"{done}; the same command goes on.")
         raise
-    _summary(tally, out)
+    _summary(last.tally, out)
     if not closed_book:
         _say_what_was_found(folder)
     if compare:
@@ -108,24 +110,18 @@ def label(
         _write_sets(folder, kb_sat, seed)
 
 
-def _layers(spec: str, model: Model) -> tuple[int, ...]:
-    """Layer numbers of 'mid,late,last' or of figures; none where the backend has no hidden states."""
-    if spec.strip() == "none" or Signal.HIDDEN not in model.offers:
-        return ()
-    depth = model.depth
-    named = {"mid": depth // 2, "late": 3 * depth // 4, "last": depth - 1}
-    found = set()
-    for word in (part.strip() for part in spec.split(",") if part.strip()):
-        if word not in named and not word.lstrip("-").isdigit():
-            raise BadSetting(f"--layers: '{word}' is neither a number nor one of {', '.join(NAMED_LAYERS)}, none.")
-        found.add(named[word] if word in named else int(word) % depth)
-    return tuple(sorted(found))
+@dataclass
+class LastTally:
+    """How far a run was when it last said so."""
 
+    tally: Tally = field(default_factory=lambda: Tally(total=0))
 
-def _style(word: str) -> Any:
-    if word not in ("implies", "contains"):
-        raise BadSetting(f"--judge-prompt is '{word}'; allowed: implies, contains.")
-    return word
+    def then(self, show: Callable[[Tally], None]) -> Callable[[Tally], None]:
+        def told(tally: Tally) -> None:
+            self.tally = tally
+            show(tally)
+
+        return told
 
 
 @contextmanager
@@ -165,7 +161,7 @@ def _agreement(folder: RunFolder, judge: Model | None) -> Table:
     table = Table("graders", "answers", "agree", "kappa", box=None)
     for pair in compare_graders(folder.rows(), judge):
         kappa = "-" if pair.kappa is None else f"{pair.kappa:.2f}"
-        table.add_row(f"{pair.first} / {pair.second}", str(pair.n), f"{pair.agreement:.1%}", kappa)
+        table.add_row(f"{pair.first} / {pair.second}", str(pair.n), f"{pair.agree:.1%}", kappa)
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from knowgate import weights
 from knowgate.files import cache_dir
 from knowgate.gates import FITTED, GATES, PLAIN
 from knowgate.models import MODELS
+from knowgate.registry import plugins
 
 models_app = typer.Typer(help="List LLM backends and cached weights; fetch the embedded ones.")
 
@@ -25,9 +27,19 @@ def gates() -> None:
     for name, entry in FITTED.items():
         first = f"{escape(entry.summary)} (first: knowgate fit {name})"
         table.add_row(name, first, entry.needs or "-", entry.cost, entry.paper or "-")
+    for name, how in _outside():
+        table.add_row(name, escape(how), "-", "-", "-")
     Console().print(table)
     typer.echo(f"default: a packaged gate fitted on the LLM (smollm has one), else {PLAIN}", err=True)
     typer.echo("options follow a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
+
+
+def _outside() -> Iterator[tuple[str, str]]:
+    """Gates of other packages, without loading them."""
+    for name, point in plugins("knowgate.gates").items():
+        yield name, f"from another package: {point.value}"
+    for name, point in plugins("knowgate.fitted_gates").items():
+        yield name, f"from another package: {point.value} (first: knowgate fit {name})"
 
 
 @models_app.callback(invoke_without_command=True)

@@ -1,30 +1,128 @@
-"""The progress bar of long jobs that go through questions."""
+"""How far a long job is, and how long is left: a bar on a terminal, elsewhere a line on stderr now and then.
+
+Knows counts and clocks; nothing of what is counted.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-Show = Callable[[int, int, str], None]
+FIRST, LONGEST = 3.0, 60.0  # seconds until the first line, and between lines at most
+MINUTE, HOUR = 60.0, 3600.0
+
+
+class Show(Protocol):
+    """What a job calls to say how far it is. pace: in words, where the job knows it better than the clock."""
+
+    def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None: ...
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
 
 
 @contextmanager
-def question_bar(what: str, console: Console) -> Iterator[Show]:
-    """Gives a function that takes how many are done, how many there are, and the pace in words."""
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[pace]}"),
-        TimeRemainingColumn(),
+def progress(what: str, unit: str, console: Console) -> Iterator[Show]:
+    """For a job that goes through things called `unit`; `what` says what it does with them."""
+    if not console.is_terminal:
+        yield Lines(what, unit, _printer(console))
+        return
+    with _bar(console) as bar:
+        yield Bar(what, bar)
+
+
+def question_bar(what: str, console: Console) -> AbstractContextManager[Show]:
+    """The same for jobs that go through questions."""
+    return progress(what, "questions", console)
+
+
+def _printer(console: Console) -> Callable[[str], None]:
+    return lambda line: console.print(line, markup=False, highlight=False)
+
+
+def _bar(console: Console) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    stage, pace = TextColumn("{task.description}"), TextColumn("{task.fields[pace]}")
+    return Progress(
+        stage, BarColumn(), MofNCompleteColumn(), pace, TimeRemainingColumn(), console=console, transient=True
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None, pace="")
 
-        def show(done: int, total: int, pace: str) -> None:
-            progress.update(task, completed=done, total=total, pace=pace)
 
-        yield show
+@dataclass
+class Bar:
+    """Drawn by rich; a stage of another name starts a bar of its own."""
+
+    what: str
+    bar: Any
+    tasks: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None:
+        name = stage or self.what
+        if name not in self.tasks:
+            self.tasks[name] = self.bar.add_task(name, total=None, pace="")
+        self.bar.update(self.tasks[name], completed=done, total=total, pace=pace)
+
+    def say(self, line: str) -> None:
+        self.bar.console.print(line, markup=False, highlight=False)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Where a stage stood when it was first heard of: what an earlier start did says nothing about the pace."""
+
+    done: int
+    at: float
+
+
+@dataclass
+class Lines:
+    """A line after a few seconds, then after twice as long, up to one a minute."""
+
+    what: str
+    unit: str
+    write: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    due: float = 0.0
+    wait: float = field(default_factory=lambda: FIRST)
+    begun: dict[str, Begun] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.due = self.clock() + self.wait
+
+    def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None:
+        now, name = self.clock(), stage or self.what
+        start = self.begun.setdefault(name, Begun(done, now))
+        if now < self.due or done >= total:
+            return
+        self.wait = min(2 * self.wait, LONGEST)
+        self.due = now + self.wait
+        rate = (done - start.done) / (now - start.at) if now > start.at else 0.0
+        self.write(line(name, done, total, unit or self.unit, rate, pace))
+
+    def say(self, line: str) -> None:
+        self.write(line)
+
+
+def line(what: str, done: int, total: int, unit: str, rate: float, pace: str = "") -> str:
+    """'labelling: 120 of 1,000 questions, 3.2 questions/s, 4 min left'; without a rate, without the end of it."""
+    parts = [f"{what}: {done:,} of {total:,} {unit}"]
+    if pace or rate > 0:
+        parts.append(pace or f"{rate:{',.0f' if rate >= 10 else '.2g'}} {unit}/s")
+    if rate > 0:
+        parts.append(f"{duration((total - done) / rate)} left")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """'40 s', '4 min', '2.5 h'."""
+    if seconds < 1.5 * MINUTE:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 1.5 * HOUR:
+        return f"{round(seconds / MINUTE)} min"
+    return f"{seconds / HOUR:.1f} h"

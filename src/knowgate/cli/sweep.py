@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from knowgate.cli.eval import split_specs, wide_console
+from knowgate.cli.options import Gates, Labels, PlugIn
 from knowgate.cli.paths import path
 from knowgate.display import Sheet, markdown_tables
 from knowgate.errors import MissingExtra
@@ -19,17 +20,11 @@ from knowgate.runs import load_trial
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs.")
-Runs = Annotated[list[Path], typer.Option("--labels", parser=path, metavar="RUN", help="Label run; may be repeated.")]
-Gates = Annotated[
-    list[str] | None,
-    typer.Option(help="Gate specs and folders, separated by commas. [default: auto, all that the rows allow]"),
-]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
-PlugIn = Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")]
 
 
 @app.command()
-def thresholds(labels: Runs, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
+def thresholds(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
     """Every threshold from 0.1 to 0.9, as the IK paper sweeps it.
 
     Example: knowgate sweep thresholds --labels runs/test --gates my-ik
@@ -40,7 +35,7 @@ def thresholds(labels: Runs, gates: Gates = None, plug_in: PlugIn = False, markd
 
 
 @app.command()
-def beta(labels: Runs, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
+def beta(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
     """Answer directly where confidence = 1 - need is above beta: 0.5 to 0.98, as CBDR sweeps it.
 
     Example: knowgate sweep beta --labels runs/test --gates my-probe
@@ -52,7 +47,7 @@ def beta(labels: Runs, gates: Gates = None, plug_in: PlugIn = False, markdown: A
 
 @app.command()
 def variants(
-    labels: Runs,
+    labels: Labels,
     gate: Annotated[str, typer.Option(help="How the names of the recorded gates begin.")] = "dhicl",
     markdown: AsMarkdown = False,
 ) -> None:
@@ -66,7 +61,7 @@ def variants(
 @app.command()
 def transfer(
     train: Annotated[list[Path], typer.Option(parser=path, metavar="RUN", help="Label run to fit on; repeat it.")],
-    labels: Runs,
+    labels: Labels,
     fit: Annotated[str, typer.Option(help="What to fit: fusion or probe.")] = "fusion",
     markdown: AsMarkdown = False,
 ) -> None:
@@ -82,7 +77,7 @@ def transfer(
 
 
 @app.command("plug-in")
-def plug_in_matrix(labels: Runs, gates: Gates = None, markdown: AsMarkdown = False) -> None:
+def plug_in_matrix(labels: Labels, gates: Gates = None, markdown: AsMarkdown = False) -> None:
     """Gates fitted on one LLM gating another: a matrix of AUROC; * marks a gate of another LLM.
 
     Example: knowgate sweep plug-in --gates gate-of-a,gate-of-b --labels runs-of-a --labels runs-of-b

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from knowgate.errors import BadInput, BadSetting
+from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Question
 
-__all__ = ["DATASETS", "load_questions"]
+if TYPE_CHECKING:
+    from knowgate.datasets.given import Data, data_name, gather_questions
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "DATASETS",
+    "Data",
+    "data_name",
+    "gather_questions",
+    "load_questions",
+]
 
 DATASETS = {
     "jsonl": Entry("knowgate.datasets.jsonl:read_questions", "jsonl:FILE, one question per line"),

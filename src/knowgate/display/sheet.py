@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.statistics import Share
+from knowgate.markup import table
+from knowgate.statistics import Estimate, Share
 
 NOT_DEFINED = "not defined"
 NOTHING = "–"
@@ -18,6 +19,24 @@ class Sheet:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    def text(self) -> str:
+        """The cells under each other, for a terminal or a log; what could steer a terminal is replaced."""
+        lines = [[_printable(cell) for cell in line] for line in (self.columns, *self.rows)]
+        whole = [line for line in lines if len(line) == len(self.columns)]
+        widths = [max(len(line[place]) for line in whole) for place in range(len(self.columns))]
+        padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)) for line in lines]
+        return "\n".join(line.rstrip() for line in padded)
+
+    def markdown(self) -> str:
+        """The table for a Markdown file, with its title above."""
+        lines = [self.columns, ("---",) * len(self.columns), *self.rows]
+        table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+        return f"### {self.title}\n\n{table}\n"
+
+    def html(self) -> str:
+        """The table for a page or a notebook; every cell is a text."""
+        return table(self.columns, self.rows, self.title)
 
 
 def percent(value: float | None) -> str:
@@ -42,9 +61,26 @@ def with_interval(found: Share, missing: str = NOTHING) -> str:
 
 def markdown_tables(sheets: Sequence[Sheet]) -> str:
     """Tables for a Markdown file."""
-    parts = []
-    for sheet in sheets:
-        lines = [sheet.columns, ("---",) * len(sheet.columns), *sheet.rows]
-        table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-        parts.append(f"### {sheet.title}\n\n{table}\n")
-    return "\n".join(parts)
+    return "\n".join(sheet.markdown() for sheet in sheets)
+
+
+def share_with_interval(value: Estimate) -> str:
+    """A share and its 95 % interval."""
+    if value.value is None:
+        return NOTHING
+    if value.low is None or value.high is None:
+        return percent(value.value)
+    return f"{percent(value.value)} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def points_with_interval(value: Estimate) -> str:
+    """A difference of two shares and its 95 % interval, in percentage points."""
+    if value.value is None:
+        return NOTHING
+    if value.low is None or value.high is None:
+        return points(value.value)
+    return f"{points(value.value)} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+
+
+def _printable(cell: str) -> str:
+    return "".join(char if char.isprintable() else "\ufffd" for char in " ".join(cell.split()))

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from knowgate.evaluation.boundary.facts import INDICATORS
     from knowgate.evaluation.boundary.run_report import RunReport, read_runs, run_report_json
     from knowgate.evaluation.boundary.saving import Point, Saving
-    from knowgate.evaluation.boundary.slices import DIMENSIONS, NOT_GIVEN, TERCILES, Slice, summarise
-    from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluate, evaluation_json
+    from knowgate.evaluation.boundary.slices import NOT_GIVEN, Slice, summarise
+    from knowgate.evaluation.compare_gates import evaluate
+    from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult
+    from knowgate.evaluation.comparison.overview import main_sheet
     from knowgate.evaluation.reranking.answers import Answering
     from knowgate.evaluation.reranking.rankers import compare_rankers, markdown, summary
     from knowgate.evaluation.self_assessment import Assessment, assess_direct, assess_freely, assess_with_history
@@ -25,7 +27,6 @@ else:
 __all__ = [
     "Answering",
     "Assessment",
-    "DIMENSIONS",
     "Evaluation",
     "GateResult",
     "INDICATORS",
@@ -40,7 +41,6 @@ __all__ = [
     "Saving",
     "Slice",
     "SliceTable",
-    "TERCILES",
     "ThresholdLine",
     "Traffic",
     "TrafficSaving",
@@ -51,6 +51,7 @@ __all__ = [
     "compare_rankers",
     "evaluate",
     "evaluation_json",
+    "main_sheet",
     "markdown",
     "read_log",
     "read_run",

@@ -9,9 +9,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from knowgate.errors import BadInput
-from knowgate.gates import DhiclGate, PromptGate, Sign, bind, read_questions, score
+from knowgate.gates import DhiclGate, PromptGate, Sign, bind_gate, read_questions, score_questions
 from knowgate.prompts import AnswerPrompts, packaged, question_language
+from knowgate.statistics import auroc
 from knowgate.types import Model, Prompt, Question
 
 YES, NO = re.compile(r"\byes\b|是", re.IGNORECASE), re.compile(r"\bno\b|否|不", re.IGNORECASE)
@@ -40,7 +43,7 @@ class Assessment:
 def assess_direct(model: Model, questions: Sequence[Question], words: str, prompts: AnswerPrompts) -> Assessment:
     """The LLM is asked outright (section 2.1)."""
     gate = PromptGate(words)
-    needs = score(gate, questions, read_questions(model, [gate], questions, prompts))
+    needs = score_questions(gate, questions, read_questions(model, [gate], questions, prompts))
     return _assessed("direct", words, questions, needs, gate.threshold)
 
 
@@ -49,12 +52,10 @@ def assess_with_history(
 ) -> list[Assessment]:
     """Similar logged questions come first (section 3): without calibration and with either sign, from one pass."""
     gate = DhiclGate(history, k=k, words=words)
-    bound = bind(gate, model, prompts)
+    bound = bind_gate(gate, model, prompts)
     readings = read_questions(model, [bound], questions, prompts)
-    return [
-        _assessed(name, words, questions, score(replace(gate, sign=sign), questions, readings), gate.threshold)
-        for name, sign in SIGNS.items()
-    ]
+    needs = {name: score_questions(replace(gate, sign=sign), questions, readings) for name, sign in SIGNS.items()}
+    return [_assessed(name, words, questions, found, gate.threshold) for name, found in needs.items()]
 
 
 def assess_freely(model: Model, questions: Sequence[Question], judge: Model) -> Assessment:
@@ -85,16 +86,6 @@ def truths(questions: Sequence[Question]) -> list[bool]:
     return [bool(question.meta["known"]) for question in questions]
 
 
-def auroc(known: Sequence[bool], needs: Sequence[float]) -> float | None:
-    """Probability that a known question has less need than an unknown one; ties count half."""
-    low = [need for need, truth in zip(needs, known, strict=True) if truth]
-    high = [need for need, truth in zip(needs, known, strict=True) if not truth]
-    if not low or not high:
-        return None
-    wins = sum((a < b) + 0.5 * (a == b) for a in low for b in high)
-    return wins / (len(low) * len(high))
-
-
 def _assessed(
     method: str, words: str, questions: Sequence[Question], needs: Sequence[float], threshold: float
 ) -> Assessment:
@@ -102,7 +93,8 @@ def _assessed(
     says_known = [need <= threshold for need in needs]
     right = sum(said == truth for said, truth in zip(says_known, known, strict=True))
     counts = (sum(says_known), len(questions) - sum(says_known))
-    return Assessment(method, words, len(questions), right / len(questions), *counts, auroc(known, needs))
+    ranks = auroc(~np.array(known), np.array(needs))  # how often an unknown question has more need than a known one
+    return Assessment(method, words, len(questions), right / len(questions), *counts, ranks)
 
 
 def _read(text: str) -> bool | None:

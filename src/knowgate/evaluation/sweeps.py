@@ -13,7 +13,7 @@ from knowgate.display import NOTHING, Sheet, percent, points
 from knowgate.errors import BadInput, KnowgateError, UnknownName
 from knowgate.gates import GateScores, score_gate, without_seen
 from knowgate.runs import Trial, load_trial
-from knowgate.statistics import Ranked
+from knowgate.statistics import auroc
 
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))  # the IK paper's sweep
 BETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # CBDR's: answer directly where confidence is above beta
@@ -36,14 +36,14 @@ def sweep_betas(trial: Trial, gate: GateScores, tried: Sequence[float] = BETAS) 
 def _at(trial: Trial, gate: GateScores, threshold: float, name: str, *, strict: bool = False) -> tuple[str, ...]:
     """One line. strict: a need equal to the threshold is retrieved for (confidence must be above beta)."""
     retrieve = gate.needs >= threshold - 1e-12 if strict else gate.needs > threshold
-    judged = float((retrieve == ~trial.closed).mean())  # of the task 'does it know?'
+    judged = float((retrieve == ~trial.closed_right).mean())  # of the task 'does it know?'
     rate = float(retrieve.mean())
-    if trial.opened is None:
+    if trial.open_right is None:
         return (name, percent(rate), *[NOTHING] * 5, percent(judged))
-    closed, opened = trial.closed, trial.opened
-    accuracy = float(np.where(retrieve, opened, closed).mean())
-    random = rate * opened.mean() + (1 - rate) * closed.mean()
-    harm, waste = (~retrieve & opened & ~closed).mean(), (retrieve & closed).mean()
+    closed_right, open_right = trial.closed_right, trial.open_right
+    accuracy = float(np.where(retrieve, open_right, closed_right).mean())
+    random = rate * open_right.mean() + (1 - rate) * closed_right.mean()
+    harm, waste = (~retrieve & open_right & ~closed_right).mean(), (retrieve & closed_right).mean()
     return (name, percent(rate), percent(accuracy), percent(random), points(accuracy - random), percent(harm),
             percent(waste), percent(judged))  # fmt: skip
 
@@ -56,21 +56,19 @@ def sweep_variants(trial: Trial, start: str) -> Sheet:
             f"no gate on record begins with '{start}'. On record: {', '.join(trial.recorded) or 'none'}. "
             "Record some: knowgate eval --data SPEC --gates dhicl:LOG,dhicl:LOG,k=5"
         )
-    found = [score_gate(trial, name) for name in names]
-    rows = [(one.name, auroc_shown(trial, one), *_at(trial, one, one.threshold, "")[1:5]) for one in found]
+    scored = [score_gate(trial, name) for name in names]
+    rows = [(one.name, auroc_shown(trial, one), *_at(trial, one, one.threshold, "")[1:5]) for one in scored]
     return Sheet(f"Variants of {start}", ("gate", "AUROC", "retrieval", "accuracy", "random", "gain"), tuple(rows))
 
 
-def auroc_of(trial: Trial, gate: GateScores) -> float:
-    """Of 'does not know'; NaN where the questions are of one kind."""
-    ranked = Ranked(gate.needs)
-    weights = ranked.sorted(np.ones((1, len(gate.needs)), dtype=np.float32))
-    return float(ranked.auroc(weights, ~trial.closed)[0])
+def auroc_of(trial: Trial, gate: GateScores) -> float | None:
+    """Of 'does not know'; None where the questions are of one kind."""
+    return auroc(~trial.closed_right, gate.needs)
 
 
 def auroc_shown(trial: Trial, gate: GateScores) -> str:
     value = auroc_of(trial, gate)
-    return f"{value:.3f}" if np.isfinite(value) else NOTHING
+    return NOTHING if value is None else f"{value:.3f}"
 
 
 def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> Sheet:
@@ -85,7 +83,7 @@ def _cell(trial: Trial, gate: str) -> str:
         trial = without_seen(trial, [gate])
         scored = score_gate(trial, gate, plug_in=True)
     except KnowgateError as error:
-        return f"({str(error).split(';')[0].split('.')[0]})"
+        return f"({error.brief})"
     note = " *" if scored.note else ""  # fitted on another LLM
     return auroc_shown(trial, scored) + note
 
@@ -94,8 +92,8 @@ def sweep_transfer(name: str, train: Sequence[Path], runs: Sequence[Path], say: 
     """Fit on each train run (on 'known'), measure on each of the others."""
     with tempfile.TemporaryDirectory() as scratch:
         folders = [_fitted(name, run, Path(scratch), say) for run in train]
-        found = sweep_plug_in([str(folder) for folder in folders], runs)
-    return Sheet(f"AUROC of {name} fitted on (rows), tested on (columns)", found.columns, found.rows)
+        sheet = sweep_plug_in([str(folder) for folder in folders], runs)
+    return Sheet(f"AUROC of {name} fitted on (rows), tested on (columns)", sheet.columns, sheet.rows)
 
 
 def _fitted(name: str, run: Path, scratch: Path, say: Callable[[str], None]) -> Path:

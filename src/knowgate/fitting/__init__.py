@@ -9,47 +9,53 @@ from knowgate.lazy import hand_on
 if TYPE_CHECKING:
     from knowgate.fitting.adaptive import fit_adaptive
     from knowgate.fitting.examples import Examples, load_examples
+    from knowgate.fitting.fit_gate import fit, fit_function, fit_names
+    from knowgate.fitting.fit_options import HANDED, FitOption, Wanted, options_of
+    from knowgate.fitting.fit_result import FitResult
     from knowgate.fitting.fusion import fit_fusion
-    from knowgate.fitting.judges.checkpoint import forget_training, training_folder
     from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
     from knowgate.fitting.judges.kbm import fit_kbm
-    from knowgate.fitting.judges.trained_model import JudgeTraining
-    from knowgate.fitting.judges.training import JudgeStep, Watch
     from knowgate.fitting.probe import fit_probe
     from knowgate.fitting.reranker.alignment import AlignedReranker, fit_reranker
     from knowgate.fitting.reranker.base import MINILM
     from knowgate.fitting.reranker.relevance import relevance_groups
     from knowgate.fitting.reranker.save import gains_of, save_reranker
     from knowgate.fitting.reranker.training import Group, RerankStep, RerankTraining
-    from knowgate.fitting.save import FitReport, FitResult, save_fitted
+    from knowgate.fitting.save import FitReport, save_fitted
+    from knowgate.fitting.steps import FitStep, PlainStep, WatchFit
     from knowgate.fitting.uar import fit_uar
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "AlignedReranker",
     "Examples",
+    "FitOption",
     "FitReport",
     "FitResult",
+    "FitStep",
     "Group",
-    "JudgeStep",
-    "JudgeTraining",
+    "HANDED",
     "MINILM",
+    "PlainStep",
     "RerankStep",
     "RerankTraining",
-    "Watch",
+    "Wanted",
+    "WatchFit",
+    "fit",
     "fit_adaptive",
+    "fit_function",
     "fit_fusion",
     "fit_ik",
     "fit_ik_text",
     "fit_kbm",
+    "fit_names",
     "fit_probe",
     "fit_reranker",
     "fit_uar",
-    "forget_training",
     "gains_of",
     "load_examples",
+    "options_of",
     "relevance_groups",
     "save_fitted",
     "save_reranker",
-    "training_folder",
 ]

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 
 from knowgate.embedding import SentenceEmbedder, check_vectors
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import Examples
-from knowgate.fitting.metrics import Floats
-from knowgate.fitting.save import FitResult
+from knowgate.fitting.fit_result import FitResult
 from knowgate.gates import CLASSES, apply_classes
 from knowgate.runs import LabelRow
+from knowgate.statistics import Floats
 from knowgate.types import Embedder, Vector, Want
 
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # scikit-learn's C, on unit vectors
@@ -68,6 +67,8 @@ def _best(vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> Te
 
 
 def _fitted(vectors: Vector, classes: NDArray[np.int64], strength: float) -> Tensors:
+    from sklearn.linear_model import LogisticRegression
+
     made = LogisticRegression(C=strength, max_iter=2000).fit(vectors, classes)
     weight, bias = np.zeros((len(CLASSES), vectors.shape[1]), np.float32), np.zeros(len(CLASSES), np.float32)
     if len(made.classes_) == 2:  # one row of weights, for the second class against the first

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from knowgate.gates import retrieval_rule
+
 WORDS = {
     "auroc": "AUROC (ranks questions that need retrieval above those that do not; .5 is chance)",
     "auprc": "area under precision-recall",
@@ -47,13 +49,9 @@ def _facts(manifest: Mapping[str, Any]) -> str:
         ("needs", ", ".join(manifest["needs"]) or "nothing of the LLM"),
         ("options", _options(manifest["options"])),
         ("calibration", manifest["calibration"]["kind"]),
-        ("retrieves, as fitted", _rule(float(manifest["threshold"]))),
+        ("retrieves, as fitted", retrieval_rule(float(manifest["threshold"]))),
     ]
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows if value)
-
-
-def _rule(threshold: float) -> str:
-    return f"when need is above {threshold:.3g}" if threshold > 0 else "always"
 
 
 def _options(options: Mapping[str, Any]) -> str:
@@ -62,9 +60,13 @@ def _options(options: Mapping[str, Any]) -> str:
 
 def _metrics(manifest: Mapping[str, Any]) -> str:
     lines = ["| measure | value | 95 % interval |", "|---|---|---|"]
-    for name, found in manifest["metrics"].items():
-        if found["value"] is None:
+    for name, estimate in manifest["metrics"].items():
+        if estimate["value"] is None:
             lines.append(f"| {WORDS[name]} | not defined | |")
+        elif estimate["low"] is None:
+            lines.append(f"| {WORDS[name]} | {estimate['value']:.3f} | |")
         else:
-            lines.append(f"| {WORDS[name]} | {found['value']:.3f} | {found['low']:.3f} to {found['high']:.3f} |")
+            lines.append(
+                f"| {WORDS[name]} | {estimate['value']:.3f} | {estimate['low']:.3f} to {estimate['high']:.3f} |"
+            )
     return "\n".join(lines)

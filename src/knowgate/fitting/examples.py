@@ -1,4 +1,4 @@
-"""Label runs to training data: one model, graded rows, disjoint splits grouped by question."""
+"""Label runs to training data: a trial with what each question should be told, and disjoint splits by question."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.files import sha256_text
-from knowgate.runs import LabelRow, RunFolder, Split, question_of, recorded, recorded_layers, seen_key, split_questions
+from knowgate.runs import LabelRow, Split, Trial, load_trial, seen_key, split_questions
+from knowgate.statistics import Bools
 from knowgate.types import Question, Reading
 
 Target = Literal["known", "benefit"]
+ONE_GATE = "fit one gate for each"
+TO_FIT = {
+    "model_fingerprint": ONE_GATE,
+    "prompts_fingerprint": ONE_GATE,
+    "max_tokens": "label with one --max-tokens",
+}
 FEWEST = 40  # graded rows, below which splits are too small to mean anything
 FEWEST_OF_A_KIND = 8
 OPENED = 0.9  # share of rows with an open-book answer from which on the effect of retrieval can be learnt
@@ -26,20 +31,36 @@ FEWEST_TRAINED = 2  # different questions of each kind in the training split
 class Examples:
     """Graded questions of one model under one wording, with what they should be told: True = needs retrieval."""
 
-    rows: list[LabelRow]
-    questions: list[Question]
-    readings: list[Reading]
-    needed: NDArray[np.bool_]
+    trial: Trial
+    needed: Bools
     target: Target
     split: Split
-    settings: dict[str, Any]
-    runs: list[str]
+
+    @property
+    def rows(self) -> list[LabelRow]:
+        return self.trial.rows
+
+    @property
+    def questions(self) -> list[Question]:
+        return self.trial.questions
+
+    @property
+    def readings(self) -> list[Reading]:
+        return self.trial.readings
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.trial.settings
+
+    @property
+    def runs(self) -> list[str]:
+        return self.trial.runs
 
     @property
     def seen(self) -> list[str]:
         """Fingerprints of the questions that fitting looked at."""
         used = np.concatenate([self.split.train, self.split.dev, self.split.calibration])
-        asked = [self.questions[place] for place in used]
+        asked = [self.questions[number] for number in used]
         # by text, and by id for rows that were packed without their texts
         return sorted({seen_key(text) for question in asked for text in (question.text, f"id:{question.id}")})
 
@@ -48,41 +69,34 @@ def load_examples(
     runs: Sequence[Path], *, target: Target | None = None, layers: Sequence[int] | None = None, seed: int = 0
 ) -> Examples:
     """Everything a fit needs from label runs. `target` is benefit where open-book answers exist, unless given."""
-    folders = [RunFolder(run) for run in runs]
-    settings = [folder.settings() for folder in folders]
-    _check_same(settings, runs)
-    kept = [[row for row in folder.rows() if _is_graded(row)] for folder in folders]
-    rows = [row for part in kept for row in part]
-    if any(not row.question for row in rows):
+    trial = load_trial(runs, layers=layers, same=TO_FIT)
+    if any(not row.question for row in trial.rows):
         raise BadInput("the label runs are packed without their questions; fit on the runs they were made from.")
-    chosen = target or _usual_target(rows)
-    if chosen == "benefit" and _usual_target(rows) != "benefit":
+    chosen = _chosen_target(trial.rows, target)
+    needed = np.array([_needed(row, chosen) for row in trial.rows], dtype=bool)
+    _check_enough(needed, chosen)
+    texts = [question.text for question in trial.questions]
+    split = split_questions(texts, seed)
+    _check_train([texts[number] for number in split.train], needed[split.train])
+    return Examples(trial, needed, chosen, split)
+
+
+def verdicts(texts: Sequence[str], needed: Bools) -> dict[str, bool]:
+    """Each different question by its fingerprint, with whether it needs retrieval the first time it is there."""
+    first: dict[str, bool] = {}
+    for text, need in zip(texts, needed.tolist(), strict=True):
+        first.setdefault(seen_key(text), need)
+    return first
+
+
+def _chosen_target(rows: Sequence[LabelRow], wanted: Target | None) -> Target:
+    usual = _usual_target(rows)
+    if wanted == "benefit" and usual != "benefit":
         without = sum(row.benefit is None for row in rows)
         raise BadSetting(
             f"{without} of {len(rows)} rows have no open-book answer: label with passages, or use --target known."
         )
-    needed = np.array([_needed(row, chosen) for row in rows], dtype=bool)
-    _check_enough(needed, chosen)
-    readings = [
-        reading
-        for folder, part in zip(folders, kept, strict=True)
-        if part  # a run of failed or ungraded rows has nothing to add
-        for reading in recorded(folder, part, recorded_layers(folder) if layers is None else layers)
-    ]
-    questions = [question_of(row) for row in rows]
-    texts = [question.text for question in questions]
-    split = split_questions(texts, seed)
-    _check_train([texts[place] for place in split.train], needed[split.train])
-    shared = {**settings[0], "data_fingerprint": sha256_text(*(str(one["data_fingerprint"]) for one in settings))[:16]}
-    return Examples(rows, questions, readings, needed, chosen, split, shared, [str(run) for run in runs])
-
-
-def verdicts(texts: Sequence[str], needed: NDArray[np.bool_]) -> dict[str, bool]:
-    """Each different question by its fingerprint, with whether it needs retrieval the first time it is there."""
-    found: dict[str, bool] = {}
-    for text, need in zip(texts, needed.tolist(), strict=True):
-        found.setdefault(seen_key(text), need)
-    return found
+    return wanted or usual
 
 
 def _usual_target(rows: Sequence[LabelRow]) -> Target:
@@ -91,28 +105,13 @@ def _usual_target(rows: Sequence[LabelRow]) -> Target:
     return "benefit" if rows and opened >= OPENED * len(rows) else "known"
 
 
-def _is_graded(row: LabelRow) -> bool:
-    return row.error is None and row.closed is not None and row.closed.correct is not None
-
-
 def _needed(row: LabelRow, target: Target) -> bool:
     if target == "known":
         return not (row.closed and row.closed.correct)
     return row.benefit is not None and row.benefit > 0  # where nothing was found retrieving does not help
 
 
-def _check_same(settings: Sequence[dict[str, Any]], runs: Sequence[Path]) -> None:
-    for key in ("model_fingerprint", "prompts_fingerprint"):
-        found = {str(item[key]) for item in settings}
-        if len(found) > 1:
-            listed = "; ".join(f"{run}: {item[key]}" for run, item in zip(runs, settings, strict=True))
-            raise BadSetting(f"the label runs are of different {key.split('_')[0]}s ({listed}); fit one gate for each.")
-    if len({str(item.get("max_tokens")) for item in settings}) > 1:
-        listed = "; ".join(f"{run}: {item.get('max_tokens')}" for run, item in zip(runs, settings, strict=True))
-        raise BadSetting(f"the label runs drafted answers of different length ({listed}); label with one --max-tokens.")
-
-
-def _check_enough(needed: NDArray[np.bool_], target: Target) -> None:
+def _check_enough(needed: Bools, target: Target) -> None:
     if len(needed) < FEWEST:
         raise BadInput(f"fitting needs at least {FEWEST} graded rows; the label runs have {len(needed)}. Label more.")
     yes, no = int(needed.sum()), int((~needed).sum())
@@ -123,7 +122,7 @@ def _check_enough(needed: NDArray[np.bool_], target: Target) -> None:
         )
 
 
-def _check_train(texts: Sequence[str], needed: NDArray[np.bool_]) -> None:
+def _check_train(texts: Sequence[str], needed: Bools) -> None:
     """Two questions of each kind: one may be put aside and there is still something to tell apart."""
     kinds = list(verdicts(texts, needed).values())
     yes, no = kinds.count(True), kinds.count(False)

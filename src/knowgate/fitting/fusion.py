@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
 from knowgate.fitting.examples import Examples
-from knowgate.fitting.metrics import Floats
+from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, ranking, tuned_linear
 from knowgate.fitting.probe import DRAFT_TOKENS, out_of_fold
-from knowgate.fitting.save import FitResult
-from knowgate.gates import TEXT, apply_network, embedded, logit
-from knowgate.signals import COSTLY, SAMPLES, available, hidden_states, matrix
+from knowgate.gates import TEXT_SIGNAL, apply_network, draft_embeddings
+from knowgate.signals import COSTLY, SAMPLES, available_features, feature_matrix, hidden_states
+from knowgate.statistics import Floats, logit
 from knowgate.types import Embedder, Signal, Vector, Want
 
 EARLY = ("first", "question_length")  # known with the first answer token
@@ -25,9 +25,9 @@ TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
 def fit_fusion(
     examples: Examples,
     *,
-    cheap: bool = False,
-    early: bool = False,
-    text: bool | None = None,
+    cheap: Annotated[bool, "Without samples and extra passes."] = False,
+    early: Annotated[bool, "Only what the first answer token shows; retrieving costs a prefill."] = False,
+    text: Annotated[bool | None, "Read question and draft as text. Default: if there are no hidden states."] = None,
     embedder: str | Embedder = DEFAULT,
 ) -> FitResult:
     """Weigh whichever signals the label runs have.
@@ -36,10 +36,14 @@ def fit_fusion(
     that is retrieved for pays one short prefill. text: also a head over sentence embeddings of question and draft; None
     for LLMs whose hidden states nobody has, where it is the best there is.
     """
-    names = [name for name in available(examples.questions, examples.readings) if _is_wanted(name, cheap, early)]
+    if cheap and early:
+        raise BadSetting("early leaves out all that cheap does, and the draft; give one of them.")
+    names = [
+        name for name in available_features(examples.questions, examples.readings) if _is_wanted(name, cheap, early)
+    ]
     if "seakr" in names and not _fits_seakr(examples.settings):
         names.remove("seakr")
-    features = matrix(names, examples.questions, examples.readings)
+    features = feature_matrix(names, examples.questions, examples.readings)
     check_finite(features)
     tensors: dict[str, Any] = {}
     probes: list[dict[str, Any]] = []
@@ -55,8 +59,8 @@ def fit_fusion(
     encoded: dict[str, Any] = {}
     if reads_text:
         encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
-        own, column = _probe(embedded(encoder, examples.questions, examples.readings), examples)
-        tensors |= {f"{TEXT}.{key}": value for key, value in own.items()}
+        own, column = _probe(draft_embeddings(encoder, examples.questions, examples.readings), examples)
+        tensors |= {f"{TEXT_SIGNAL}.{key}": value for key, value in own.items()}
         columns.append(column)
         spec = embedder if isinstance(embedder, str) else "own"
         encoded = {"embedder": spec, "embedder_fingerprint": encoder.fingerprint}
@@ -65,7 +69,7 @@ def fit_fusion(
         raise BadSetting(
             "the label runs hold no signals to fuse. Label again with a backend that gives log-probabilities."
         )
-    labels = [*names, *(probe["name"] for probe in probes), *[TEXT] * reads_text]
+    labels = [*names, *(probe["name"] for probe in probes), *[TEXT_SIGNAL] * reads_text]
     head = _head(signals, examples)
     tensors |= {f"fusion.{key}": value for key, value in head.items()}
 
@@ -147,5 +151,6 @@ def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Exam
         after_draft=any(probe["position"] == "post" for probe in probes),
         samples=max(samples, default=0),
         sample_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
+        seed=0 if samples else None,  # so that the same question gets the same need every time
         sample_layer=examples.settings["seakr_layer"] if "seakr" in names else None,
     )

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
-from threadpoolctl import threadpool_limits
 
 from knowgate.errors import BadInput
-from knowgate.fitting.metrics import Bools, auroc
 from knowgate.gates import apply_network
+from knowgate.statistics import Bools, auroc
 from knowgate.types import Vector
 
 SIZES = (512, 64, 32)  # CBDR section 3.1
@@ -58,6 +56,9 @@ def standardise(features: Vector) -> Tensors:
 
 def fit_linear(features: Vector, needed: Bools, strength: float = 1.0) -> Tensors:
     """Regularised logistic regression on standardised features; `strength` is scikit-learn's C."""
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
     tensors = standardise(features)
     x = (features - tensors["mean"]) / tensors["scale"]
     with threadpool_limits(1):  # so small that threads only wait for each other

@@ -8,8 +8,7 @@ import numpy as np
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from knowgate.fitting.metrics import Bools, Floats
-from knowgate.gates import logit
+from knowgate.statistics import Bools, Floats, logit
 
 Kind = Literal["isotonic", "platt"]
 ISOTONIC_OF_A_KIND = 200  # rows; below, isotonic regression gives steps of 0 and 1 and Platt's two parameters are safer
@@ -36,5 +35,5 @@ def _platt(raw: Floats, needed: Bools) -> dict[str, Any]:
     slope = max(float(fitted.coef_[0][0]), 1e-3)  # a calibration may not turn the order round
     if slope == 1e-3:
         rate = float(np.clip(needed.mean(), 1e-3, 1 - 1e-3))
-        return {"kind": "platt", "a": slope, "b": float(np.log(rate / (1 - rate)))}
+        return {"kind": "platt", "a": slope, "b": logit(rate)}
     return {"kind": "platt", "a": slope, "b": float(fitted.intercept_[0])}

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import BadSetting
 from knowgate.fitting.examples import Examples, verdicts
-from knowgate.fitting.metrics import Bools, Floats
+from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, fit_mlp
-from knowgate.fitting.save import FitResult
 from knowgate.gates import apply_network
 from knowgate.runs import seen_key
 from knowgate.signals import hidden_states
+from knowgate.statistics import Bools, Floats
 from knowgate.types import Signal, Vector, Want
 
 Position = Literal["pre", "post"]
@@ -23,7 +23,13 @@ Kind = Literal["mlp", "linear"]
 DRAFT_TOKENS = 32  # what `label` drafts; the state after the draft is that of its last token
 
 
-def fit_probe(examples: Examples, *, layer: str = "mid", position: Position = "pre", kind: Kind = "mlp") -> FitResult:
+def fit_probe(
+    examples: Examples,
+    *,
+    layer: Annotated[str, "The layer whose state it reads: mid, late, last or a number."] = "mid",
+    position: Annotated[Position, "pre (before the answer) or post (after the draft)."] = "pre",
+    kind: Annotated[Kind, "mlp (the paper's network) or linear."] = "mlp",
+) -> FitResult:
     """CBDR's network, or a logistic regression, on the state of one layer before the answer or after the draft."""
     number = pick_layer(examples, layer)
     features = hidden_states(examples.readings, number, position)

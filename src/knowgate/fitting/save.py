@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from knowgate.display import GREY, Axis, Curve, Frame, Point, line_chart
 from knowgate.fitting.card import card
 from knowgate.fitting.examples import Examples
-from knowgate.fitting.metrics import Floats, Measured, measure
+from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.probability import fit_calibration
-from knowgate.gates import SEEN, Tensors, calibrate, write_artefact
-from knowgate.types import Signal, Want
+from knowgate.gates import SEEN, retrieval_rule, to_probability, write_artefact
+from knowgate.statistics import Estimate, Floats, estimate_quality
+from knowgate.thresholds import NEVER, Outcomes, for_accuracy
+from knowgate.types import Want
 
-
-@dataclass(frozen=True)
-class FitResult:
-    """What a fit gives: the gate's name and options, what it must read, and its weights.
-
-    raw: uncalibrated need of the given row numbers. notes: lines for the card.
-    """
-
-    gate: str
-    options: Mapping[str, Any]
-    needs: frozenset[Signal]
-    want: Want
-    tensors: Tensors
-    raw: Callable[[Sequence[int]], Floats]
-    notes: Sequence[str] = ()
-    files: Mapping[str, bytes] = field(default_factory=dict)
+NOTHING_GAINED = (
+    "on the dev and calibration questions no threshold answered more of them right than never retrieving, so the gate "
+    "never retrieves: fit it on more questions, or choose a threshold on others with knowgate calibrate"
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +32,12 @@ class FitReport:
 
     path: Path
     manifest: dict[str, Any]
-    metrics: dict[str, Measured]
+    metrics: dict[str, Estimate]
+
+    @property
+    def rule(self) -> str:
+        """When the gate retrieves, in words."""
+        return retrieval_rule(self.manifest["threshold"])
 
 
 def save_fitted(
@@ -51,20 +46,23 @@ def save_fitted(
     """Calibrate on the calibration split, measure on the test split, write the folder whole.
 
     threshold: None for 0.5, or, where need is the probability that retrieval helps, for what answers most dev and
-    calibration questions right: helping is rarer than one in two, so 0.5 would hardly ever retrieve.
+    calibration questions right (`thresholds.choice`): helping is rarer than one in two, so 0.5 would hardly ever
+    retrieve.
     """
     split = examples.split
     calibration = fit_calibration(fitted.raw(split.calibration.tolist()), examples.needed[split.calibration])
-    needs = calibrate(fitted.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
+    needs = to_probability(fitted.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
     truth = examples.needed[split.test]
-    metrics = measure(truth, needs)
+    metrics = estimate_quality(truth, needs)
+    chosen = _threshold(fitted, examples, calibration) if threshold is None else threshold
     manifest = {
         **describe(fitted, examples),
         "calibration": calibration,
         "metrics": {name: asdict(value) for name, value in metrics.items()},
-        "threshold": _threshold(fitted, examples, calibration) if threshold is None else threshold,
+        "threshold": chosen,
     }
-    text = card(manifest, fitted.notes, command)
+    notes = [*fitted.notes, *([NOTHING_GAINED] if threshold is None and chosen == NEVER else [])]
+    text = card(manifest, notes, command)
     seen = ("\n".join(examples.seen) + "\n").encode()
     files = {**fitted.files, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
     write_artefact(out, manifest, fitted.tensors, text, files)
@@ -72,14 +70,12 @@ def save_fitted(
 
 
 def _threshold(fitted: FitResult, examples: Examples, calibration: Mapping[str, Any]) -> float:
-    places = np.concatenate([examples.split.dev, examples.split.calibration]).tolist()
-    if examples.target == "known" or not places:
+    """0.5 for a probability of not knowing; for one of retrieval helping, what `for_accuracy` chooses."""
+    chosen_on = np.concatenate([examples.split.dev, examples.split.calibration])
+    if examples.target == "known" or not len(chosen_on):
         return 0.5
-    needs = calibrate(fitted.raw(places), calibration)
-    gains = np.array([examples.rows[place].benefit or 0 for place in places])
-    tried = np.concatenate([[0.0], np.unique(needs)])
-    scores = [gains[needs > threshold].sum() for threshold in tried]
-    return float(tried[int(np.argmax(scores))])  # the first among equals retrieves most
+    trial, needs = examples.trial, to_probability(fitted.raw(chosen_on.tolist()), calibration)
+    return for_accuracy(Outcomes(needs, trial.closed_right[chosen_on], trial.always_right[chosen_on]))
 
 
 def describe(fitted: FitResult, examples: Examples) -> dict[str, Any]:
@@ -101,20 +97,17 @@ def describe(fitted: FitResult, examples: Examples) -> dict[str, Any]:
         "split": examples.split.sizes(),
         "base_rate": float(examples.needed.mean()),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
+        "notes": list(fitted.notes),
     }
 
 
-def curve(needed: Any, needs: Floats, size: int = 260) -> str:
-    """The ROC curve as a small SVG picture, drawn without a plotting library."""
+def curve(needed: Any, needs: Floats) -> str:
+    """The ROC curve as a small SVG picture."""
     order = np.argsort(-needs, kind="stable")
     hits = np.concatenate([[0], np.cumsum(needed[order])])
     falls = np.concatenate([[0], np.cumsum(~needed[order])])
     x, y = falls / max(1, falls[-1]), hits / max(1, hits[-1])
-    points = " ".join(f"{20 + a * size:.1f},{20 + (1 - b) * size:.1f}" for a, b in zip(x, y, strict=True))
-    out = io.StringIO()
-    side = size + 40
-    out.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side} {side}" width="{side}" height="{side}">')
-    out.write(f'<rect x="20" y="20" width="{size}" height="{size}" fill="none" stroke="#bbb"/>')
-    out.write(f'<line x1="20" y1="{20 + size}" x2="{20 + size}" y2="20" stroke="#bbb" stroke-dasharray="4"/>')
-    out.write(f'<polyline points="{points}" fill="none" stroke="#0072b2" stroke-width="2"/></svg>\n')
-    return out.getvalue()
+    points = [Point(float(a), float(b)) for a, b in zip(x, y, strict=True)]
+    chance = Curve("chance", [Point(0, 0), Point(1, 1)], GREY, dashed=True)
+    frame = Frame(Axis("needless retrievals"), Axis("needed retrievals found"), width=260, height=260)
+    return line_chart([chance, Curve("the gate", points)], frame)

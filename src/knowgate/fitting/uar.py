@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.datasets import load_questions
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import FEWEST, FEWEST_OF_A_KIND, Examples
-from knowgate.fitting.metrics import Bools, Floats, accuracy, auroc
-from knowgate.fitting.probability import fit_calibration
-from knowgate.fitting.save import FitResult
-from knowgate.gates import CRITERIA, SELF, apply_head, apply_heads, calibrate, hard_tree, soft_tree
+from knowgate.fitting.fit_options import Wanted
+from knowgate.fitting.fit_result import FitResult
+from knowgate.fitting.steps import PlainStep, WatchFit, unwatched
+from knowgate.gates import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree, to_probability
+from knowgate.models import load_model
 from knowgate.prompts import AnswerPrompts
 from knowgate.signals import hidden_states
+from knowgate.statistics import Bools, Floats, accuracy, auroc
 from knowgate.types import Model, Question, Signal, Vector, Want
 
 RATE, BATCH, EPOCHS, DECAY = 5e-5, 32, 10, 0.85  # the paper's settings; decay per epoch
 HELD_OUT = 5  # every fifth labelled question calibrates and measures its head
 READ = 64  # questions read together
+USUAL = "intent=bench:uar_gate_intent/train,knowledge=bench:uar_gate_knowledge/train,time=bench:uar_gate_time/train"
 Tree = Literal["soft", "hard"]
 Tensors = dict[str, NDArray[Any]]
 
 
 def fit_uar(
+    examples: Annotated[Examples, Wanted(target="known")],
+    *,
+    criteria: Annotated[str, "Labelled questions for intent, knowledge and time, as name=SPEC,..."] = USUAL,
+    model: Annotated[str | None, "Model spec of the LLM that reads them. Default: as in the label run."] = None,
+    seed: int = 0,
+    watch: WatchFit = unwatched,
+) -> FitResult:
+    """Three heads from questions labelled by criterion, which the LLM reads now; the fourth from the label run."""
+    questions = _questions(criteria)  # first: a wrong spec is said before a model is loaded for it
+    llm = load_model(model or str(examples.settings["model"]))
+    return fit_heads(examples, llm, questions, seed=seed, watch=watch)
+
+
+def _questions(spec: str) -> dict[str, list[Question]]:
+    """'name=SPEC,name=SPEC' as questions by name."""
+    pairs = [part.partition("=") for part in spec.split(",")]
+    if any(not (equals and value.strip()) for _, equals, value in pairs):
+        raise BadSetting(f"uar: criteria is '{spec}'; write intent=SPEC,knowledge=SPEC,time=SPEC.")
+    return {name.strip(): load_questions(value.strip()) for name, _, value in pairs}
+
+
+def fit_heads(
     examples: Examples,
     model: Model,
     criteria: Mapping[str, Sequence[Question]],
@@ -33,9 +59,11 @@ def fit_uar(
     prompts: AnswerPrompts | None = None,
     tree: Tree = "soft",
     seed: int = 0,
-    on_progress: Callable[[int], None] = lambda done: None,
+    watch: WatchFit = unwatched,
 ) -> FitResult:
     """Four linear heads. `criteria` are the questions of intent, knowledge and time, read with `model` once."""
+    from knowgate.fitting.probability import fit_calibration
+
     wording = prompts or AnswerPrompts()
     _check(examples, model, wording, criteria)
     layer = model.depth - 1
@@ -47,12 +75,12 @@ def fit_uar(
         fits = [question for question in criteria[name] if model.fits([wording.closed(question)], 1)[0]]
         truth = np.array([_says_retrieve(question, name) for question in fits])
         _check_kinds(truth, name)
-        features = read_states(model, fits, wording, layer, on_progress)
+        features = read_states(model, fits, wording, layer, watch, f"reading {name}")
         held = np.arange(len(fits)) % HELD_OUT == 0
         tensors[f"{name}.weight"] = _trained(features, truth, np.flatnonzero(~held), tensors, seed)
         found = apply_head(tensors, name, features[held])
         calibrations.append(fit_calibration(found, truth[held], "platt"))
-        notes.append(_note(name, truth[held], calibrate(found, calibrations[-1]), len(criteria[name]) - len(fits)))
+        notes.append(_note(name, truth[held], to_probability(found, calibrations[-1]), len(criteria[name]) - len(fits)))
 
     def raw(places: Sequence[int]) -> Floats:
         return apply_head(tensors, SELF, own[list(places)])
@@ -63,14 +91,14 @@ def fit_uar(
 
 
 def read_states(
-    model: Model, questions: Sequence[Question], prompts: AnswerPrompts, layer: int, on_progress: Callable[[int], None]
+    model: Model, questions: Sequence[Question], prompts: AnswerPrompts, layer: int, watch: WatchFit, stage: str
 ) -> Vector:
     """The state at the last prompt token of each question, asked as it would be answered."""
     found: list[Vector] = []
     for start in range(0, len(questions), READ):
         asked = [prompts.closed(question) for question in questions[start : start + READ]]
         found += [reading.hidden[layer] for reading in model.read(asked, Want(layers=(layer,)))]
-        on_progress(len(asked))
+        watch(PlainStep(len(found), len(questions), stage=stage))
     return np.stack(found)
 
 
@@ -138,9 +166,11 @@ def _note(name: str, truth: Bools, needs: Floats, left_out: int) -> str:
 
 def _whole(examples: Examples, own: Vector, tensors: Tensors, calibrations: list[dict[str, Any]], tree: Tree) -> str:
     """The measures of the card are the last head's; this is the tree's on the same questions."""
+    from knowgate.fitting.probability import fit_calibration
+
     split, needed = examples.split, examples.needed
     calibration = fit_calibration(apply_head(tensors, SELF, own[split.calibration]), needed[split.calibration])
-    unknown = calibrate(apply_head(tensors, SELF, own[split.test]), calibration)
+    unknown = to_probability(apply_head(tensors, SELF, own[split.test]), calibration)
     heads = apply_heads(tensors, calibrations, own[split.test], unknown)
     score = auroc(needed[split.test], (hard_tree if tree == "hard" else soft_tree)(heads))
     shown = "not defined" if score is None else f"{score:.3f}"

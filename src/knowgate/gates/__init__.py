@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
@@ -22,21 +22,30 @@ if TYPE_CHECKING:
     from knowgate.gates.dhicl import DhiclGate, Sign
     from knowgate.gates.fitted.artefact import ALWAYS, CARD, SEEN, Artefact, Tensors, revise_artefact, write_artefact
     from knowgate.gates.fitted.base import FittedGate
-    from knowgate.gates.fitted.judge import ALLOWED, FOLDER, Judge, digest, open_base, open_judge
+    from knowgate.gates.fitted.judge import (
+        ADAPTER_FOLDER,
+        ADAPTER_SUFFIXES,
+        Judge,
+        adapter_digest,
+        open_base,
+        open_judge,
+    )
     from knowgate.gates.fitted.network import apply_network
-    from knowgate.gates.fitted.probability import calibrate, logit
-    from knowgate.gates.fusion import TEXT, embedded
-    from knowgate.gates.ik import IK_LABELS, judged
-    from knowgate.gates.kbm import HEADS, KBM_LABELS, answered, known, with_reference
-    from knowgate.gates.live import bind, read_questions
+    from knowgate.gates.fitted.overview import retrieval_rule
+    from knowgate.gates.fitted.probability import to_probability
+    from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
+    from knowgate.gates.ik import IK_LABELS, ik_needs
+    from knowgate.gates.kbm import KBM_HEADS, KBM_LABELS, encode_kbm_answer, kbm_confidence, kbm_text_with_passages
+    from knowgate.gates.live import bind_gate, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
-    from knowgate.gates.recorded import GateScores, score_gate, score_gates, without_seen
+    from knowgate.gates.recorded import GateScores, folder_of, gate_name, score_gate, score_gates, seen_by, without_seen
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
-    "ALLOWED",
+    "ADAPTER_FOLDER",
+    "ADAPTER_SUFFIXES",
     "ALWAYS",
     "Artefact",
     "CARD",
@@ -45,13 +54,12 @@ __all__ = [
     "DEFAULT",
     "DhiclGate",
     "FITTED",
-    "FOLDER",
     "FittedGate",
     "GATES",
     "GateScores",
-    "HEADS",
     "IK_LABELS",
     "Judge",
+    "KBM_HEADS",
     "KBM_LABELS",
     "PACKAGED",
     "PLAIN",
@@ -60,37 +68,40 @@ __all__ = [
     "SEEN",
     "SELF",
     "Sign",
-    "TEXT",
+    "TEXT_SIGNAL",
     "Tensors",
-    "answered",
+    "adapter_digest",
     "apply_classes",
     "apply_head",
     "apply_heads",
     "apply_network",
-    "bind",
-    "calibrate",
+    "bind_gate",
     "check_offers",
     "default_gate",
-    "digest",
-    "embedded",
+    "draft_embeddings",
+    "encode_kbm_answer",
+    "folder_of",
+    "gate_name",
     "hard_tree",
+    "ik_needs",
     "is_artefact",
-    "judged",
-    "known",
+    "kbm_confidence",
+    "kbm_text_with_passages",
     "load_fitted",
     "load_gate",
-    "logit",
     "markdown_table",
     "open_base",
     "open_judge",
     "read_artefact",
     "read_questions",
+    "retrieval_rule",
     "revise_artefact",
-    "score",
     "score_gate",
     "score_gates",
+    "score_questions",
+    "seen_by",
     "soft_tree",
-    "with_reference",
+    "to_probability",
     "without_seen",
     "write_artefact",
 ]
@@ -156,7 +167,7 @@ GATES = {
     ),
 }
 
-# gates that must be fitted first; a folder made by `knowgate fit` names one of these
+# gates that must be fitted first, each with the function that does it; a folder made by `knowgate fit` names one
 FITTED = {
     "probe": Entry(
         "knowgate.gates.probe:ProbeGate",
@@ -165,6 +176,7 @@ FITTED = {
         cost="none when skipping",
         extra="train",
         paper="CBDR 2025",
+        fit="knowgate.fitting.probe:fit_probe",
     ),
     "uar": Entry(
         "knowgate.gates.uar:UarGate",
@@ -173,6 +185,7 @@ FITTED = {
         cost="none when skipping",
         extra="train",
         paper="Cheng et al. 2024 (UAR)",
+        fit="knowgate.fitting.uar:fit_uar",
     ),
     "adaptive": Entry(
         "knowgate.gates.adaptive:AdaptiveGate",
@@ -180,6 +193,7 @@ FITTED = {
         cost="one embedding",
         extra="train",
         paper="Jeong et al. 2024 (Adaptive-RAG)",
+        fit="knowgate.fitting.adaptive:fit_adaptive",
     ),
     "ik": Entry(
         "knowgate.gates.ik:IkGate",
@@ -188,6 +202,7 @@ FITTED = {
         cost="one prefill of the judge of 100 tokens",
         extra="train",
         paper="IK 2025",
+        fit="knowgate.fitting.judges.ik:fit_ik",
     ),
     "kbm": Entry(
         "knowgate.gates.kbm:KbmGate",
@@ -195,6 +210,7 @@ FITTED = {
         cost="one or two prefills of the judge of 90 tokens",
         extra="train",
         paper="Zhang et al. 2024 (KBM)",
+        fit="knowgate.fitting.judges.kbm:fit_kbm",
     ),
     "fusion": Entry(
         "knowgate.gates.fusion:FusionGate",
@@ -203,6 +219,7 @@ FITTED = {
         cost="as fitted",
         extra="train",
         paper="ours",
+        fit="knowgate.fitting.fusion:fit_fusion",
     ),
 }
 
@@ -219,9 +236,8 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
         raise BadSetting(
             f"gate '{name}' must be fitted first: knowgate fit {name} --labels RUN --out DIR; then use --gate DIR."
         )
-    cls = resolve(GATES, "gate", name, "knowgate.gates")
-    gate: Gate = cls(**parse_options(cls, options, f"gate '{name}'"))
-    return gate
+    cls = _checked(name, resolve(GATES, "gate", name, "knowgate.gates"))
+    return cls(**parse_options(cls, options, f"gate '{name}'"))
 
 
 def default_gate(model: Model, prompts: str | None = None) -> Gate:
@@ -238,12 +254,22 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
     return load_gate(PLAIN)
 
 
-def load_fitted(folder: str, *, plug_in: bool = False) -> Gate:
+def load_fitted(folder: str, *, plug_in: bool = False) -> FittedGate:
     """A gate that `knowgate fit` made."""
     artefact = read_artefact(folder)
-    cls = resolve(FITTED, "fitted gate", str(artefact.manifest["gate"]).split(":")[0], "knowgate.fitted_gates")
-    gate: Gate = cls(artefact, plug_in)
+    name = str(artefact.manifest["gate"]).split(":")[0]
+    cls: Any = _checked(name, resolve(FITTED, "fitted gate", name, "knowgate.fitted_gates"))
+    gate: FittedGate = cls(artefact, plug_in)
     return gate
+
+
+def _checked(name: str, cls: object) -> type[Gate]:
+    """What an entry point of another package names may be anything."""
+    if not (isinstance(cls, type) and issubclass(cls, Gate)):
+        raise BadSetting(
+            f"gate '{name}' is {cls!r}, which is no knowgate.Gate: let it be a class that inherits from it."
+        )
+    return cls
 
 
 def check_offers(gate: Gate, model: Model) -> None:
@@ -275,7 +301,7 @@ def markdown_table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
 
 
-def score(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
     """The gate's needs, checked: one per question, each a number in [0, 1]."""
     needs = [float(need) for need in gate.score(questions, readings)]
     for question, need in zip(questions, needs, strict=True):

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from knowgate.embedding import SentenceEmbedder, check_vectors
-from knowgate.errors import ArtefactError
+from knowgate.embedding import check_vectors
 from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.encoder import fitted_encoder
 from knowgate.gates.fitted.probability import Floats
 from knowgate.types import Embedder, Question, Reading, Vector
 
@@ -34,21 +34,12 @@ class AdaptiveGate(FittedGate):
     embedder: Embedder | None = None
 
     @cached_property
-    def _embedder(self) -> Embedder:
-        """That of the fit; another gives other vectors."""
-        made = self.artefact.options["embedder"]
-        chosen = self.embedder or SentenceEmbedder(made)
-        if chosen.fingerprint != self.artefact.options["embedder_fingerprint"]:
-            raise ArtefactError(
-                f"the gate '{self.artefact.path.name}' was fitted with the embedding model {made} "
-                f"({self.artefact.options['embedder_fingerprint'][:12]}), not this one ({chosen.fingerprint[:12]}). "
-                "Fit it again, or give that model back."
-            )
-        return chosen
+    def encoder(self) -> Embedder:
+        return fitted_encoder(self.artefact, self.embedder)
 
     def classes(self, questions: Sequence[Question]) -> Floats:
         """Probabilities of no, one and several rounds, one row per question."""
-        vectors = self._embedder.embed([question.text for question in questions])
+        vectors = self.encoder.embed([question.text for question in questions])
         return apply_classes(self.artefact.tensors, check_vectors(vectors, len(questions)))
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
@@ -63,8 +54,7 @@ class AdaptiveGate(FittedGate):
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         if not questions:
             return []
-        said = [f"no retrieval {p:.2f}, one round {q:.2f}, several {r:.2f}" for p, q, r in self.classes(questions)]
-        return [f"{text}; {self.note}" if self.note else text for text in said]
+        return [f"no retrieval {p:.2f}, one round {q:.2f}, several {r:.2f}" for p, q, r in self.classes(questions)]
 
 
 def apply_classes(tensors: Tensors, vectors: Vector) -> Floats:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.types import Question, Reading, Signal, Want
+from knowgate.types import Gate, Question, Reading
 
 
 @dataclass(frozen=True)
-class AlwaysGate:
+class AlwaysGate(Gate):
     """need = 1.
 
     Needs: nothing. Cost per question: none for the decision, a retrieval each.
@@ -17,11 +17,6 @@ class AlwaysGate:
         >>> AlwaysGate().score([Question("Hi")], [Reading()])
         [1.0]
     """
-
-    name = "always"
-    needs = frozenset[Signal]()
-    want = Want()
-    threshold = 0.5
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [1.0 for _ in questions]

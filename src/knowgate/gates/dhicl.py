@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 from knowgate.errors import BadSetting
 from knowgate.gates.parts.logged import bound_scope, opened
 from knowgate.gates.parts.words import split_words
 from knowgate.history import HistoryStore, Scope
 from knowgate.prompts import packaged, question_language
-from knowgate.types import Gate, LabelPrompt, Model, Neighbour, Question, Reading, Signal, Vector, Want
+from knowgate.statistics import sigmoid
+from knowgate.types import Gate, LabelPrompt, ModelIdentity, Neighbour, Question, Reading, Signal, Vector
 
 Sign = Literal["paper", "code", "none"]
 KNOWN = "known"
 
 
 @dataclass(frozen=True)
-class DhiclGate:
+class DhiclGate(Gate):
     """need = sigmoid(z_unknown - z_known) after k similar logged questions with their labels, bias-calibrated.
 
     history: the log (`knowgate history`). words: label tokens as known/unknown. sign: how calibration corrects the
@@ -40,10 +40,7 @@ class DhiclGate:
     cold: bool = False
     tenant: str = ""
     scope: Scope | None = None
-    name = "dhicl"
     needs = frozenset({Signal.LABELS})
-    want = Want()
-    threshold = 0.5
 
     def __post_init__(self) -> None:
         split_words(self.words, self.name)
@@ -54,7 +51,7 @@ class DhiclGate:
     def labels(self) -> tuple[str, ...]:
         return split_words(self.words, self.name)
 
-    def bind(self, model: Model, prompts: str) -> Gate:
+    def bind(self, model: ModelIdentity, prompts: str) -> Self:
         return replace(self, scope=bound_scope(self.history, model.fingerprint, prompts, self.tenant))
 
     def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:
@@ -100,8 +97,7 @@ def truths(neighbours: Sequence[Neighbour]) -> list[bool]:
 
 def need(logits: Vector, known: Sequence[bool], sign: Sign) -> float:
     z_known, z_unknown = calibrated(logits, known, sign)
-    difference = z_unknown - z_known
-    return 1 / (1 + math.exp(-difference)) if difference > -700 else 0.0
+    return sigmoid(float(z_unknown - z_known))
 
 
 def calibrated(logits: Vector, known: Sequence[bool], sign: Sign) -> tuple[float, float]:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.errors import BadSetting
-from knowgate.signals import check_draft_tokens, least, need_of
-from knowgate.types import Question, Reading, Signal, Want
+from knowgate.signals import check_draft_tokens, draft_need, least_probability
+from knowgate.types import Gate, Question, Reading, Signal, Want
 
 
 @dataclass(frozen=True)
-class FlareGate:
+class FlareGate(Gate):
     """need = 1 - probability of the draft's least probable token; retrieves when that is below `theta`.
 
     Needs: logprobs. Cost per question: nothing when skipping; the drafted tokens when retrieving.
@@ -23,7 +23,6 @@ class FlareGate:
 
     theta: float = 0.4
     draft_tokens: int = 32
-    name = "flare"
     needs = frozenset({Signal.LOGPROBS})
 
     def __post_init__(self) -> None:
@@ -40,4 +39,4 @@ class FlareGate:
         return 1 - self.theta
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return [need_of(reading.draft, least, self.draft_tokens) for reading in readings]
+        return [draft_need(reading.draft, least_probability, self.draft_tokens) for reading in readings]

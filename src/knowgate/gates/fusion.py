@@ -11,12 +11,21 @@ import numpy as np
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.encoder import fitted_encoder
 from knowgate.gates.fitted.network import apply_network
-from knowgate.gates.fitted.probability import Floats, logit
+from knowgate.gates.fitted.probability import Floats
 from knowgate.prompts import self_assessment
-from knowgate.signals import drafts, hidden_states, matrix, text_features
+from knowgate.signals import (
+    ASSESSMENT_LABELS,
+    SELF_ASSESSMENT,
+    draft_texts,
+    feature_matrix,
+    hidden_states,
+    self_assessment_logit,
+    text_features,
+)
+from knowgate.statistics import logit
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, Vector
 
-TEXT = "text"  # the signal: a linear head over embeddings
+TEXT_SIGNAL = "text"  # the signal: a linear head over embeddings
 TEXT_TOKENS = 32
 
 
@@ -33,29 +42,27 @@ class FusionGate(FittedGate):
 
     embedder: Embedder | None = None
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return ("true", "false")
+    labels = ASSESSMENT_LABELS
+    answered_by = SELF_ASSESSMENT
 
     def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [self_assessment(question, *self.labels) for question in questions]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        if self.name in (readings[0].labels if readings else {}):
-            readings = [_with_own(reading, self.name) for reading in readings]
-        return apply_network(self.artefact.tensors, self.signals(questions, readings), "fusion.")
+        told = [_with_assessment(reading, self.name) for reading in readings]
+        return apply_network(self.artefact.tensors, self.signals(questions, told), "fusion.")
 
     def signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
         """Named features and the logits of the probes, in the order the weights expect."""
         options = self.artefact.options
-        columns = [matrix(options["features"], questions, readings)]
+        columns = [feature_matrix(options["features"], questions, readings)]
         for probe in options["probes"]:
             features = hidden_states(readings, probe["layer"], probe["position"])
             need = apply_network(self.artefact.tensors, features, f"{probe['name']}.")
             columns.append(logit(need)[:, None].astype(np.float32))
         if "embedder" in options:
-            features = embedded(self.encoder, questions, readings)
-            need = apply_network(self.artefact.tensors, features, f"{TEXT}.")
+            features = draft_embeddings(self.encoder, questions, readings)
+            need = apply_network(self.artefact.tensors, features, f"{TEXT_SIGNAL}.")
             columns.append(logit(need)[:, None].astype(np.float32))
         return np.hstack(columns)
 
@@ -64,11 +71,14 @@ class FusionGate(FittedGate):
         return fitted_encoder(self.artefact, self.embedder)
 
 
-def embedded(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
+def draft_embeddings(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
     """Sentence embeddings of the question and of question + draft, side by side."""
-    return text_features(encoder, questions, drafts(readings), TEXT_TOKENS)
+    return text_features(encoder, questions, draft_texts(readings), TEXT_TOKENS)
 
 
-def _with_own(reading: Reading, name: str) -> Reading:
-    """Self-assessment logits come under the name of the gate that asked for them."""
-    return replace(reading, labels={**reading.labels, "prompt": reading.labels[name]})
+def _with_assessment(reading: Reading, name: str) -> Reading:
+    """The reading with what the LLM said when the gate of this name asked it; as it is where nobody was asked."""
+    if name not in reading.labels:
+        return reading
+    said = self_assessment_logit(reading.labels[name])
+    return replace(reading, signals={**reading.signals, SELF_ASSESSMENT: said})

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.encoder import fitted_encoder
-from knowgate.gates.fitted.judge import FOLDER, Judge, open_judge
+from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, open_judge
 from knowgate.gates.fitted.network import apply_network
 from knowgate.gates.fitted.probability import Floats
 from knowgate.prompts import ik_text
-from knowgate.signals import drafts, text_features
+from knowgate.signals import draft_texts, text_features
 from knowgate.types import Embedder, Question, Reading
 
 IK_LABELS = ("Yes", "No")
@@ -35,23 +35,23 @@ class IkGate(FittedGate):
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         options = self.artefact.options
-        texts = drafts(readings) if options["tokens"] else [""] * len(questions)
+        texts = draft_texts(readings) if options["tokens"] else [""] * len(questions)
         if options["mode"] == "text":
             return apply_network(
                 self.artefact.tensors, text_features(self.encoder, questions, texts, options["tokens"])
             )
-        return judged(self.judge, questions, texts, options["tokens"])
+        return ik_needs(self.judge, questions, texts, options["tokens"])
 
     @functools.cached_property
     def judge(self) -> Judge:
-        return open_judge(self.artefact.path / FOLDER, self.artefact.options, "ik")
+        return open_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, "ik")
 
     @functools.cached_property
     def encoder(self) -> Embedder:
         return fitted_encoder(self.artefact, self.embedder)
 
 
-def judged(judge: Judge, questions: Sequence[Question], texts: Sequence[str], tokens: int) -> Floats:
+def ik_needs(judge: Judge, questions: Sequence[Question], texts: Sequence[str], tokens: int) -> Floats:
     """Uncalibrated needs from the fine-tuned judge."""
     pairs = zip(questions, texts, strict=True)
     cuts = [judge.encode(ik_text(question, judge.beginning(text, tokens))) for question, text in pairs]

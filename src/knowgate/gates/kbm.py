@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.judge import FOLDER, Judge, open_judge
+from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, open_judge
 from knowgate.gates.fitted.probability import Floats
 from knowgate.prompts import kbm_text
 from knowgate.types import Passage, Question, Reading
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from knowgate.models import MarkedTokens
 
 KBM_LABELS = ("True", "False")
-HEADS = ("mastery", "certainty")
+KBM_HEADS = ("mastery", "certainty")
 START, BETWEEN = '{"mastery": "', '", "certainty": "'
 USEFUL = 0.5  # the judge's own decision: the calibration is that of bare questions
 
@@ -37,40 +37,43 @@ class KbmGate(FittedGate):
 
     @functools.cached_property
     def judge(self) -> Judge:
-        return open_judge(self.artefact.path / FOLDER, self.artefact.options, "kbm")
+        return open_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, "kbm")
 
     @property
     def head(self) -> str:
         return str(self.artefact.options["head"])
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        return 1 - known(self.judge, self.head, [kbm_text(question) for question in questions])
+        return 1 - kbm_confidence(self.judge, self.head, [kbm_text(question) for question in questions])
+
+    @property
+    def second_look(self) -> Self:
+        return self
 
     def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Whether each question can be answered with its passages; none are of no use."""
         limit = int(self.artefact.options["max_tokens"])
-        places = [place for place, found in enumerate(passages) if found]
-        texts = [with_reference(self.judge, questions[place], passages[place], limit) for place in places]
-        sure = known(self.judge, self.head, texts).tolist() if texts else []
-        kept = {place for place, probability in zip(places, sure, strict=True) if probability >= USEFUL}
-        return [place in kept for place, _ in enumerate(zip(questions, passages, strict=True))]
+        pairs = list(zip(questions, passages, strict=True))
+        texts = [kbm_text_with_passages(self.judge, question, shown, limit) for question, shown in pairs if shown]
+        confidences = iter(kbm_confidence(self.judge, self.head, texts).tolist() if texts else [])
+        return [bool(shown) and next(confidences) >= USEFUL for _, shown in pairs]
 
 
-def known(judge: Judge, head: str, texts: Sequence[str]) -> Floats:
+def kbm_confidence(judge: Judge, head: str, texts: Sequence[str]) -> Floats:
     """P(True) / (P(True) + P(False)) of a head; certainty is read behind the more probable mastery."""
     mastery = judge.known([judge.encode(text, START) for text in texts])
     if head == "mastery":
         return mastery
     words = [KBM_LABELS[0] if probability >= 0.5 else KBM_LABELS[1] for probability in mastery]
-    return judge.known([answered(judge, text, word) for text, word in zip(texts, words, strict=True)])
+    return judge.known([encode_kbm_answer(judge, text, word) for text, word in zip(texts, words, strict=True)])
 
 
-def answered(judge: Judge, text: str, mastery: str) -> MarkedTokens:
+def encode_kbm_answer(judge: Judge, text: str, mastery: str) -> MarkedTokens:
     """The judge's answer up to where certainty stands; both labels are marked."""
     return judge.encode(text, START, mastery + BETWEEN)
 
 
-def with_reference(judge: Judge, question: Question, passages: Sequence[Passage], limit: int) -> str:
+def kbm_text_with_passages(judge: Judge, question: Question, passages: Sequence[Passage], limit: int) -> str:
     """The prompt with as many passages as the limit holds, cut from the end; the last one left is halved."""
     room = min(limit, judge.model.window - 1)
     kept = list(passages)

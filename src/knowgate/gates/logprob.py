@@ -8,20 +8,20 @@ from typing import Literal
 
 from knowgate.signals import (
     check_draft_tokens,
-    first,
+    draft_need,
+    first_probability,
     geometric_mean,
     inverse_perplexity,
-    least,
+    least_probability,
     mean_margin,
-    need_of,
 )
-from knowgate.types import Question, Reading, Signal, Token, Want
+from knowgate.types import Gate, Question, Reading, Signal, Token, Want
 
 Statistic = Literal["first", "mean", "min", "entropy", "margin"]
 
 
 @dataclass(frozen=True)
-class LogprobGate:
+class LogprobGate(Gate):
     """need = 1 - p, where p is a probability read off the draft's tokens.
 
     first: of the first token; mean: geometric mean; min: of the least probable token;
@@ -41,7 +41,6 @@ class LogprobGate:
 
     statistic: Statistic = "first"
     draft_tokens: int = 16
-    name = "logprob"
     needs = frozenset({Signal.LOGPROBS})
 
     def __post_init__(self) -> None:
@@ -51,13 +50,9 @@ class LogprobGate:
     def want(self) -> Want:
         return Want(draft_tokens=1 if self.statistic == "first" else self.draft_tokens)
 
-    @property
-    def threshold(self) -> float:
-        return 0.5
-
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         confidence = CONFIDENCE[self.statistic]
-        return [need_of(reading.draft, confidence, self.want.draft_tokens) for reading in readings]
+        return [draft_need(reading.draft, confidence, self.want.draft_tokens) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         scores = self.score(questions, readings)
@@ -69,9 +64,9 @@ class LogprobGate:
 
 
 CONFIDENCE: dict[str, Callable[[Sequence[Token]], float]] = {
-    "first": first,
+    "first": first_probability,
     "mean": geometric_mean,
-    "min": least,
+    "min": least_probability,
     "entropy": inverse_perplexity,
     "margin": mean_margin,
 }

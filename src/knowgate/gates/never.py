@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.types import Question, Reading, Signal, Want
+from knowgate.types import Gate, Question, Reading
 
 
 @dataclass(frozen=True)
-class NeverGate:
+class NeverGate(Gate):
     """need = 0.
 
     Needs: nothing. Cost per question: none.
@@ -17,11 +17,6 @@ class NeverGate:
         >>> NeverGate().score([Question("Hi")], [Reading()])
         [0.0]
     """
-
-    name = "never"
-    needs = frozenset[Signal]()
-    want = Want()
-    threshold = 0.5
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [0.0 for _ in questions]

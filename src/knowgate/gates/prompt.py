@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.gates.parts.words import split_words
 from knowgate.prompts import self_assessment
-from knowgate.types import LabelPrompt, Question, Reading, Signal, Want
+from knowgate.signals import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
+from knowgate.statistics import sigmoid
+from knowgate.types import Gate, LabelPrompt, Question, Reading, Signal
 
 
 @dataclass(frozen=True)
-class PromptGate:
+class PromptGate(Gate):
     """need = P(unknown label) / (P(known label) + P(unknown label)) after the self-assessment prompt.
 
     Needs: labels. Cost per question: one prefill of about 120 tokens.
@@ -23,10 +24,7 @@ class PromptGate:
     """
 
     words: str = "true/false"
-    name = "prompt"
     needs = frozenset({Signal.LABELS})
-    want = Want()
-    threshold = 0.5
 
     def __post_init__(self) -> None:
         split_words(self.words, self.name)
@@ -35,15 +33,24 @@ class PromptGate:
     def labels(self) -> tuple[str, ...]:
         return split_words(self.words, self.name)
 
+    @property
+    def answered_by(self) -> str:
+        """On record are the usual words only; others may be answered otherwise."""
+        return SELF_ASSESSMENT if self.labels == ASSESSMENT_LABELS else ""
+
     def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         known, unknown = self.labels
         return [self_assessment(question, known, unknown) for question in questions]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return [_sigmoid(*map(float, reading.labels[self.name][-1])) for reading in readings]
+        return [_need(self._logit(reading)) for reading in readings]
+
+    def _logit(self, reading: Reading) -> float:
+        if self.name in reading.labels:
+            return self_assessment_logit(reading.labels[self.name])
+        return reading.signals[self.answered_by]
 
 
-def _sigmoid(known: float, unknown: float) -> float:
-    """NaN stays NaN, which `gates.score` refuses."""
-    difference = known - unknown
-    return 0.0 if difference > 700 else 1 / (1 + math.exp(difference))
+def _need(logit: float) -> float:
+    """NaN stays NaN, which `score_questions` refuses."""
+    return sigmoid(-logit)

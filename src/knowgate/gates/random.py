@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from knowgate.errors import BadSetting
 from knowgate.files import sha256_text
-from knowgate.types import Question, Reading, Signal, Want
+from knowgate.types import Gate, Question, Reading
 
 
 @dataclass(frozen=True)
-class RandomGate:
+class RandomGate(Gate):
     """need is uniform in [0, 1], fixed by question and seed; the default threshold retrieves the share `rate`.
 
     Needs: nothing. Cost per question: none.
@@ -22,9 +22,6 @@ class RandomGate:
 
     rate: float = 0.5
     seed: int = 0
-    name = "random"
-    needs = frozenset[Signal]()
-    want = Want()
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:

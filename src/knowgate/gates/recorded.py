@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from knowgate.errors import BadSetting, NotOffered
-from knowgate.gates import load_gate, score
+from knowgate.errors import BadInput, BadSetting, NotOffered
+from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
-from knowgate.runs import SELF_GATE, RecordedNeeds, Trial, seen_key
+from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.reading import gather_readings
+from knowgate.runs import RecordedNeeds, Trial, question_key
+from knowgate.signals import SEAKR, SELF_ASSESSMENT
 from knowgate.statistics import Floats
-from knowgate.types import AskingGate, BindingGate, Gate, Reading, RecallingGate, Signal
+from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
 
 
 @dataclass(frozen=True)
@@ -35,18 +38,65 @@ class GateScores:
 
 
 @dataclass(frozen=True)
-class RunModel:
-    """Stands for the LLM of a run where only its identity is asked for."""
+class RunIdentity:
+    """Which LLM a run was made with. Runs do not keep how deep it is: 0, as for one that shows no hidden states."""
 
     name: str
     fingerprint: str
     depth: int = 0
 
 
-def score_gates(trial: Trial, specs: Sequence[str], *, plug_in: bool = False) -> list[GateScores]:
-    """Every gate named; 'auto' stands for those that these rows are enough for, recorded ones included."""
-    names = list(dict.fromkeys(name for spec in specs for name in (automatic(trial) if spec == "auto" else [spec])))
-    return [score_gate(trial, name, plug_in=plug_in) for name in names]
+@dataclass(frozen=True)
+class RecordSource:
+    """The rows of a trial as what gates read. spec: what the gate is called in messages."""
+
+    trial: Trial
+    spec: str
+
+    @property
+    def identity(self) -> RunIdentity:
+        return RunIdentity(self.trial.settings["model"], self.trial.settings["model_fingerprint"])
+
+    def bind(self, gate: Gate) -> Gate:
+        if Signal.LABELS in gate.needs and not gate.answered_by:
+            raise self._not_asked()
+        missing = gate.needs - offers(self.trial)
+        if missing:
+            listed = ", ".join(sorted(missing))
+            message = f"gate '{self.spec}' needs {listed}, which the rows lack. {_advice(missing)}"
+            raise NotOffered(message, brief=f"the rows lack {listed}")
+        return gate.bind(self.identity, self.trial.settings["prompts_fingerprint"])
+
+    def read(self, questions: Sequence[Question], want: Want) -> list[Reading]:
+        """The recorded ones: `questions` are those of the trial."""
+        return self.trial.readings
+
+    def ask(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        raise self._not_asked()
+
+    def _not_asked(self) -> NotOffered:
+        return NotOffered(
+            f"gate '{self.spec}' asks the LLM in words of its own, which the rows do not hold. Evaluate it with the "
+            f"LLM at hand: knowgate eval --data SPEC --model {self.trial.settings['model']} --gates {self.spec}",
+            brief="asks the LLM in words of its own",
+        )
+
+
+def score_gates(trial: Trial, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[GateScores]:
+    """Every gate given; 'auto' stands for those that these rows are enough for, recorded ones included."""
+    asked = [one for gate in gates for one in (automatic(trial) if gate == "auto" else [gate])]
+    different = {gate if isinstance(gate, str) else id(gate): gate for gate in asked}  # weights cannot be compared
+    return told_apart([score_gate(trial, gate, plug_in=plug_in) for gate in different.values()])
+
+
+def told_apart(scores: Sequence[GateScores]) -> list[GateScores]:
+    """Gates of one name (two objects, two folders of that name) numbered from the second on."""
+    names = [one.name for one in scores]
+    earlier = [names[:place].count(name) for place, name in enumerate(names)]
+    return [
+        replace(one, name=f"{one.name} ({count + 1})") if count else one
+        for one, count in zip(scores, earlier, strict=True)
+    ]
 
 
 def automatic(trial: Trial) -> list[str]:
@@ -56,7 +106,7 @@ def automatic(trial: Trial) -> list[str]:
         names = ["logprob:first", "logprob:mean", "logprob:min", "logprob:entropy", "logprob:margin", "flare", *names]
     if Signal.LABELS in have:
         names = ["prompt", *names]
-    if all(reading.sample_states is not None for reading in trial.readings):
+    if all(SEAKR in reading.signals for reading in trial.readings):
         names.append("seakr")
     return names
 
@@ -66,66 +116,56 @@ def offers(trial: Trial) -> frozenset[Signal]:
     reading = trial.readings[0]
     have = {Signal.DRAFT} if reading.draft else set()
     have |= {Signal.LOGPROBS} if reading.draft and reading.draft.tokens is not None else set()
-    have |= {Signal.SAMPLES} if reading.samples or reading.sample_states is not None else set()
-    have |= {Signal.HIDDEN} if reading.hidden or reading.sample_states is not None else set()
-    have |= {Signal.LABELS} if SELF_GATE in reading.labels else set()
+    have |= {Signal.SAMPLES} if reading.samples or SEAKR in reading.signals else set()
+    have |= {Signal.HIDDEN} if reading.hidden or SEAKR in reading.signals else set()
+    have |= {Signal.LABELS} if SELF_ASSESSMENT in reading.signals else set()
     return frozenset(have)
 
 
-def score_gate(trial: Trial, spec: str, *, plug_in: bool = False) -> GateScores:
-    if spec in trial.recorded:
-        return _from_record(trial, trial.recorded[spec])
-    gate = load_gate(spec, plug_in=plug_in)
-    if is_artefact(spec):
-        check_unseen(trial, spec)
-    if isinstance(gate, BindingGate):
-        settings = trial.settings
-        depth = 2 * int(settings.get("seakr_layer") or 0)  # the middle layer of the model is the one recorded
-        model = RunModel(settings["model"], settings["model_fingerprint"], depth)
-        gate = gate.bind(model, trial.settings["prompts_fingerprint"])  # type: ignore[arg-type]
-    readings = _readings(trial, gate, spec)
+def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> GateScores:
+    """The needs of a gate: a spec, a folder, the name of one on record, or a gate itself."""
+    if isinstance(gate, str) and gate in trial.recorded:
+        return _from_record(trial, trial.recorded[gate])
+    name, folder = gate_name(gate), folder_of(gate)
+    gate = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
+    if folder is not None:
+        check_unseen(trial, folder)
+    source = RecordSource(trial, folder or name)
+    gate = source.bind(gate)
+    readings = gather_readings(source, [gate], trial.questions)
     want = gate.want
-    closed = trial.closed_tokens()
     return GateScores(
-        _name(spec),
-        np.array(score(gate, trial.questions, readings)),
+        name,
+        np.array(score_questions(gate, trial.questions, readings)),
         gate.threshold,
         calls=float(Signal.LABELS in gate.needs) + want.samples,
         drafts=want.draft_tokens > 0,
-        extra_tokens=want.samples * float(closed.mean()),
-        note=getattr(gate, "note", ""),
+        extra_tokens=want.samples * float(trial.closed_tokens().mean()),
+        note=gate.note,
     )
 
 
-def _name(spec: str) -> str:
-    return Path(spec).name if is_artefact(spec) else spec
+def gate_name(gate: str | Gate) -> str:
+    """What tables call a gate: a fitted one by its folder, another by its spec or its own name."""
+    folder = folder_of(gate)
+    if folder is not None:
+        return Path(folder).name
+    return gate if isinstance(gate, str) else gate.name
 
 
-def _from_record(trial: Trial, found: RecordedNeeds) -> GateScores:
-    missing = [key for key in trial.keys if key not in found.needs]
+def folder_of(gate: str | Gate) -> str | None:
+    """The folder of a fitted gate, None for another."""
+    if isinstance(gate, str):
+        return gate if is_artefact(gate) else None
+    return str(gate.artefact.path) if isinstance(gate, FittedGate) else None
+
+
+def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
+    missing = [key for key in trial.keys if key not in said.needs]
     if missing:
-        raise BadSetting(f"the recorded gate '{found.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
-    needs = np.array([found.needs[key] for key in trial.keys])
-    return GateScores(found.gate, needs, found.threshold, seconds=found.seconds, note=found.about)
-
-
-def _readings(trial: Trial, gate: Gate, spec: str) -> list[Reading]:
-    """The recorded readings with what this gate looks up beside them."""
-    readings = trial.readings
-    missing = gate.needs - offers(trial)
-    asks = isinstance(gate, AskingGate) and Signal.LABELS in gate.needs
-    if asks and gate.name != SELF_GATE and (missing or gate.name != "fusion"):
-        raise NotOffered(
-            f"gate '{spec}' asks the LLM in words of its own, which the rows do not hold. Evaluate it with the LLM at "
-            f"hand: knowgate eval --data SPEC --model {trial.settings['model']} --gates {spec}"
-        )
-    if missing:
-        raise NotOffered(f"gate '{spec}' needs {', '.join(sorted(missing))}, which the rows lack. {_advice(missing)}")
-    if isinstance(gate, RecallingGate):
-        found = gate.recall(trial.questions)
-        pairs = zip(readings, found, strict=True)
-        readings = [replace(one, neighbours={**one.neighbours, gate.name: near}) for one, near in pairs]
-    return readings
+        raise BadSetting(f"the recorded gate '{said.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
+    needs = np.array([said.needs[key] for key in trial.keys])
+    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about)
 
 
 def _advice(missing: frozenset[Signal]) -> str:
@@ -144,21 +184,27 @@ def check_unseen(trial: Trial, folder: str) -> None:
     if same:
         raise BadSetting(
             f"the gate '{read_artefact(folder).path.name}' was fitted on {same} of these {len(trial.rows)} questions; "
-            "evaluate it on others, or leave them out with --drop-seen."
+            "evaluate it on others, or leave them out with --drop-seen.",
+            brief=f"fitted on {same} of these {len(trial.rows)} questions",
         )
 
 
-def seen_by(trial: Trial, folder: str) -> list[bool]:
-    """Which rows the gate was fitted on."""
+def seen_by(trial: Trial, folder: str | Path) -> list[bool]:
+    """Which rows the gate in this folder was fitted on; none where it does not say."""
     file = Path(folder).expanduser() / SEEN
     seen = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
-    return [seen_key(q.text if q.text else f"id:{q.id}") in seen for q in trial.questions]
+    return [question_key(question) in seen for question in trial.questions]
 
 
-def without_seen(trial: Trial, specs: Sequence[str]) -> Trial:
+def without_seen(trial: Trial, gates: Sequence[str | Gate]) -> Trial:
     """The trial without the rows that any of these gates was fitted on; they are counted as left out."""
-    seen = [any(marks) for marks in zip(*(seen_by(trial, spec) for spec in specs if is_artefact(spec)), strict=True)]
+    folders = [folder for gate in gates if (folder := folder_of(gate)) is not None]
+    seen = [any(marks) for marks in zip(*(seen_by(trial, folder) for folder in folders), strict=True)]
     if not any(seen):
         return trial
-    kept = trial.subset([place for place, was_seen in enumerate(seen) if not was_seen])
+    if all(seen):
+        raise BadInput(
+            "no question is left to evaluate: the gates were fitted on all of them.", brief="no question is left"
+        )
+    kept = trial.subset(number for number, was_seen in enumerate(seen) if not was_seen)
     return replace(kept, left_out={**trial.left_out, "seen by a gate": sum(seen)})

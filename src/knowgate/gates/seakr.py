@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
+from typing import Self
 
 from knowgate.errors import BadSetting, NotOffered
-from knowgate.signals import ALPHA, SAMPLES, log_determinant
-from knowgate.types import Gate, Model, Question, Reading, Signal, Want
+from knowgate.signals import ALPHA, SAMPLES, SEAKR, log_determinant
+from knowgate.statistics import sigmoid
+from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
 
 
 @dataclass(frozen=True)
-class SeakrGate:
+class SeakrGate(Gate):
     """need = logistic((u - center) / scale), u = (1 / n) log det(Z J Z^T + alpha I) of the samples' end states Z.
 
     Unfitted, center is the threshold of SeaKR's released settings, -6, and scale 1: need is above 0.5 where the paper
@@ -35,9 +37,7 @@ class SeakrGate:
     alpha: float = ALPHA
     max_tokens: int = 32
     seed: int = 0
-    name = "seakr"
     needs = frozenset({Signal.HIDDEN, Signal.SAMPLES})
-    threshold = 0.5
 
     def __post_init__(self) -> None:
         if self.n < 2 or self.max_tokens < 1:
@@ -49,17 +49,22 @@ class SeakrGate:
     def want(self) -> Want:
         return Want(samples=self.n, sample_tokens=self.max_tokens, seed=self.seed, sample_layer=self.layer)
 
-    def bind(self, model: Model, prompts: str) -> Gate:
+    def bind(self, model: ModelIdentity, prompts: str) -> Self:
         return self if self.layer is not None else replace(self, layer=model.depth // 2)
 
     def uncertainty(self, reading: Reading) -> float:
+        """The number on record, which is that of the usual alpha; else that of the states at hand."""
+        if self.alpha == ALPHA and SEAKR in reading.signals:
+            return reading.signals[SEAKR]
         if reading.sample_states is None:
-            raise NotOffered("seakr: the reading has no states of sampled answers; bind the gate to its model first.")
+            raise NotOffered(
+                "seakr: the reading has no states of sampled answers. Bind the gate to its model first; "
+                f"label runs keep the uncertainty for alpha {ALPHA} only."
+            )
         return log_determinant(reading.sample_states[: self.n], self.alpha)
 
     def need(self, uncertainty: float) -> float:
-        z = (uncertainty - self.center) / self.scale
-        return 1 / (1 + math.exp(-max(-500.0, min(500.0, z))))
+        return sigmoid((uncertainty - self.center) / self.scale)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [self.need(self.uncertainty(reading)) for reading in readings]

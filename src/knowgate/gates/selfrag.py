@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from knowgate.errors import BadSetting
-from knowgate.types import Gate, LabelPrompt, Model, Question, Reading, Signal, TokenisingModel, Want
+from knowgate.statistics import sigmoid
+from knowgate.types import Gate, LabelPrompt, ModelIdentity, Question, Reading, Signal, TokenisingModel
 
 NO, YES = "[No Retrieval]", "[Retrieval]"
 TURN = "### Instruction:\n{query}\n\n### Response:\n"  # what Self-RAG's models were trained on
 
 
 @dataclass(frozen=True)
-class SelfragGate:
+class SelfragGate(Gate):
     """need = P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) where the answer begins.
 
     Only for models whose tokenizer has the two tokens; others are refused. style: `selfrag` asks in the form Self-RAG's
@@ -29,13 +29,11 @@ class SelfragGate:
     """
 
     style: Literal["selfrag", "chat"] = "selfrag"
-    name = "selfrag"
     needs = frozenset({Signal.LABELS})
-    want = Want()
     threshold = 0.2
     labels = (NO, YES)
 
-    def bind(self, model: Model, prompts: str) -> Gate:
+    def bind(self, model: ModelIdentity, prompts: str) -> Self:
         missing = [
             word for word in self.labels if isinstance(model, TokenisingModel) and len(model.tokenise(word)) != 1
         ]
@@ -56,5 +54,5 @@ class SelfragGate:
 
 
 def _need(no: float, yes: float) -> float:
-    """NaN stays NaN, which `gates.score` refuses."""
-    return 0.0 if no - yes > 700 else 1 / (1 + math.exp(no - yes))
+    """NaN stays NaN, which `score_questions` refuses."""
+    return sigmoid(yes - no)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from knowgate.errors import BadSetting
 from knowgate.gates.parts.logged import bound_scope, opened
 from knowgate.gates.parts.logistic import Logistic, fit_logistic
 from knowgate.history import HistoryStore, Outcome, Scope
-from knowgate.types import Gate, Model, Neighbour, Question, Reading, Signal, Want
+from knowgate.types import Gate, ModelIdentity, Neighbour, Question, Reading
 
 TIE = 0.5 + 1e-6  # just above the threshold: ties retrieve (SKR section 3.3)
 PRIOR = 1.0  # of the smooth vote: one half-hearted neighbour on either side
@@ -21,7 +21,7 @@ DEEPER = 5  # neighbours fetched per neighbour used, as those with outcome 'same
 
 
 @dataclass(frozen=True)
-class SkrGate:
+class SkrGate(Gate):
     """need = share of the k nearest logged questions for which retrieval made the answer right.
 
     Neighbours for which it changed nothing are left out. vote: the paper's majority (need 0 or 1, ties retrieve);
@@ -42,16 +42,12 @@ class SkrGate:
     tenant: str = ""
     scope: Scope | None = None
     classifier: Logistic | None = None
-    name = "skr"
-    needs = frozenset[Signal]()
-    want = Want()
-    threshold = 0.5
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise BadSetting(f"skr: k is {self.k}; it must be at least 1.")
 
-    def bind(self, model: Model, prompts: str) -> Gate:
+    def bind(self, model: ModelIdentity, prompts: str) -> Self:
         scope = bound_scope(self.history, model.fingerprint, prompts, self.tenant)
         classifier = fitted(opened(self.history), scope) if self.mode == "classifier" else None
         return replace(self, scope=scope, classifier=classifier)
@@ -60,8 +56,8 @@ class SkrGate:
         """The k nearest for which retrieval made a difference."""
         if self.scope is None:
             raise BadSetting("skr: bind the gate to its model first (AdaptiveRAG does).")
-        found = opened(self.history).search([q.text for q in questions], self.k * DEEPER, self.scope)
-        telling = [[n for n in near if n.outcome in (Outcome.BETTER, Outcome.WORSE)] for near in found]
+        nearest = opened(self.history).search([q.text for q in questions], self.k * DEEPER, self.scope)
+        telling = [[n for n in near if n.outcome in (Outcome.BETTER, Outcome.WORSE)] for near in nearest]
         return [tuple(near[: self.k]) for near in telling]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:

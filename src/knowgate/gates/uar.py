@@ -10,8 +10,9 @@ import numpy as np
 
 from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.probability import Floats, calibrate
+from knowgate.gates.fitted.probability import Floats, to_probability
 from knowgate.signals import hidden_states
+from knowgate.statistics import sigmoid
 from knowgate.types import Question, Reading, Vector
 
 CRITERIA = ("intent", "knowledge", "time")  # asks for sources? needs knowledge? changes with time?
@@ -59,14 +60,15 @@ class UarGate(FittedGate):
         return [float(need) for need in np.clip(follow(self.heads(questions, readings)), 0.0, 1.0)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        if not questions:
+            return []
         heads = self.heads(questions, readings)
-        found = zip(heads.intent, heads.knowledge, heads.time, heads.self_, strict=True)
-        said = [
+        probabilities = zip(heads.intent, heads.knowledge, heads.time, heads.self_, strict=True)
+        return [
             f"asks for sources {intent:.2f}, needs knowledge {knowledge:.2f}, "
             f"time-sensitive {time:.2f}, unknown {own:.2f}"
-            for intent, knowledge, time, own in found
+            for intent, knowledge, time, own in probabilities
         ]
-        return [f"{text}; {self.note}" if self.note else text for text in said]
 
     def _states(self, readings: Sequence[Reading]) -> Vector:
         return hidden_states(readings, self.artefact.options["layer"], "pre")
@@ -75,7 +77,7 @@ class UarGate(FittedGate):
 def apply_heads(tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], features: Vector, own: Floats) -> Heads:
     """All heads' probabilities; those of the last one are given, as they are calibrated elsewhere."""
     intent, knowledge, time = (
-        calibrate(apply_head(tensors, name, features), calibration)
+        to_probability(apply_head(tensors, name, features), calibration)
         for name, calibration in zip(CRITERIA, calibrations, strict=True)
     )
     return Heads(intent, knowledge, time, own)
@@ -99,5 +101,5 @@ def soft_tree(heads: Heads) -> Floats:
 def apply_head(tensors: Tensors, name: str, features: Vector) -> Floats:
     """sigmoid(w . state / size): no bias; `size` is one number, the root mean square of the states trained on."""
     logits = features.astype(np.float64) @ tensors[f"{name}.weight"].astype(np.float64) / float(tensors["size"][0])
-    probability: Floats = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
+    probability: Floats = sigmoid(logits)
     return probability

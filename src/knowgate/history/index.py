@@ -10,20 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.nearest import Hits, longest_row, nearest_rows, scored
 from knowgate.types import Vector
 
 EXACT_ROWS = 500_000  # exact search takes some 15 ms per 100,000 rows of 384 on two cores
 GROWTH = 1.5
+SPARE = 32
 Hit = tuple[int, float]
 
 
 class VectorIndex:
-    """Unit vectors that come and go. Adding copies into room kept for growth, so it is cheap one by one."""
+    """Unit vectors that come and go, under rising numbers. Adding copies into room kept for growth, so it is cheap."""
 
     def __init__(self, width: int, exact_rows: int = EXACT_ROWS):
         self._width = width
         self._exact_rows = exact_rows
         self._size = 0
+        self._longest = 0.0
         self._vectors: Vector = np.empty((1024, width), dtype=np.float32)
         self._ids: NDArray[np.int64] = np.empty(1024, dtype=np.int64)
         self._graph: Any = None
@@ -40,6 +43,7 @@ class VectorIndex:
                 self._grow(max(end, int(len(self._ids) * GROWTH)))
             self._ids[self._size : end] = ids
             self._vectors[self._size : end] = vectors
+            self._longest = max(self._longest, longest_row(vectors))
             self._size = end
             if self._graph is not None:
                 self._graph.add(np.asarray(ids, dtype=np.uint64), vectors)
@@ -62,8 +66,9 @@ class VectorIndex:
 
     def wait(self) -> None:
         """Until the graph that is being built, if any, is ready."""
-        if self._builder is not None:
-            self._builder.join()
+        builder = self._builder  # it takes itself away when it is done
+        if builder is not None:
+            builder.join()
 
     def _has_graph(self) -> bool:
         """Whether the graph is ready. Building one takes minutes, so it goes on beside exact search."""
@@ -73,21 +78,17 @@ class VectorIndex:
         return self._graph is not None
 
     def _exact(self, queries: Vector, k: int) -> list[list[Hit]]:
-        scores = queries @ self._vectors[: self._size].T
-        hits = []
-        for row in scores:
-            top = np.argpartition(-row, k - 1)[:k] if k < self._size else np.arange(self._size)
-            order = top[np.lexsort((self._ids[top], -row[top]))]
-            hits.append([(int(self._ids[place]), float(row[place])) for place in order])
-        return hits
+        ids = self._ids[: self._size]
+        return [
+            _hits(ids, hits) for hits in nearest_rows(self._vectors[: self._size], queries, k, longest=self._longest)
+        ]
 
     def _approximate(self, queries: Vector, k: int) -> list[list[Hit]]:
-        found = self._graph.search(np.ascontiguousarray(queries), k)
-        keys, distances = np.atleast_2d(found.keys), np.atleast_2d(found.distances)
-        return [
-            [(int(key), 1 - float(distance)) for key, distance in zip(*pair, strict=True)]
-            for pair in zip(keys, distances, strict=True)
-        ]
+        """The graph names a few rows more than asked for; their cosines are not its own, which are rounded to f16."""
+        ids, vectors = self._ids[: self._size], self._vectors
+        keys = np.atleast_2d(self._graph.search(np.ascontiguousarray(queries), min(k + SPARE, len(ids))).keys)
+        rows = [_rows_of(ids, named.astype(np.int64)) for named in keys]
+        return [_hits(ids, scored(vectors, some, query).best(k)) for some, query in zip(rows, queries, strict=True)]
 
     def _build(self, size: int) -> None:
         from usearch.index import Index
@@ -106,3 +107,15 @@ class VectorIndex:
         ids, vectors = np.empty(room, dtype=np.int64), np.empty((room, self._width), dtype=np.float32)
         ids[: self._size], vectors[: self._size] = self._ids[: self._size], self._vectors[: self._size]
         self._ids, self._vectors = ids, vectors
+
+
+def _hits(ids: NDArray[np.int64], hits: Hits) -> list[Hit]:
+    return [(int(ids[row]), float(score)) for row, score in zip(hits.rows, hits.scores, strict=True)]
+
+
+def _rows_of(ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.intp]:
+    """Rising rows of the rising ids that are wanted; one that was dropped meanwhile has none."""
+    wanted = np.sort(wanted)
+    rows = np.searchsorted(ids, wanted)
+    known: NDArray[np.intp] = rows[ids[np.minimum(rows, len(ids) - 1)] == wanted]
+    return known

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from knowgate.labels.grading import Grader, golds, load_grader
     from knowgate.labels.imported import import_answers
     from knowgate.labels.kbsat import make_sets
+    from knowgate.labels.label_data import label
     from knowgate.labels.labeller import Labeller, Plan
     from knowgate.labels.logbook import entries_of, scope_of
     from knowgate.labels.mask import is_mask, says_mask
@@ -31,6 +32,7 @@ __all__ = [
     "golds",
     "import_answers",
     "is_mask",
+    "label",
     "label_run",
     "load_grader",
     "make_sets",

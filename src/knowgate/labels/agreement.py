@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 from knowgate.labels.grading import Grader, JudgeGrader, StringGrader
 from knowgate.runs import LabelRow
+from knowgate.statistics import Agreement, agreement
 from knowgate.types import Model, Question
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """kappa is None where chance agreement is total: both graders always say the same one thing."""
-
-    first: str
-    second: str
-    n: int
-    agreement: float
-    kappa: float | None
 
 
 def compare_graders(rows: Iterable[LabelRow], judge: Model | None = None) -> list[Agreement]:
@@ -34,14 +23,8 @@ def compare_graders(rows: Iterable[LabelRow], judge: Model | None = None) -> lis
 
 def agree(first: str, second: str, a: Sequence[bool | None], b: Sequence[bool | None]) -> Agreement:
     """Over the answers both could grade."""
-    both = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-    if not both:
-        return Agreement(first, second, 0, 0.0, None)
-    n = len(both)
-    observed = sum(x == y for x, y in both) / n
-    yes_a, yes_b = sum(x for x, _ in both) / n, sum(y for _, y in both) / n
-    chance = yes_a * yes_b + (1 - yes_a) * (1 - yes_b)
-    return Agreement(first, second, n, observed, None if chance == 1 else (observed - chance) / (1 - chance))
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    return agreement("both", (first, second), pairs)
 
 
 def _answers(rows: Iterable[LabelRow]) -> tuple[list[str], list[Question]]:

@@ -39,7 +39,7 @@ def import_answers(
         waiting = [question for question in questions if question.id not in done]
         for place in range(0, len(waiting), BATCH):
             part = waiting[place : place + BATCH]
-            folder.append(_rows(part, grader, closed, opened), {}, len(done) + place)
+            folder.append(_rows(part, grader, closed, opened), {})
     return len(waiting)
 
 

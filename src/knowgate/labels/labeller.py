@@ -16,11 +16,21 @@ from knowgate.labels.grading import Grade, Grader, golds
 from knowgate.labels.mask import mask_passages
 from knowgate.prompts import AnswerPrompts, fit_passages, self_assessment
 from knowgate.runs import GradedAnswer, LabelRow, side_of
-from knowgate.signals import benefit, canonical, certainty, effect, log_determinant, mastery
+from knowgate.signals import (
+    ASSESSMENT_LABELS,
+    SEAKR,
+    SELF_ASSESSMENT,
+    benefit,
+    canonical,
+    certainty,
+    effect,
+    log_determinant,
+    mastery,
+    self_assessment_logit,
+)
 from knowgate.text import contains_tokens, tokens
 from knowgate.types import Completion, Model, Passage, Prompt, Question, Reading, Retriever, Signal, Vector, Want
 
-SELF_LABELS = ("true", "false")
 FREQUENCY_CAP = 100  # passages looked at when counting how often an answer occurs in the corpus
 
 
@@ -148,15 +158,15 @@ class Labeller:
     def _seakr(self, reading: Reading) -> dict[str, float]:
         if reading.sample_states is None:
             return {}
-        return {"seakr": log_determinant(reading.sample_states[: self.plan.seakr])}
+        return {SEAKR: log_determinant(reading.sample_states[: self.plan.seakr])}
 
     def _said(self, questions: Sequence[Question]) -> list[dict[str, float]]:
         """Self-assessment as a difference of logits (positive: it can answer)."""
         if Signal.LABELS not in self.model.offers:
             return [{} for _ in questions]
-        asked = [self_assessment(question, *SELF_LABELS) for question in questions]
-        logits = self.model.label_logits(asked, SELF_LABELS)
-        return [{"self_assessment": float(rows[-1][0] - rows[-1][1])} for rows in logits]
+        asked = [self_assessment(question, *ASSESSMENT_LABELS) for question in questions]
+        logits = self.model.label_logits(asked, ASSESSMENT_LABELS)
+        return [{SELF_ASSESSMENT: self_assessment_logit(rows)} for rows in logits]
 
     # --- open book --------------------------------------------------------------------------------
 

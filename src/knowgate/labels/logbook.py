@@ -24,9 +24,8 @@ def entries_of(rows: Iterable[LabelRow], scope: Scope, rule: Rule = "greedy") ->
     for row in rows:
         known = is_known(row.closed, rule) if row.error is None and row.closed is not None else None
         if known is not None:
-            yield LogEntry(
-                row.question, _label(row, known), scope, source_of(row.grader), outcome=OUTCOMES.get(_benefit(row))
-            )
+            outcome = None if row.benefit is None else OUTCOMES[row.benefit]  # None: no open-book answer
+            yield LogEntry(row.question, _label(row, known), scope, source_of(row.grader), outcome=outcome)
 
 
 def is_known(side: GradedAnswer, rule: Rule) -> bool | None:
@@ -49,7 +48,3 @@ def _label(row: LabelRow, known: bool) -> Known:
     if changing and not known:
         return Known.TIME_SENSITIVE
     return Known.KNOWN if known else Known.UNKNOWN
-
-
-def _benefit(row: LabelRow) -> int:
-    return 2 if row.benefit is None else row.benefit  # 2: no open-book answer to compare with

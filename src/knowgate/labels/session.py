@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from knowgate.files import sha256_text
-from knowgate.labels.labeller import LabelledBatch, Labeller
+from knowgate.labels.labeller import Labeller
 from knowgate.labels.runner import LocalRunner
 from knowgate.runs import LabelRow, RunFolder, disk_error
 from knowgate.types import Question, Runner
@@ -61,23 +61,12 @@ def label_run(
         start = time.perf_counter()
         try:
             for part in (runner or LocalRunner()).run(waiting, labeller.label):
-                rows = _placed(part, tally.done)
-                folder.append(rows, part.vectors, tally.done)
-                tally = tally.plus(rows, time.perf_counter() - start)
+                folder.append(part.rows, part.vectors)
+                tally = tally.plus(part.rows, time.perf_counter() - start)
                 on_progress(tally)
         finally:
             _record(folder, tally)
     return tally
-
-
-def _placed(part: LabelledBatch, first: int) -> list[LabelRow]:
-    """Rows that know where their hidden states are."""
-    shard, place, rows = f"vectors-{first:07d}.safetensors", 0, []
-    for row in part.rows:
-        has_states = bool(part.vectors) and row.error is None
-        rows.append(replace(row, vector=(shard, place)) if has_states else row)
-        place += has_states
-    return rows
 
 
 def _record(folder: RunFolder, tally: Tally) -> None:

@@ -13,6 +13,7 @@ from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Model
 
 if TYPE_CHECKING:
+    from knowgate.models.backend import Backend
     from knowgate.models.hf.labels import MarkedTokens, head_logits, label_ids, read_labels
     from knowgate.models.hf.load import explained
     from knowgate.models.hf.model import HFModel
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "Backend",
     "HFModel",
     "MODELS",
     "MarkedTokens",
     "RecordingModel",
     "VALUE_OPTIONAL",
     "WITHOUT_VALUE",
+    "as_model",
     "explained",
     "head_logits",
     "label_ids",
@@ -45,6 +48,11 @@ MODELS = {
 }
 WITHOUT_VALUE = {"smollm"}
 VALUE_OPTIONAL = {"fake"}
+
+
+def as_model(model: str | Model) -> Model:
+    """The model itself, or the one a spec names."""
+    return load_model(model) if isinstance(model, str) else model
 
 
 def load_model(spec: str) -> Model:

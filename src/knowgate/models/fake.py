@@ -22,7 +22,6 @@ import hashlib
 import json
 import math
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,12 +30,11 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadSetting, NotOffered
+from knowgate.models.backend import WORD, WordByWord
 from knowgate.models.fake_table import FakeEntry, check_entry, read_table
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Token, Vector, Want
 
 VOCABULARY = 10  # of the distribution that entropy and margin are worked out from
-# A word with the space before it; Chinese, Japanese and Korean characters stand alone.
-TOKEN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-힣]+)|\s+")
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def open_fake(file: str = "") -> FakeModel:
     return FakeModel(read_table(Path(file)) if file else None)
 
 
-class FakeModel:
+class FakeModel(WordByWord):
     """Answers from `table`: question, or a part of it, -> entry. Has `layers` layers of `width` numbers."""
 
     def __init__(
@@ -184,7 +182,7 @@ class FakeModel:
         return [answer if dice.random() < sure else f"guess{dice.randrange(100)}" for _ in range(n)]
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:
-        pieces = TOKEN.findall(answer)
+        pieces = WORD.findall(answer)
         kept = pieces[:max_tokens]
         tokens = None
         if Signal.LOGPROBS in self.offers:

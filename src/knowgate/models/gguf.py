@@ -15,7 +15,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from knowgate.errors import MissingExtra, WeightsError
-from knowgate.files import cache_dir, locked, new_folder, sha256_file, write_json
+from knowgate.files import cache_dir, locked, new_folder, sha256_file, write_json, write_text
 from knowgate.models.hf.load import SOURCE_FILE, explained, quiet
 from knowgate.models.hf.model import HFModel
 
@@ -49,8 +49,7 @@ def digest(file: Path) -> str:
     if note.is_file():
         return note.read_text(encoding="ascii")
     found = sha256_file(file)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(found, encoding="ascii")
+    write_text(note, found)  # whole or not at all: another process may be reading it
     return found
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from knowgate.errors import ArtefactError, BadSetting, ModelError
 from knowgate.models import replay_format as disk
-from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, Vector, Want
+from knowgate.models.backend import Backend, WordByWord
+from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, TextStream, Vector, Want
 
 Result = TypeVar("Result")
 BEGINNING = 60  # characters of a prompt shown in an error
@@ -30,7 +32,7 @@ class Handle:
     inner: object = field(default=None, repr=False, compare=False)
 
 
-class RecordingModel:
+class RecordingModel(Backend):
     """Gives what `model` gives and appends every result to `folder`, batch by batch.
 
     A run that was killed keeps all finished batches. The folder takes outputs of one model only.
@@ -86,6 +88,25 @@ class RecordingModel:
         self._append("generate", keys, (list(map(disk.encode_completion, row)) for row in completions))
         return completions
 
+    def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
+        """Recorded as `generate` would be, once it is whole: a stream that was left is not kept."""
+        handles = None if resume is None else [resume]
+        settings = _generate_settings(1, max_tokens, 0.0, 1, None, handles)
+        inner = None if resume is None else _handle(resume).inner
+        self._open()
+        completion = yield from self._model.stream(prompt, max_tokens=max_tokens, resume=inner)
+        keys = _keys(self.fingerprint, "generate", [prompt], settings)
+        self._append("generate", keys, [[disk.encode_completion(completion)]])
+        return completion
+
+    @property
+    def concurrency(self) -> int:
+        return self._model.concurrency
+
+    @property
+    def workers(self) -> Executor:
+        return self._model.workers
+
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         self._open()
         logits = self._model.label_logits(prompts, labels)
@@ -119,7 +140,7 @@ class RecordingModel:
         disk.append_calls(self._folder, [{"key": key, "method": method, "result": result} for key, result in rows])
 
 
-class ReplayModel:
+class ReplayModel(WordByWord):
     """The model that was recorded into `folder`; the folder is read on first use."""
 
     def __init__(self, folder: str | Path):

@@ -6,32 +6,38 @@ Knows the roles (model, gate, retriever, reranker) by their protocols; builds no
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import bind, check_offers, read_questions
-from knowgate.gates import score as score_questions
+from knowgate.gates import bind_gate, read_questions, score_questions
+from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, merged, timed, with_total
+from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.prompts import AnswerPrompts, fit_passages
-from knowgate.rerank import SURE, is_sure, rerank
+from knowgate.rerank import is_sure, rerank
 from knowgate.text import normalise
 from knowgate.thresholds import Deployment, promise
 from knowgate.types import (
     Answer,
+    AnswerEvent,
     Decision,
-    ExplainingGate,
+    DecisionEvent,
+    Event,
     Gate,
     Model,
+    Note,
     Passage,
+    PassagesEvent,
     Question,
-    Reading,
     Reranker,
     Retriever,
     SecondLook,
-    StepsGate,
+    TextEvent,
 )
 
 BATCH = 64  # questions read together; bounds the memory of their caches
@@ -46,13 +52,16 @@ class DecidedQuestion(NamedTuple):
     decision: Decision
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AdaptiveRAG:
     """Answers questions, retrieving only where the gate says so.
 
     threshold: retrieve when need is above it; the gate's own by default.
     k: passages shown to the LLM. second_look: drops passages that turn out useless (None: keep all).
     rerank_margin: nothing is reranked where the retriever's best score leads by this share of it (None: always).
+
+    Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
+    once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
 
     Example:
         >>> rag = AdaptiveRAG(load_model("smollm"), load_gate("logprob"), load_retriever("my-index"))
@@ -78,6 +87,13 @@ class AdaptiveRAG:
         if self.rerank_margin is not None and not 0 <= self.rerank_margin <= 1:
             raise BadSetting(f"the rerank margin is {self.rerank_margin}; it must be between 0 and 1.")
 
+    def __repr__(self) -> str:
+        threshold = self.gate.threshold if self.threshold is None else self.threshold
+        parts = [self.model.name, f"gate {self.gate.name} with threshold {threshold:.3g}"]
+        parts += [f"{self.k} passages from {self.retriever.name}"] if self.retriever else ["no documents"]
+        parts += [f"reranked by {self.reranker.name}"] if self.reranker else []
+        return f"<AdaptiveRAG: {', '.join(parts)}>"
+
     def answer(self, question: str | Question) -> Answer:
         return self.answer_many([question])[0]
 
@@ -102,11 +118,43 @@ class AdaptiveRAG:
         for taken in _batches(questions, batch):
             yield from self._answer(taken)
 
+    def answer_stream(self, question: str | Question) -> Generator[Event, None, None]:
+        """One answer while it is made: decision, passages of each round, pieces of text, and what `answer` gives.
+
+        Whoever stops listening (closes the iterator) stops the LLM.
+        """
+        (answer,) = yield from self._way([as_question(question)], in_pieces)
+        yield AnswerEvent(answer)
+
+    # --- beside an event loop: the same, in the model's own threads -------------------------------
+
+    async def aanswer(self, question: str | Question) -> Answer:
+        return await run_beside(self.model, lambda: self.answer(question))
+
+    async def aanswer_many(self, questions: Sequence[str | Question]) -> list[Answer]:
+        return [answer async for answer in self.astream(questions)]
+
+    async def adecide(self, question: str | Question) -> Decision:
+        return await run_beside(self.model, lambda: self.decide(question))
+
+    async def astream(
+        self, questions: Iterable[str | Question] | AsyncIterable[str | Question], batch: int = BATCH
+    ) -> AsyncGenerator[Answer, None]:
+        """Like `stream`. Cancelled, it stops after the batch that is being answered."""
+        async with aclosing(take_batches(questions, batch)) as batches:
+            async for taken in batches:
+                answers = functools.partial(self._answer, [as_question(question) for question in taken])
+                for answer in await run_beside(self.model, answers):
+                    yield answer
+
+    def aanswer_stream(self, question: str | Question) -> AsyncGenerator[Event, None]:
+        """Like `answer_stream`. Cancelled or closed, it stops the LLM after the piece that is being made."""
+        return iterate_beside(self.model, self.answer_stream(question))
+
     @functools.cached_property
     def bound(self) -> Gate:
         """The gate, found to work with this model."""
-        check_offers(self.gate, self.model)
-        return bind(self.gate, self.model, self.prompts)
+        return bind_gate(self.gate, self.model, self.prompts)
 
     @property
     def promise(self) -> str:
@@ -115,17 +163,29 @@ class AdaptiveRAG:
         found = self.retriever.fingerprint if self.retriever else None
         return promise(self.bound, Deployment(self.threshold, found, self.k, reorders))
 
+    @property
+    def _alone(self) -> threading.Lock:
+        """Held by who uses what may be no good for two threads at once: stemmers, tokenizers and networks are not."""
+        lock: threading.Lock = self.__dict__.setdefault("_lock", threading.Lock())
+        return lock
+
     # --- stages -----------------------------------------------------------------------------------
 
     def _answer(self, questions: Sequence[Question]) -> list[Answer]:
+        return run_through(self._way(questions, at_once))
+
+    def _way(self, questions: Sequence[Question], speak: Speak) -> Generator[Event, None, list[Answer]]:
+        """The way of these questions, with what happens on it. Everything goes it; only how it speaks differs."""
         cases = self._decide(questions)
+        yield from (DecisionEvent(case.decided) for case in cases)
         retrieving = [case for case in cases if case.decided.retrieve]
         if retrieving:
             self._retrieve(retrieving)
             self._fit([case for case in retrieving if case.passages])
-        self._answer_open([case for case in cases if case.passages])
-        self._go_deeper([case for case in cases if case.passages and case.steps > 1])
-        self._answer_closed([case for case in cases if not case.passages])
+            yield from (PassagesEvent(case.passages) for case in retrieving)
+        yield from self._answer_open([case for case in cases if case.passages], speak)
+        yield from self._go_deeper([case for case in cases if case.passages and case.steps > 1], speak)
+        yield from self._answer_closed([case for case in cases if not case.passages], speak)
         return [
             Answer(
                 case.question,
@@ -144,10 +204,10 @@ class AdaptiveRAG:
         cases = [Case(question) for question in questions]
         with timed(cases, "read"):
             readings = read_questions(self.model, [gate], questions, self.prompts)
-        with timed(cases, "gate"):
+        with self._alone, timed(cases, "gate"):
             needs = score_questions(gate, questions, readings)
-            reasons = self._reasons(questions, readings)
-            steps = gate.steps(questions, readings) if isinstance(gate, StepsGate) else [1] * len(cases)
+            reasons = gate.explain(questions, readings)
+            steps = gate.steps(questions, readings)
         threshold = self.gate.threshold if self.threshold is None else self.threshold
         for case, reading, need, why, rounds in zip(cases, readings, needs, reasons, steps, strict=True):
             case.reading, case.steps = reading, min(rounds, ROUNDS)
@@ -156,16 +216,10 @@ class AdaptiveRAG:
                 need,
                 threshold,
                 gate.name,
-                _reason(need, threshold, why),
+                _reason(need, threshold, why, gate.note),
                 reading.neighbours.get(gate.name, ()),
             )
         return cases
-
-    def _reasons(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        gate = self.bound
-        if isinstance(gate, ExplainingGate):
-            return gate.explain(questions, readings)
-        return [""] * len(questions)
 
     def _retrieve(self, cases: list[Case]) -> None:
         if self.retriever is None:
@@ -174,16 +228,16 @@ class AdaptiveRAG:
                 "give documents or an index, or use the gate 'never'."
             )
         found = self._search(self.retriever, cases, [case.question.text for case in cases])
-        with timed(cases, "second look"):
+        with self._alone, timed(cases, "second look"):
             useful = self._useful([case.question for case in cases], found)
         for case, passages, keep in zip(cases, found, useful, strict=True):
             case.passages = tuple(passages) if keep else ()
             if not passages or not keep:
-                case.note("the passages were judged useless" if passages else "nothing was found")
+                case.notes.append(Note.PASSAGES_USELESS if passages else Note.NOTHING_FOUND)
 
     def _search(self, retriever: Retriever, cases: list[Case], queries: list[str]) -> list[list[Passage]]:
         """For each case its k best passages: those found now and those it has."""
-        with timed(cases, "retrieve"):
+        with self._alone, timed(cases, "retrieve"):
             fresh = retriever.search(queries, self.k if self.reranker is None else CANDIDATES)
         found = [merged(case.passages, new) if case.passages else new for case, new in zip(cases, fresh, strict=True)]
         if self.reranker is not None:
@@ -197,15 +251,15 @@ class AdaptiveRAG:
         unsure = []
         for place, case in enumerate(cases):
             if not case.passages and found[place] and is_sure(found[place], self.rerank_margin):
-                case.note(SURE)
+                case.notes.append(Note.NOT_RERANKED)
             else:
                 unsure.append(place)
-        with timed([cases[place] for place in unsure], "rerank"):
+        with self._alone, timed([cases[place] for place in unsure], "rerank"):
             best = rerank(reranker, [queries[place] for place in unsure], [found[place] for place in unsure], self.k)
         reordered = dict(zip(unsure, best, strict=True))
         return [reordered.get(place, passages) for place, passages in enumerate(found)]
 
-    def _go_deeper(self, cases: list[Case]) -> None:
+    def _go_deeper(self, cases: list[Case], speak: Speak) -> Iterator[Event]:
         """Look up question and last answer together, answer again; until nothing new comes or the answer repeats."""
         taken = 1
         while self.retriever is not None and (going := [case for case in cases if case.steps > taken]):
@@ -214,11 +268,18 @@ class AdaptiveRAG:
             found = self._search(self.retriever, going, queries)
             fresh = [self._has_new(case, passages) for case, passages in zip(going, found, strict=True)]
             before = [normalise(case.text) for case in going]
-            self._answer_open([case for case, new in zip(going, fresh, strict=True) if new])
+            for case in going:
+                case.rounds = taken
+            renewed = [case for case, new in zip(going, fresh, strict=True) if new]
+            yield from (PassagesEvent(case.passages) for case in renewed)
+            yield from self._answer_open(renewed, speak)
             for case, new, text in zip(going, fresh, before, strict=True):
-                if not new or normalise(case.text) == text or taken == case.steps:
-                    case.steps = 1
-                    case.note(f"{taken} rounds of retrieval")
+                case.notes.append(Note.RETRIEVED_AGAIN)
+                was_spoken = new and taken == case.steps  # the last round there could be is answered as it comes
+                if not new or normalise(case.text) == text:
+                    case.steps = taken
+                if case.steps == taken and case.text and not was_spoken:
+                    yield TextEvent(case.text)  # it was not known before that this answer is the last one
 
     def _has_new(self, case: Case, found: list[Passage]) -> bool:
         """Whether these are other passages than the case has; if so it takes them, as far as they fit the window."""
@@ -232,39 +293,27 @@ class AdaptiveRAG:
             for case in cases:
                 case.passages = fit_passages(self.model, self.prompts, case.question, case.passages, self.max_tokens)
                 if not case.passages:
-                    case.note("no passage fits the context window")
+                    case.notes.append(Note.NO_PASSAGE_FITS)
 
     def _useful(self, questions: list[Question], found: list[list[Passage]]) -> list[bool]:
         if self.second_look is None:
             return [True] * len(questions)
         return self.second_look.useful(questions, found)
 
-    def _answer_closed(self, cases: list[Case]) -> None:
+    def _answer_closed(self, cases: list[Case], speak: Speak) -> Iterator[Event]:
         """Go on from the gate's own pass where there was one."""
         for group in (
             [case for case in cases if case.reading.resume is not None],
             [case for case in cases if case.reading.resume is None],
         ):
-            if not group:
-                continue
-            handles = [case.reading.resume for case in group]
-            with timed(group, "answer"):
-                done = self.model.generate(
-                    [self.prompts.closed(case.question) for case in group],
-                    max_tokens=self.max_tokens,
-                    resume=handles if handles[0] is not None else None,
-                )
-            for case, completions in zip(group, done, strict=True):
-                case.take(completions[0])
+            tasks = [Task(case, self.prompts.closed(case.question), case.reading.resume) for case in group]
+            if tasks:
+                yield from speak(self.model, tasks, self.max_tokens)
 
-    def _answer_open(self, cases: list[Case]) -> None:
-        if not cases:
-            return
-        with timed(cases, "answer"):
-            prompts = [self.prompts.open(case.question, case.passages) for case in cases]
-            done = self.model.generate(prompts, max_tokens=self.max_tokens)
-        for case, completions in zip(cases, done, strict=True):
-            case.take(completions[0])
+    def _answer_open(self, cases: list[Case], speak: Speak) -> Iterator[Event]:
+        tasks = [Task(case, self.prompts.open(case.question, case.passages)) for case in cases]
+        if tasks:
+            yield from speak(self.model, tasks, self.max_tokens)
 
 
 def _batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Question]]:
@@ -281,11 +330,12 @@ def as_question(question: str | Question) -> Question:
     return record
 
 
-def _reason(need: float, threshold: float, why: str) -> str:
+def _reason(need: float, threshold: float, *why: str) -> str:
     relation = "above" if need > threshold else "not above"
     said = (
         f"is {relation} {threshold:.2f}"
         if threshold >= 0
         else "counts for nothing: the gate was set to always retrieve"
     )
-    return f"need {need:.2f} {said}" + (f": {why}" if why else "")
+    because = "; ".join(part for part in why if part)
+    return f"need {need:.2f} {said}" + (f": {because}" if because else "")

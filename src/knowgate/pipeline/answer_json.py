@@ -52,6 +52,7 @@ def decision_record(decision: Decision) -> dict[str, Any]:
         "threshold": decision.threshold,
         "gate": decision.gate,
         "reason": decision.reason,
+        "notes": list(decision.notes),
         **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),
     }
 

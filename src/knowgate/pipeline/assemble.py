@@ -12,7 +12,7 @@ from knowgate.models import load_model
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.presets import with_preset
 from knowgate.pipeline.settings import Settings
-from knowgate.prompts import AnswerPrompts, load_templates, packaged
+from knowgate.prompts import AnswerPrompts, load_answer_prompts
 from knowgate.rerank import is_aligned, load_reranker, read_manifest
 from knowgate.retrieval import build_index, load_retriever
 from knowgate.types import Model, Reranker, Retriever, SecondLook
@@ -54,9 +54,9 @@ def build_reranker(settings: Settings, model: Model) -> Reranker:
 def load_second_look(folder: str) -> SecondLook:
     """A fitted gate that can also judge passages: kbm."""
     gate = load_gate(folder, plug_in=True)
-    if not hasattr(gate, "useful"):
+    if gate.second_look is None:
         raise BadSetting(f"the gate '{gate.name}' cannot judge passages; --second-look takes a fitted kbm gate.")
-    return gate  # type: ignore[return-value]
+    return gate.second_look
 
 
 def build_model(spec: str, record: Path | None = None) -> Model:
@@ -69,8 +69,7 @@ def build_model(spec: str, record: Path | None = None) -> Model:
 
 
 def build_prompts(settings: Settings) -> AnswerPrompts:
-    templates = load_templates(settings.prompts, like="answer") if settings.prompts else packaged("answer")
-    return AnswerPrompts(templates, settings.lang)
+    return load_answer_prompts(settings.prompts, settings.lang)
 
 
 def build_retriever(settings: Settings) -> Retriever | None:

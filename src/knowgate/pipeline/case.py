@@ -9,12 +9,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from knowgate.types import Completion, Decision, Passage, Question, Reading
+from knowgate.pipeline.notes import in_words
+from knowgate.types import Completion, Decision, Note, Passage, Question, Reading
 
 
 @dataclass
 class Case:
-    """One question on its way through. `steps`: rounds of retrieval it may take."""
+    """One question on its way through. `steps`: rounds of retrieval it may take; `rounds`: those begun."""
 
     question: Question
     reading: Reading = field(default_factory=Reading)
@@ -22,23 +23,28 @@ class Case:
     passages: tuple[Passage, ...] = ()
     text: str = ""
     steps: int = 1
+    rounds: int = 1
     n_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
 
     @property
     def decided(self) -> Decision:
+        """The decision, with all that was noted since it was made."""
         if self.decision is None:
             raise RuntimeError("a case is asked for its decision before it has one")
-        return self.decision
+        reason = "; ".join([self.decision.reason, *in_words(self.notes)])
+        return replace(self.decision, reason=reason, notes=tuple(self.notes))
+
+    @property
+    def may_look_further(self) -> bool:
+        """Whether another round of retrieval may follow the answer that is made now."""
+        return bool(self.passages) and self.rounds < self.steps
 
     def take(self, done: Completion) -> None:
         """The answer; tokens of an earlier round of retrieval count too."""
         self.text = done.text
         self.n_tokens += done.n_tokens
-
-    def note(self, text: str) -> None:
-        """Add to the reason of the decision."""
-        self.decision = replace(self.decided, reason=f"{self.decided.reason}; {text}")
 
 
 @dataclass

@@ -53,7 +53,7 @@ class Settings(BaseModel):
     """TOML file with your own answer prompts."""
 
 
-def load_settings(config: Path | None, **flags: Any) -> Settings:
+def load_settings(config: str | Path | None = None, **flags: Any) -> Settings:
     """Flags that were given override the file, which overrides the defaults."""
     values = {**_read(config), **{key: value for key, value in flags.items() if value is not None}}
     empty = [key for key, value in values.items() if value == ""]
@@ -65,10 +65,10 @@ def load_settings(config: Path | None, **flags: Any) -> Settings:
         raise BadSetting(_explain(error)) from None
 
 
-def _read(config: Path | None) -> dict[str, Any]:
+def _read(config: str | Path | None) -> dict[str, Any]:
     if config is None and not FILE.is_file():
         return {}
-    path = config or FILE
+    path = Path(config) if config is not None else FILE
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.preferences.from_labels import prefer
     from knowgate.preferences.measure import Benefit, Confidence, Likelihood, Preferrer, Source
-    from knowgate.preferences.rank_measures import NAMES, Estimate, Floats, estimate, estimates, rank_values, ranking
-    from knowgate.preferences.record import Preference, PreferenceFolder, data_hash, distinct
+    from knowgate.preferences.rank_measures import NAMES, rank_values, ranking
+    from knowgate.preferences.record import Preference, PreferenceFolder, data_hash, distinct, shared_settings
     from knowgate.preferences.session import PreferenceCounts, prefer_run
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "Benefit",
     "Confidence",
-    "Estimate",
-    "Floats",
     "Likelihood",
     "NAMES",
     "Preference",
@@ -27,9 +26,9 @@ __all__ = [
     "Source",
     "data_hash",
     "distinct",
-    "estimate",
-    "estimates",
+    "prefer",
     "prefer_run",
     "rank_values",
     "ranking",
+    "shared_settings",
 ]

@@ -84,7 +84,7 @@ class Likelihood:
                 f"{self.model.name} cannot score a given answer; --source likelihood needs hf, gguf or smollm."
             )
         answers = [_first_gold(question) for question in questions]
-        spoken = [answer for answer, found in zip(answers, passages, strict=True) for _ in found]
+        spoken = [answer for answer, candidates in zip(answers, passages, strict=True) for _ in candidates]
         values = self.model.answer_logprobs(single_prompts(self.prompts, questions, passages), [*answers, *spoken])
         return _grouped(values, [None] * len(values), passages)
 
@@ -101,7 +101,10 @@ class Benefit:
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
         said = self.model.generate(single_prompts(self.prompts, questions, passages), max_tokens=self.max_tokens)
-        about = [*questions, *(question for question, found in zip(questions, passages, strict=True) for _ in found)]
+        about = [
+            *questions,
+            *(question for question, candidates in zip(questions, passages, strict=True) for _ in candidates),
+        ]
         grades = [grade.correct for grade in self.grader.grade([row[0].text for row in said], about)]
         if any(verdict is None for verdict in grades):
             raise BadInput("an answer could not be graded: --source benefit needs questions with gold answers.")
@@ -112,7 +115,9 @@ def single_prompts(
     prompts: AnswerPrompts, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]
 ) -> list[Prompt]:
     """The bare questions, then each question with each of its passages alone."""
-    pairs = [(question, passage) for question, found in zip(questions, passages, strict=True) for passage in found]
+    pairs = [
+        (question, passage) for question, candidates in zip(questions, passages, strict=True) for passage in candidates
+    ]
     bare = [prompts.closed(question) for question in questions]
     return [*bare, *(prompts.open(question, [passage]) for question, passage in pairs)]
 
@@ -123,16 +128,16 @@ def _grouped(
     """Values in the order of `single_prompts`, back to their questions."""
     bases, rest, verdicts = values[: len(passages)], iter(values[len(passages) :]), iter(correct[len(passages) :])
     return [
-        PassageEffects(base, [next(rest) for _ in found], [next(verdicts) for _ in found])
-        for base, found in zip(bases, passages, strict=True)
+        PassageEffects(base, [next(rest) for _ in candidates], [next(verdicts) for _ in candidates])
+        for base, candidates in zip(bases, passages, strict=True)
     ]
 
 
 def _first_gold(question: Question) -> str:
-    found = golds(question)
-    if not found:
+    answers = golds(question)
+    if not answers:
         raise BadInput(f"question '{question.id}' has no gold answer; --source likelihood needs one.")
-    return found[0]
+    return answers[0]
 
 
 @dataclass(frozen=True)
@@ -152,17 +157,17 @@ class Preferrer:
 
     def prefer(self, questions: Sequence[Question]) -> list[Preference]:
         """Preferences of a batch; if it fails as a whole, its questions are tried one by one."""
-        found = self._find(questions)
+        candidates = self._find(questions)
         try:
-            return self._batch(questions, found)
+            return self._batch(questions, candidates)
         except KnowgateError as error:
             if isinstance(error, (ServerError, NotOffered)):
                 raise
-        return [self._alone(*pair) for pair in zip(questions, found, strict=True)]
+        return [self._alone(*pair) for pair in zip(questions, candidates, strict=True)]
 
-    def _alone(self, question: Question, found: list[Passage]) -> Preference:
+    def _alone(self, question: Question, candidates: list[Passage]) -> Preference:
         try:
-            return self._batch([question], [found])[0]
+            return self._batch([question], [candidates])[0]
         except KnowgateError as error:
             split = self.split or split_names([question.text], self.seed)[0]
             return Preference(question.id, question.text, split, answers=question.answers, error=str(error))
@@ -172,8 +177,8 @@ class Preferrer:
             return [list(question.contexts[: self.candidates]) for question in questions]
         return self.retriever.search([question.text for question in questions], self.candidates)
 
-    def _batch(self, questions: Sequence[Question], found: Sequence[Sequence[Passage]]) -> list[Preference]:
-        once = [distinct(passages) for passages in found]
+    def _batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
+        once = [distinct(passages) for passages in candidates]
         try:
             fitting, measured = once, self.source.measure(questions, once)
         except BadInput:  # most likely a passage beyond the window; checking all of them first would cost more
@@ -183,7 +188,7 @@ class Preferrer:
         return [
             self._row(question, split, kept, values, len(all_) - len(whole), _cut(whole, kept))
             for question, split, all_, whole, kept, values in zip(
-                questions, splits, found, once, fitting, measured, strict=True
+                questions, splits, candidates, once, fitting, measured, strict=True
             )
         ]
 
@@ -193,13 +198,13 @@ class Preferrer:
         return [passage for part in parts for passage in part]
 
     def _row(
-        self, question: Question, split: str | None, passages: Sequence[Passage], found: PassageEffects, *counts: int
+        self, question: Question, split: str | None, passages: Sequence[Passage], effects: PassageEffects, *counts: int
     ) -> Preference:
         candidates = tuple(
-            Candidate(passage.id, passage.text, passage.title, passage.score, value - found.base, verdict)
-            for passage, value, verdict in zip(passages, found.values, found.correct, strict=True)
+            Candidate(passage.id, passage.text, passage.title, passage.score, value - effects.base, verdict)
+            for passage, value, verdict in zip(passages, effects.values, effects.correct, strict=True)
         )
-        chosen = choose([candidate.shift for candidate in candidates], found.correct, self.top)
+        chosen = choose([candidate.shift for candidate in candidates], effects.correct, self.top)
         return Preference(
             id=question.id,
             question=question.text,
@@ -208,7 +213,7 @@ class Preferrer:
             answers=question.answers,
             choices=question.choices,
             meta=question.meta,
-            base=found.base,
+            base=effects.base,
             candidates=candidates,
             positives=chosen.positives,
             negatives=chosen.negatives,

@@ -1,37 +1,20 @@
-"""How well passages are ordered: precision, recall and reciprocal rank at K (CBDR 4.1.4), with paired intervals."""
+"""How well passages are ordered: precision, recall and reciprocal rank at K (CBDR 4.1.4), question by question."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from knowgate.errors import BadInput
 from knowgate.preferences.record import Preference
+from knowgate.statistics import Floats
 
 KS = (1, 3, 5)
-RESAMPLES = 2_000
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean with its 95 % bootstrap interval over questions."""
-
-    value: float
-    low: float
-    high: float
-
-    def shown(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def ranking(scores: Sequence[float]) -> list[int]:
     """Places, best score first; equals stay in the order they came in."""
-    return sorted(range(len(scores)), key=lambda place: -scores[place])
+    return sorted(range(len(scores)), key=lambda number: -scores[number])
 
 
 def precision(hits: Sequence[bool], k: int) -> float:
@@ -56,33 +39,15 @@ NAMES = tuple(f"{name}@{k}" for k in KS for name in MEASURES)
 def hits_of(row: Preference, scores: Sequence[float]) -> list[bool]:
     """The row's positives and negatives in the order of their scores: which of them are positives."""
     positives = set(row.positives)
-    pool = [row.pool[place] for place in ranking([scores[place] for place in row.pool])]
-    return [place in positives for place in pool]
+    pool = [row.pool[number] for number in ranking([scores[number] for number in row.pool])]
+    return [number in positives for number in pool]
 
 
 def rank_values(rows: Sequence[Preference], scores: Sequence[Sequence[float]]) -> dict[str, Floats]:
     """Every measure of every row. Rows must have both kinds of passages."""
     hits = [hits_of(row, values) for row, values in zip(rows, scores, strict=True)]
     return {
-        f"{name}@{k}": np.array([measure(found, k) for found in hits], dtype=np.float64)
+        f"{name}@{k}": np.array([measure(row_hits, k) for row_hits in hits], dtype=np.float64)
         for k in KS
         for name, measure in MEASURES.items()
     }
-
-
-def estimate(values: Floats) -> Estimate:
-    """The mean of per-question values; of differences between two systems on the same questions it is paired."""
-    if not len(values):
-        raise BadInput("there is no question to measure on.")
-    low, high = np.quantile(values[_picks(len(values))].mean(axis=1), [0.025, 0.975])
-    return Estimate(float(values.mean()), float(low), float(high))
-
-
-@functools.lru_cache(maxsize=4)
-def _picks(n: int) -> NDArray[np.int64]:
-    """Questions drawn with replacement, the same ones for every system."""
-    return np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
-
-
-def estimates(values: Mapping[str, Floats]) -> dict[str, Estimate]:
-    return {name: estimate(found) for name, found in values.items()}

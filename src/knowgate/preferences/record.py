@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from knowgate.errors import ArtefactError
+from knowgate.errors import ArtefactError, BadSetting
 from knowgate.files import sha256_text
 from knowgate.rerank import shown
 from knowgate.runs import RowFolder, to_json
@@ -17,7 +17,9 @@ from knowgate.text import normalise
 from knowgate.types import Passage, Question
 
 TOP = 5  # positives and negatives kept of each question (CBDR 3.2.2)
+NOISE = 1e-6  # a smaller shift is none: one passage read in two batches differs by that much
 PAIRS = "pairs.jsonl"
+SAME = ("model_fingerprint", "prompts_fingerprint", "source")  # what folders that are used together must share
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,12 @@ def paper_record(row: Preference) -> dict[str, Any]:
 
     return {
         "query": row.question,
-        "pos": [shown(found.passage) for found in chosen(row.positives)],
-        "neg": [shown(found.passage) for found in chosen(row.negatives)],
-        "pos_scores": [found.shift for found in chosen(row.positives)],
-        "neg_scores": [found.shift for found in chosen(row.negatives)],
-        "pos_id": [found.id for found in chosen(row.positives)],
-        "neg_id": [found.id for found in chosen(row.negatives)],
+        "pos": [shown(candidate.passage) for candidate in chosen(row.positives)],
+        "neg": [shown(candidate.passage) for candidate in chosen(row.negatives)],
+        "pos_scores": [candidate.shift for candidate in chosen(row.positives)],
+        "neg_scores": [candidate.shift for candidate in chosen(row.negatives)],
+        "pos_id": [candidate.id for candidate in chosen(row.positives)],
+        "neg_id": [candidate.id for candidate in chosen(row.negatives)],
         "id": row.id,
         "split": row.split,
     }
@@ -150,20 +152,36 @@ def choose(shifts: Sequence[float], correct: Sequence[bool | None], top: int = T
         right = [place for place in order if correct[place]]
         wrong = [place for place in order if correct[place] is False]
         return ChosenPassages(tuple(right[:top]), tuple(wrong[:top]))
-    rising = [place for place in order if shifts[place] > 0]
-    falling = [place for place in reversed(order) if shifts[place] < 0]
+    rising = [place for place in order if shifts[place] > NOISE]
+    falling = [place for place in reversed(order) if shifts[place] < -NOISE]
     return ChosenPassages(tuple(rising[:top]), tuple(falling[:top]))
 
 
 def distinct(passages: Sequence[Passage]) -> list[Passage]:
     """The passages, each text once; the first stays."""
-    found: dict[str, Passage] = {}
+    first: dict[str, Passage] = {}
     for passage in passages:
-        found.setdefault(normalise(passage.text) or passage.text, passage)
-    return list(found.values())
+        first.setdefault(normalise(passage.text) or passage.text, passage)
+    return list(first.values())
 
 
 def data_hash(rows: Sequence[Preference]) -> str:
     """Of everything a reranker learns from."""
-    parts = [f"{row.id}|{row.positives}|{row.negatives}|{[asdict(found) for found in row.candidates]}" for row in rows]
+    parts = [
+        f"{row.id}|{row.positives}|{row.negatives}|{[asdict(candidate) for candidate in row.candidates]}"
+        for row in rows
+    ]
     return sha256_text(*parts)[:16]
+
+
+def shared_settings(folders: Sequence[PreferenceFolder]) -> dict[str, Any]:
+    """Settings of the first folder; the others must be preferences of the same LLM, taken in the same way."""
+    settings: list[dict[str, Any]] = [folder.manifest()["settings"] for folder in folders]
+    for folder, other in zip(folders[1:], settings[1:], strict=True):
+        for key in SAME:
+            if other.get(key) != settings[0].get(key):
+                raise BadSetting(
+                    f"'{folder.path}' cannot be used with '{folders[0].path}': {key} is {other.get(key)} there and "
+                    f"{settings[0].get(key)} here."
+                )
+    return settings[0]

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from knowgate.errors import BadInput
+from knowgate.files import new_file
 from knowgate.labels import LocalRunner, about, fingerprint_questions
 from knowgate.preferences.measure import Benefit, Confidence, Preferrer
 from knowgate.preferences.record import PAIRS, Preference, PreferenceFolder, paper_record
@@ -146,7 +147,5 @@ def _check(counts: PreferenceCounts, preferrer: Preferrer) -> None:
 
 def _write_pairs(folder: PreferenceFolder) -> None:
     lines = (json.dumps(paper_record(row), ensure_ascii=False) + "\n" for row in folder.rows() if row.is_kept)
-    temporary = folder.path / f".{PAIRS}.part"
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(lines)
-    temporary.replace(folder.path / PAIRS)
+    with new_file(folder.path / PAIRS) as file:
+        file.writelines(line.encode() for line in lines)

@@ -21,7 +21,7 @@ from knowgate.lazy import hand_on
 from knowgate.types import Question
 
 if TYPE_CHECKING:
-    from knowgate.prompts.answer import AnswerPrompts, fit_passages
+    from knowgate.prompts.answer import AnswerPrompts, fit_passages, load_answer_prompts
     from knowgate.prompts.assess import self_assessment
     from knowgate.prompts.judge import ik_text, kbm_text
 else:
@@ -36,6 +36,7 @@ __all__ = [
     "fit_passages",
     "ik_text",
     "kbm_text",
+    "load_answer_prompts",
     "load_templates",
     "packaged",
     "question_language",

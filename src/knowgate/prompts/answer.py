@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from knowgate.errors import BadSetting
-from knowgate.prompts import LANGUAGES, TemplateSet, packaged, question_language
+from knowgate.prompts import LANGUAGES, TemplateSet, load_templates, packaged, question_language
 from knowgate.text import render_choices
 from knowgate.types import Model, Passage, Prompt, Question
 
@@ -37,6 +38,12 @@ class AnswerPrompts:
         key = "choice_open" if question.choices else "open"
         lang = self.language(question)
         return Prompt(self.templates.fill(key, lang, query=_query(question), evidence=evidence(passages)))
+
+
+def load_answer_prompts(file: Path | None = None, lang: str | None = None) -> AnswerPrompts:
+    """The packaged wording, or a user's own from a TOML file; lang forces a language."""
+    templates = load_templates(file, like="answer") if file else packaged("answer")
+    return AnswerPrompts(templates, lang)
 
 
 def evidence(passages: Sequence[Passage]) -> str:

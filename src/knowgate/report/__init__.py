@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from knowgate.report.comparison.page import write_eval_page
     from knowgate.report.comparison.sheets import all_sheets
     from knowgate.report.terminal import render
+    from knowgate.report.write import write_report
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "tables",
     "write_eval_page",
     "write_page",
+    "write_report",
 ]

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 from collections.abc import Mapping, Sequence
 
 from knowgate.display import Sheet
+from knowgate.markup import escape
 from knowgate.report.charts import Figure
-
-
-def escape(text: str) -> str:
-    """Text for HTML; half a character (a lone surrogate), which no file can hold, is written as an escape."""
-    return html.escape(text.encode("utf-8", "backslashreplace").decode())
 
 
 def table(sheet: Sheet, how: Mapping[str, str] | None = None) -> str:
@@ -62,9 +57,9 @@ def _unbroken(cell: str) -> str:
 def chart(figure: Figure, title: str) -> str:
     """A place for a chart with its data inside; `<` is written so that no text can end the script element."""
     data = json.dumps(figure, allow_nan=False).replace("<", "\\u003c")
-    place = f'<div class="plot" style="min-height:{figure["layout"]["height"]}px"></div>'
+    plot = f'<div class="plot" style="min-height:{figure["layout"]["height"]}px"></div>'
     data_block = f'<script type="application/json">{data}</script>'
-    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{place}{data_block}</figure>'
+    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{plot}{data_block}</figure>'
 
 
 def remark(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import metadata, resources
 
 from knowgate.errors import MissingExtra
+from knowgate.markup import escape
 from knowgate.report import markup
 
 
@@ -20,11 +21,11 @@ def whole_page(title: str, about: str, body: Sequence[str]) -> str:
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}; script-src {library_hash} {drawing_hash}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{markup.escape(title)}: {markup.escape(about)}</title>
+<title>{escape(title)}: {escape(about)}</title>
 <style>{_piece("page.css")}</style>
 </head>
 <body>
-<header><h1>{markup.escape(title)}</h1><p>{markup.escape(about)} · knowgate {metadata.version("knowgate")}</p></header>
+<header><h1>{escape(title)}</h1><p>{escape(about)} · knowgate {metadata.version("knowgate")}</p></header>
 <noscript><p class="remark">The charts need JavaScript; the tables hold their main numbers.</p></noscript>
 <main>
 {joined}

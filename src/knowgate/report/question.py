@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from knowgate.display import number
 from knowgate.evaluation import change
-from knowgate.report.markup import escape
+from knowgate.markup import escape
 from knowgate.runs import GradedAnswer, LabelRow
 from knowgate.types import Passage
 

@@ -14,8 +14,8 @@ def render(sheet: Sheet) -> Table:
     """Cells are plain text: nothing in a model's name or a question is taken for markup or steers the terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     names = max((len(row[0]) for row in sheet.rows), default=0)  # what a row is about stays whole on a narrow terminal
-    for place, column in enumerate(sheet.columns):
-        table.add_column(plain(column), overflow="fold", min_width=min(names, NAME) if place == 0 else None)
+    for number, column in enumerate(sheet.columns):
+        table.add_column(plain(column), overflow="fold", min_width=min(names, NAME) if number == 0 else None)
     for row in sheet.rows:
         table.add_row(*(plain(cell) for cell in row))
     return table

@@ -13,7 +13,7 @@ from knowgate.types import Reranker
 if TYPE_CHECKING:
     from knowgate.rerank.cross_encoder import CrossEncoderReranker, shown
     from knowgate.rerank.manifest import BASE, KEPT, MANIFEST, VERSION, WEIGHTS, check_files, is_aligned, read_manifest
-    from knowgate.rerank.margin import SURE, is_sure
+    from knowgate.rerank.margin import is_sure
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "KEPT",
     "MANIFEST",
     "RERANKERS",
-    "SURE",
     "VERSION",
     "WEIGHTS",
     "check_files",

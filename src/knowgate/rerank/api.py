@@ -19,6 +19,7 @@ from typing import Any
 from knowgate.errors import BadInput, ModelError
 from knowgate.files import sha256_text
 from knowgate.rerank.cross_encoder import shown
+from knowgate.statistics import sigmoid
 from knowgate.types import Passage, Reranker
 
 MOST = 1000  # documents of one request, as at Cohere
@@ -46,8 +47,8 @@ def rerank_response(request: Mapping[str, Any], reranker: Reranker) -> dict[str,
 
 
 def relevance(score: float) -> float:
-    """The logistic function of a logit; the order stays, and extremes do not overflow."""
-    return 1 / (1 + math.exp(-score)) if score >= 0 else (grown := math.exp(score)) / (1 + grown)
+    """The logistic function of a logit; the order stays."""
+    return sigmoid(score)
 
 
 def _query(request: Mapping[str, Any]) -> str:

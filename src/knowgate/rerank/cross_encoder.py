@@ -40,14 +40,19 @@ class CrossEncoderReranker:
         return f"cross-encoder:{self.spec}"
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
-        """One score per passage of each question; pairs of all questions share batches."""
+        """One score per passage of each question; pairs of all questions share batches.
+
+        A pair that comes twice is scored once: in another batch its score could differ in the last bits.
+        """
         if len(questions) != len(passages):
             raise BadInput(f"{len(questions)} questions came with {len(passages)} lists of passages.")
         pairs = [
-            (question, shown(passage)) for question, found in zip(questions, passages, strict=True) for passage in found
+            [(question, shown(passage)) for passage in found]
+            for question, found in zip(questions, passages, strict=True)
         ]
-        scores = iter(self._scores(pairs))
-        return [[next(scores) for _ in found] for found in passages]
+        distinct = list(dict.fromkeys(pair for some in pairs for pair in some))
+        scores = dict(zip(distinct, self._scores(distinct), strict=True))
+        return [[scores[pair] for pair in some] for some in pairs]
 
     def _scores(self, pairs: list[tuple[str, str]]) -> list[float]:
         if not pairs:

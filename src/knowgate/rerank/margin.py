@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from knowgate.types import Passage
 
-SURE = "not reranked, the retriever is sure"  # what decisions say
-
 
 def lead(passages: Sequence[Passage]) -> float:
     """How far the best score lies above the second, as a share of the best; 0 where scores do not tell."""

@@ -18,6 +18,7 @@ __all__ = [
     "GROUP",
     "IndexReport",
     "RETRIEVERS",
+    "as_retriever",
     "build_index",
     "load_retriever",
 ]
@@ -36,6 +37,11 @@ RETRIEVERS: dict[str, Entry] = {
     ),
     "http": Entry("knowgate.retrieval.http:HttpRetriever", "your own search endpoint"),
 }
+
+
+def as_retriever(index: str | Path | Retriever) -> Retriever:
+    """The retriever itself, or the one a spec or an index folder names."""
+    return load_retriever(str(index)) if isinstance(index, str | Path) else index
 
 
 def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.retrieval.dense import Hits
+from knowgate.nearest import Hits, scored
 from knowgate.types import Vector
 
 ANN_ROWS = 500_000  # exact search takes 15 ms per 100,000 rows of 384 (measured on two ARM cores)
 _LISTS_PER_ROOT = 4  # lists = 4 * sqrt(rows), faiss guidelines
 _TRAINED_PER_LIST = 64  # k-means of faiss asks for 39 to 256 samples a list
 _VISITED = 64
+_SPARE = 32
 _BLOCK_ROWS = 65_536
 
 
@@ -42,19 +43,24 @@ def build_ann(vectors: Vector, path: Path) -> None:
 
 
 class AnnSearch:
-    """Looks only into the lists nearest to the query."""
+    """Looks only into the lists nearest to the query.
 
-    def __init__(self, path: Path, *, visited: int = _VISITED):
+    faiss names `_SPARE` rows more than asked for, and the best of them are told apart as exact search does; which of
+    more equal rows it names is its own affair.
+    """
+
+    def __init__(self, path: Path, vectors: Vector, *, visited: int = _VISITED):
         import faiss
 
         index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
         faiss.ParameterSpace().set_index_parameter(index, "nprobe", visited)
         self._index = index
+        self._vectors = vectors
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
 
     def nearest(self, queries: Vector, k: int) -> list[Hits]:
-        scores, rows = self._index.search(queries, min(k, len(self)))
-        found = zip(rows, scores, strict=True)
-        return [Hits(row[row >= 0].astype(np.intp), score[row >= 0]) for row, score in found]  # -1: none left
+        _, named = self._index.search(queries, min(k + _SPARE, len(self)))
+        rows = [np.sort(row[row >= 0]).astype(np.intp) for row in named]  # -1: none left
+        return [scored(self._vectors, some, query).best(k) for some, query in zip(rows, queries, strict=True)]

@@ -16,7 +16,8 @@ from typing import Any
 
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import sha256_text
-from knowgate.retrieval.ranking import best_rows, check_k
+from knowgate.nearest import best_rows
+from knowgate.retrieval.ranking import check_k
 from knowgate.retrieval.store import indexed_text
 from knowgate.retrieval.tokens import Tokenizer, can_stem
 from knowgate.types import Passage

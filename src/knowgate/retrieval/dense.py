@@ -1,25 +1,22 @@
 """Search by meaning: the passages whose vectors have the highest inner product with the query's.
 
-Exact, block by block over a memory map, so memory stays flat. Above `ANN_ROWS` rows an inverted file of faiss
-stands beside the vectors if it was built (see `ann.py`).
+Exact, block by block over a memory map, so memory stays flat; equal scores go by row, whatever the blocks (see
+`knowgate.nearest`). Above `ANN_ROWS` rows an inverted file of faiss stands beside the vectors if it was built (see
+`ann.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from knowgate.embedding import check_vectors
 from knowgate.errors import ModelError
-from knowgate.retrieval.ranking import best_rows, check_k
+from knowgate.nearest import BLOCK_ROWS, Hits, longest_row, nearest_rows
+from knowgate.retrieval.ranking import check_k
 from knowgate.types import Embedder, Passage, Vector
-
-_BLOCK_ROWS = 16_384
-_BLOCK_QUERIES = 256  # 256 x 16,384 float32 scores are 16 MiB
 
 
 class RowSearch(Protocol):
@@ -28,39 +25,19 @@ class RowSearch(Protocol):
     def nearest(self, queries: Vector, k: int) -> list[Hits]: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Hits:
-    """Rows and their scores, best first."""
-
-    rows: NDArray[np.intp]
-    scores: Vector
-
-    def best(self, k: int) -> Hits:
-        order = best_rows(self.scores, k)
-        return Hits(self.rows[order], self.scores[order])
-
-    def __add__(self, other: Hits) -> Hits:
-        return Hits(np.concatenate([self.rows, other.rows]), np.concatenate([self.scores, other.scores]))
-
-
 class ExactSearch:
     """Looks at every row."""
 
-    def __init__(self, vectors: Vector, *, block_rows: int = _BLOCK_ROWS):
+    def __init__(self, vectors: Vector, *, block_rows: int = BLOCK_ROWS):
         self._vectors = vectors
         self._block_rows = block_rows
 
     def nearest(self, queries: Vector, k: int) -> list[Hits]:
-        blocks = [queries[start : start + _BLOCK_QUERIES] for start in range(0, len(queries), _BLOCK_QUERIES)]
-        return [hits for block in blocks for hits in self._nearest(block, k)]
+        return nearest_rows(self._vectors, queries, k, longest=self._longest, block_rows=self._block_rows)
 
-    def _nearest(self, queries: Vector, k: int) -> list[Hits]:
-        best = [Hits(np.empty(0, np.intp), np.empty(0, np.float32)) for _ in queries]
-        for start in range(0, len(self._vectors), self._block_rows):
-            scores = queries @ self._vectors[start : start + self._block_rows].T
-            rows = np.arange(start, start + scores.shape[1])
-            best = [(hits + Hits(rows, row).best(k)).best(k) for hits, row in zip(best, scores, strict=True)]
-        return best
+    @cached_property
+    def _longest(self) -> float:
+        return longest_row(self._vectors, block_rows=self._block_rows)
 
 
 class DenseRetriever:

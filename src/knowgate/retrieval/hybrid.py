@@ -7,6 +7,7 @@ learning methods (SIGIR); the constant 60 is theirs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -41,11 +42,13 @@ class HybridRetriever:
 
 def fuse(rankings: Sequence[Sequence[Passage]]) -> list[Passage]:
     """All passages by falling sum of 1 / (60 + rank); of equals the one seen first, ranking by ranking, leads."""
-    scores: dict[str, float] = {}
+    shares: dict[str, list[float]] = {}
     passages: dict[str, Passage] = {}
     for ranking in rankings:
         for rank, passage in enumerate(ranking, start=1):
-            scores[passage.id] = scores.get(passage.id, 0.0) + 1 / (RRF_CONSTANT + rank)
+            shares.setdefault(passage.id, []).append(1 / (RRF_CONSTANT + rank))
             passages.setdefault(passage.id, passage)
+    # rounded once, so that ranks 1, 2, 3 and 3, 2, 1 give the same sum
+    scores = {name: math.fsum(parts) for name, parts in shares.items()}
     best = sorted(scores, key=lambda name: -scores[name])
     return [replace(passages[name], score=scores[name]) for name in best]

@@ -58,8 +58,8 @@ class _NothingChangedError(Exception):
 
 
 def build_index(
-    source: Path,
-    out: Path,
+    source: str | Path,
+    out: str | Path,
     *,
     kind: str = "bm25",
     embedder: str | Embedder | None = None,
@@ -67,6 +67,7 @@ def build_index(
     progress: Progress = lambda stage, done, total: None,
 ) -> IndexReport:
     """Index the documents of `source` in the folder `out`; `progress` is called with (stage, done, total)."""
+    source, out = Path(source).expanduser(), Path(out).expanduser()
     _check(out, kind, max_words)
     corpus = find_documents(source)
     chosen = _embedder(kind, embedder)

@@ -80,7 +80,7 @@ def _manifest(record: dict[str, Any]) -> Manifest:
 
 
 def write_documents(folder: Path, rows: Iterable[DocumentRow]) -> None:
-    with (folder / DOCUMENTS).open("w", encoding="utf-8") as file:
+    with (folder / DOCUMENTS).open("w", encoding="utf-8", newline="\n") as file:
         for row in rows:
             file.write(json.dumps(dataclasses.asdict(row), ensure_ascii=False) + "\n")
 

@@ -104,7 +104,7 @@ def _manifest_with(folder: Path, part: str) -> Manifest:
         wanted = "bm25" if part == BM25 else "dense"
         raise BrokenIndex(
             f"'{folder}' was built as '{manifest.kind}' and has no part for '{wanted}'. "
-            f"Build both: knowgate index SOURCE --out {folder} --kind hybrid"
+            f"Build both: knowgate index SOURCE --out {folder} --retriever hybrid"
         )
     return manifest
 
@@ -114,7 +114,7 @@ def _row_search(folder: Path, vectors: Vector) -> RowSearch:
     if not (folder / ANN).exists() or not ann.has_faiss():
         return ExactSearch(vectors)
     try:
-        search = ann.AnnSearch(folder / ANN)
+        search = ann.AnnSearch(folder / ANN, vectors)
     except RuntimeError as error:  # what faiss raises for any file it cannot read
         raise broken(folder, f"{ANN}: {error}") from None
     if len(search) != len(vectors):

@@ -7,31 +7,43 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.runs.given import Run, Runs, open_run, run_paths
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
-    from knowgate.runs.readings import SELF_GATE, question_of, recorded, recorded_layers
+    from knowgate.runs.readings import question_of, recorded, recorded_layers
     from knowgate.runs.row_folder import RowFolder, disk_error
     from knowgate.runs.rows import GradedAnswer, LabelRow, side_of, to_json
     from knowgate.runs.run_folder import RunFolder
-    from knowgate.runs.slices import slice_values
-    from knowgate.runs.split import Split, seen_key, split_questions
+    from knowgate.runs.slices import DIMENSIONS, FREQUENCY, THIRDS, frequency_thirds, slice_values
+    from knowgate.runs.split import Split, held_out, question_key, seen_key, split_questions
+    from knowgate.runs.together import check_named_once
     from knowgate.runs.trial import Trial, load_trial
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "DIMENSIONS",
+    "FREQUENCY",
     "GradedAnswer",
     "LabelRow",
     "RecordedNeeds",
     "RowFolder",
+    "Run",
     "RunFolder",
-    "SELF_GATE",
+    "Runs",
     "Split",
+    "THIRDS",
     "Trial",
+    "check_named_once",
     "disk_error",
+    "frequency_thirds",
+    "held_out",
     "load_trial",
+    "open_run",
+    "question_key",
     "question_of",
     "read_needs",
     "recorded",
     "recorded_layers",
+    "run_paths",
     "seen_key",
     "side_of",
     "slice_values",

@@ -41,21 +41,21 @@ def read_needs(run: Path) -> list[RecordedNeeds]:
 
 def _parsed(record: Mapping[str, Any], where: str) -> RecordedNeeds:
     try:
-        found = RecordedNeeds(**record)
-        good = all(math.isfinite(need) and 0 <= need <= 1 for need in found.needs.values())
+        recorded = RecordedNeeds(**record)
+        good = all(math.isfinite(need) and 0 <= need <= 1 for need in recorded.needs.values())
     except (TypeError, ValueError, AttributeError) as error:
         raise ArtefactError(f"{where} does not hold a gate's needs ({error}).") from None
     if not good:
-        raise ArtefactError(f"{where}: gate '{found.gate}' has needs that are not numbers in [0, 1].")
-    return found
+        raise ArtefactError(f"{where}: gate '{recorded.gate}' has needs that are not numbers in [0, 1].")
+    return recorded
 
 
-def write_needs(run: Path, found: Sequence[RecordedNeeds]) -> None:
+def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
     """Keep these beside the rows; a gate recorded before under the same name is replaced."""
-    names = {item.gate for item in found}
+    names = {item.gate for item in recorded}
     with RunFolder(run).exclusive():
         kept = [item for item in read_needs(run) if item.gate not in names]
-        write_text(run / FILE, "".join(_line(item) for item in [*kept, *found]))
+        write_text(run / FILE, "".join(_line(item) for item in [*kept, *recorded]))
 
 
 def _line(item: RecordedNeeds) -> str:

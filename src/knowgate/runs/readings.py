@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from knowgate.runs.rows import GradedAnswer, LabelRow
 from knowgate.runs.run_folder import RunFolder
-from knowgate.signals import states_with
-from knowgate.types import Completion, Question, Reading, Vector
-
-SELF_GATE = "prompt"  # the gate whose logits the signal `self_assessment` stands for
+from knowgate.types import Completion, Question, Reading
 
 
 def question_of(row: LabelRow) -> Question:
@@ -26,12 +21,11 @@ def recorded(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] 
         Reading(
             draft=_completion(row.closed),
             samples=tuple(Completion(text) for text in row.closed.samples) if row.closed else (),
-            hidden={layer: block[place] for layer, block in before.items()},
-            hidden_after={layer: block[place] for layer, block in after.items()},
-            labels=_labels(row),
-            sample_states=states_with(row.signals["seakr"]) if "seakr" in row.signals else None,
+            hidden={layer: block[number] for layer, block in before.items()},
+            hidden_after={layer: block[number] for layer, block in after.items()},
+            signals=row.signals,
         )
-        for place, row in enumerate(rows)
+        for number, row in enumerate(rows)
     ]
 
 
@@ -44,10 +38,3 @@ def _completion(side: GradedAnswer | None) -> Completion | None:
     if side is None:
         return None
     return Completion(side.text, side.tokens, side.finished, len(side.tokens or ()))
-
-
-def _labels(row: LabelRow) -> dict[str, Vector]:
-    """The signal is a difference of logits; a pair with that difference says the same."""
-    if "self_assessment" not in row.signals:
-        return {}
-    return {SELF_GATE: np.array([[row.signals["self_assessment"], 0.0]], dtype=np.float32)}

@@ -7,7 +7,6 @@ when the folder is opened again. Knows nothing of what the rows say beyond their
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
 import json
 import os
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from knowgate.errors import ArtefactError, BadSetting, KnowgateError
-from knowgate.files import read_json, read_jsonl, write_json
+from knowgate.files import locked, read_json, read_jsonl, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,9 @@ class RowFolder:
             )
         manifest = read_json(file)
         if not isinstance(manifest, dict) or manifest.get("version") != self.version:
-            found = manifest.get("version") if isinstance(manifest, dict) else None
+            written = manifest.get("version") if isinstance(manifest, dict) else None
             raise ArtefactError(
-                f"'{self.path}' was written by another version of knowgate (format {found}, this one reads "
+                f"'{self.path}' was written by another version of knowgate (format {written}, this one reads "
                 f"{self.version}). Make a new folder: {self.command}"
             )
         return manifest
@@ -110,16 +109,15 @@ class RowFolder:
         kept = [record for record in rows if not record.get("error")]
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
         if len(kept) < len(rows):
-            write_whole(file, text.encode())
+            write_text(file, text)
         return len(rows) - len(kept)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """One process at a time writes a folder."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("a") as file:
+        with contextlib.ExitStack() as held:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.enter_context(locked(self.path / ".lock", wait=False))
             except BlockingIOError:
                 raise BadSetting(f"another process is writing to '{self.path}'; wait for it or stop it.") from None
             yield
@@ -164,20 +162,6 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ArtefactError(f"{where} is not a JSON object; the run is damaged.")
     return record
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """A whole file or the one that was there."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _compare(started: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:

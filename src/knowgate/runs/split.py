@@ -1,4 +1,8 @@
-"""Questions told apart and divided by a hash of their text, so that equal questions stay together."""
+"""Questions told apart and divided by a hash of each: which part one falls into does not depend on the others.
+
+Three splits go by the same hashed share, each with a salt of its own, so that the parts of one are spread over the
+parts of the others. Gates and thresholds on disk rest on these numbers: they may not change.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.files import sha256_text
+from knowgate.statistics import Bools
 from knowgate.text import normalise
+from knowgate.types import Question
 
 SHARES = {"train": 0.6, "dev": 0.1, "calibration": 0.15, "test": 0.15}
+DEV_SHARE = 0.3  # questions a threshold may be chosen on when no other run is given for it
+DEV_DIGITS = 8  # of the hash; the other splits take twelve
+
+
+def hashed_share(*salt_and_key: str, digits: int = 12) -> float:
+    """A number in [0, 1) that a key's hash stands for: so many hexadecimal digits of it, behind the point."""
+    return int(sha256_text(*salt_and_key)[:digits], 16) / 16**digits  # type: ignore[no-any-return]
+
+
+# --- keys -----------------------------------------------------------------------------------------
 
 
 def seen_key(question: str) -> str:
     """A question's fingerprint, kept so that nobody evaluates a gate on what it was fitted on."""
     return sha256_text(normalise(question) or question)[:12]
+
+
+def question_key(question: Question) -> str:
+    """Its fingerprint by text, or by id for rows that were packed without their texts."""
+    return seen_key(question.text if question.text else f"id:{question.id}")
+
+
+# --- splits ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -33,8 +57,21 @@ class Split:
 
 
 def split_questions(texts: Sequence[str], seed: int) -> Split:
-    """By a hash of the question, so equal questions go together and a row's part does not depend on the others."""
-    places = np.array([int(sha256_text(str(seed), seen_key(text))[:12], 16) / 16**12 for text in texts])
+    """What a fit uses for what. Salt: the seed; key: the question's fingerprint, so equal questions go together."""
+    shares = np.array([hashed_share(str(seed), seen_key(text)) for text in texts])
     edges = np.cumsum(list(SHARES.values()))[:-1]
-    part = np.searchsorted(edges, places, side="right")
+    part = np.searchsorted(edges, shares, side="right")
     return Split(*(np.flatnonzero(part == number) for number in range(len(SHARES))))
+
+
+def dev_part(ids: Sequence[str]) -> Bools:
+    """Rows of an evaluation that a threshold may be chosen on. Salt: 'dev'; key: the question's id."""
+    return np.array([hashed_share("dev", each, digits=DEV_DIGITS) for each in ids]) < DEV_SHARE
+
+
+def held_out(keys: Sequence[str], share: float, seed: int = 0) -> Bools:
+    """Questions kept back from choosing a threshold. Salt: 'calibrate' and the seed; key: the question's fingerprint.
+
+    With the salt of a fit, questions that it left aside for its test would all fall on one side.
+    """
+    return np.array([hashed_share("calibrate", str(seed), key) for key in keys]) < share

@@ -1,61 +1,94 @@
-"""Label runs read for an evaluation: one question a row, answered both ways, with everything gates saw then."""
+"""Label runs read back: graded questions of one model, answered both ways, with everything gates saw then.
+
+This is the one reader of label runs for whoever measures, fits or calibrates. Reports over rows as they are, failed
+ones included, go through `RunFolder.rows`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput
 from knowgate.files import sha256_text
 from knowgate.runs.needs import RecordedNeeds, read_needs
 from knowgate.runs.readings import question_of, recorded, recorded_layers
 from knowgate.runs.rows import GradedAnswer, LabelRow
 from knowgate.runs.run_folder import RunFolder
-from knowgate.runs.slices import slice_values
+from knowgate.runs.slices import FREQUENCY, frequency_thirds, slice_values
+from knowgate.runs.split import dev_part
+from knowgate.runs.together import check_together, names_of
 from knowgate.statistics import Bools, Floats
 from knowgate.types import Question, Reading
 
-DEV_SHARE = 0.3  # questions a threshold may be chosen on when no other run is given for it
+ONE_MODEL = "evaluate one model at a time"
+TO_EVALUATE = {"model_fingerprint": ONE_MODEL, "prompts_fingerprint": ONE_MODEL}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Questions of one model under one wording. opened is None where no row has an open-book answer.
+    """Graded questions of one model under one wording.
 
-    keys: a name for each row over all runs. left_out: how many rows are not used, by reason. unopened: rows whose
-    retrieval found nothing; they are answered closed-book either way.
+    keys: a name for each row over all runs. settings: what the runs share. recorded: needs on record, by gate.
+    left_out: how many rows are not used, by reason.
     """
 
     rows: list[LabelRow]
     keys: list[str]
-    questions: list[Question]
     readings: list[Reading]
-    closed: Bools
-    opened: Bools | None
     settings: dict[str, Any]
-    runs: list[str]
-    recorded: dict[str, RecordedNeeds]
-    left_out: dict[str, int]
-    unopened: int = 0
+    runs: list[str] = field(default_factory=list)
+    recorded: dict[str, RecordedNeeds] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def questions(self) -> list[Question]:
+        return [question_of(row) for row in self.rows]
+
+    @cached_property
+    def closed_right(self) -> Bools:
+        """Whether the closed-book answer is right."""
+        return np.array([_is_right(row.closed) for row in self.rows], dtype=bool)
+
+    @cached_property
+    def open_right(self) -> Bools | None:
+        """Whether the answer with passages is right; None where no row has one.
+
+        Where nothing was found, the pipeline answers closed-book.
+        """
+        if all(row.open is None for row in self.rows):
+            return None
+        return np.array([_is_right(_opened(row)) for row in self.rows], dtype=bool)
+
+    @property
+    def always_right(self) -> Bools:
+        """What always retrieving comes to: without any open-book answer, the closed-book ones."""
+        return self.closed_right if self.open_right is None else self.open_right
+
+    @property
+    def unopened(self) -> int:
+        """Rows whose retrieval found nothing, among others: they are answered closed-book either way."""
+        return 0 if self.open_right is None else sum(row.open is None for row in self.rows)
 
     @property
     def dev(self) -> Bools:
         """Rows a threshold may be chosen on; which ones depends on the question's id alone."""
-        places = [int(sha256_text("dev", row.id)[:8], 16) / 16**8 for row in self.rows]
-        return np.array(places) < DEV_SHARE
+        return dev_part([row.id for row in self.rows])
 
-    def subset(self, places: Sequence[int]) -> Trial:
-        """Some of the rows."""
-        if not places:
-            raise BadInput("no question is left to evaluate.")
-        names = ("rows", "keys", "questions", "readings")
-        lists: dict[str, Any] = {name: [getattr(self, name)[place] for place in places] for name in names}
-        opened = self.opened[places] if self.opened is not None else None
-        return replace(self, closed=self.closed[places], opened=opened, **lists)
+    def subset(self, numbers: Iterable[int]) -> Trial:
+        """The rows of these numbers, in their order."""
+        chosen = [int(number) for number in numbers]
+        return replace(
+            self,
+            rows=[self.rows[number] for number in chosen],
+            keys=[self.keys[number] for number in chosen],
+            readings=[self.readings[number] for number in chosen],
+        )
 
     def open_tokens(self) -> Floats:
         return np.array([_length(row.open) for row in self.rows])
@@ -64,43 +97,72 @@ class Trial:
         return np.array([_length(row.closed) for row in self.rows])
 
     def slices(self) -> list[dict[str, str]]:
-        return [slice_values(row) for row in self.rows]
+        """The parts each row belongs to, by dimension."""
+        thirds = frequency_thirds([row.answer_frequency for row in self.rows])
+        return [
+            slice_values(row) | ({} if third is None else {FREQUENCY: third})
+            for row, third in zip(self.rows, thirds, strict=True)
+        ]
 
 
-def load_trial(runs: Sequence[Path], *, states: bool = True) -> Trial:
-    """All graded rows of these runs. states: with the hidden states that probes need."""
-    folders = [RunFolder(run) for run in runs]
-    settings = [folder.settings() for folder in folders]
-    _check_same(settings, runs)
+def load_trial(
+    runs: Sequence[Path], *, layers: Sequence[int] | None = None, same: Mapping[str, str] = TO_EVALUATE
+) -> Trial:
+    """All graded rows of these runs.
+
+    layers: those whose hidden states are read; None for all that were kept. same: the settings that the runs must
+    share, with what to do where they do not.
+    """
+    if not runs:
+        raise BadInput("there is no label run to read: name at least one.")
+    settings = [RunFolder(run).settings() for run in runs]
+    check_together(runs, settings, same)
+    names = names_of(runs)
     rows: list[LabelRow] = []
     keys: list[str] = []
     readings: list[Reading] = []
     left_out = {"failed": 0, "not graded": 0}
-    for folder in folders:
-        every = list(folder.rows())
-        kept = [row for row in every if row.error is None and row.closed and row.closed.correct is not None]
-        left_out["failed"] += sum(row.error is not None for row in every)
-        left_out["not graded"] += len(every) - len(kept) - sum(row.error is not None for row in every)
-        layers = recorded_layers(folder) if states else []
-        readings += recorded(folder, kept, layers)
-        keys += [f"{folder.path.name}/{row.id}" for row in kept]
+    for run, name in zip(runs, names, strict=True):
+        kept = _graded(RunFolder(run), left_out)
+        readings += _readings(RunFolder(run), kept, layers)
+        keys += [f"{name}/{row.id}" for row in kept]
         rows += kept
     if not rows:
-        raise BadInput(f"there is nothing to evaluate: no graded row in {', '.join(map(str, runs))}.")
-    has_open = any(row.open is not None for row in rows)
-    closed = np.array([bool(row.closed and row.closed.correct) for row in rows])
-    opened = np.array([_opened(row) for row in rows]) if has_open else None
-    unopened = sum(row.open is None for row in rows) if has_open else 0
-    questions = [question_of(row) for row in rows]
-    found = _recorded_needs(runs)
-    return Trial(
-        rows, keys, questions, readings, closed, opened, settings[0], list(map(str, runs)), found, left_out, unopened
-    )
+        lost = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count) or "no row at all"
+        raise BadInput(f"there is no graded row in {', '.join(map(str, runs))}: {lost}.")
+    return Trial(rows, keys, readings, _shared(settings), [str(run) for run in runs], _needs(runs, names), left_out)
 
 
-def _opened(row: LabelRow) -> bool:
-    """Where nothing was found the pipeline answers closed-book."""
-    side = row.open if row.open is not None and row.open.correct is not None else row.closed
+def _graded(folder: RunFolder, left_out: dict[str, int]) -> list[LabelRow]:
+    """The rows with a verdict; the others are counted."""
+    kept = []
+    for row in folder.rows():
+        if row.error is not None:
+            left_out["failed"] += 1
+        elif row.closed is None or row.closed.correct is None:
+            left_out["not graded"] += 1
+        else:
+            kept.append(row)
+    return kept
+
+
+def _readings(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] | None) -> list[Reading]:
+    if not rows:
+        return []  # a run of failed or ungraded rows has no states to look for
+    return recorded(folder, rows, recorded_layers(folder) if layers is None else layers)
+
+
+def _shared(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Settings of all runs; the data are those of every run, so they have a fingerprint of their own."""
+    data = sha256_text(*(str(one.get("data_fingerprint")) for one in settings))[:16]
+    return {**settings[0], "data_fingerprint": data}
+
+
+def _opened(row: LabelRow) -> GradedAnswer | None:
+    return row.open if row.open is not None and row.open.correct is not None else row.closed
+
+
+def _is_right(side: GradedAnswer | None) -> bool:
     return bool(side and side.correct)
 
 
@@ -111,29 +173,15 @@ def _length(side: GradedAnswer | None) -> float:
     return float(len(side.tokens) if side.tokens is not None else len(side.text.split()))
 
 
-def _recorded_needs(runs: Sequence[Path]) -> dict[str, RecordedNeeds]:
+def _needs(runs: Sequence[Path], names: Sequence[str]) -> dict[str, RecordedNeeds]:
     """Gates on record in every one of the runs, with their needs under the rows' keys."""
     parts = [{item.gate: item for item in read_needs(run)} for run in runs]
-    shared = [name for name in parts[0] if all(name in part for part in parts)]
-    return {name: _joined([part[name] for part in parts], runs) for name in shared}
+    shared = [gate for gate in parts[0] if all(gate in part for part in parts)]
+    return {gate: _joined([part[gate] for part in parts], names) for gate in shared}
 
 
-def _joined(items: Sequence[RecordedNeeds], runs: Sequence[Path]) -> RecordedNeeds:
-    needs = {
-        f"{run.name}/{key}": need for run, item in zip(runs, items, strict=True) for key, need in item.needs.items()
-    }
+def _joined(items: Sequence[RecordedNeeds], names: Sequence[str]) -> RecordedNeeds:
+    needs = {f"{name}/{key}": need for name, item in zip(names, items, strict=True) for key, need in item.needs.items()}
     timed = [item.seconds for item in items if item.seconds is not None]
     seconds = float(np.mean(timed)) if len(timed) == len(items) else None
     return RecordedNeeds(items[0].gate, items[0].threshold, needs, items[0].about, seconds)
-
-
-def _check_same(settings: Sequence[dict[str, Any]], runs: Sequence[Path]) -> None:
-    for key in ("model_fingerprint", "prompts_fingerprint"):
-        if len({str(item[key]) for item in settings}) > 1:
-            listed = "; ".join(f"{run}: {item[key]}" for run, item in zip(runs, settings, strict=True))
-            raise BadSetting(
-                f"the label runs are of different {key.split('_')[0]}s ({listed}); evaluate one model at a time."
-            )
-    names = [run.resolve().name for run in runs]
-    if len(set(names)) < len(names):
-        raise BadSetting(f"two label runs have the same folder name ({', '.join(names)}); give each its own.")

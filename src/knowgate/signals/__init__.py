@@ -7,44 +7,48 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.signals.assessment import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
     from knowgate.signals.confidence import (
         check_draft_tokens,
-        first,
+        draft_need,
+        first_probability,
         geometric_mean,
         inverse_perplexity,
-        least,
+        least_probability,
         mean_margin,
-        need_of,
     )
-    from knowgate.signals.dispersion import ALPHA, SAMPLES, log_determinant, states_with
-    from knowgate.signals.features import COSTLY, available, matrix
+    from knowgate.signals.dispersion import ALPHA, SAMPLES, SEAKR, log_determinant
+    from knowgate.signals.features import COSTLY, available_features, feature_matrix
     from knowgate.signals.hidden import hidden_states
     from knowgate.signals.samples import Effect, benefit, canonical, certainty, effect, mastery
-    from knowgate.signals.sentences import drafts, text_features
+    from knowgate.signals.sentences import draft_texts, text_features
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "ALPHA",
+    "ASSESSMENT_LABELS",
     "COSTLY",
     "Effect",
     "SAMPLES",
-    "available",
+    "SEAKR",
+    "SELF_ASSESSMENT",
+    "available_features",
     "benefit",
     "canonical",
     "certainty",
     "check_draft_tokens",
-    "drafts",
+    "draft_need",
+    "draft_texts",
     "effect",
-    "first",
+    "feature_matrix",
+    "first_probability",
     "geometric_mean",
     "hidden_states",
     "inverse_perplexity",
-    "least",
+    "least_probability",
     "log_determinant",
     "mastery",
-    "matrix",
     "mean_margin",
-    "need_of",
-    "states_with",
+    "self_assessment_logit",
     "text_features",
 ]

@@ -16,7 +16,7 @@ def check_draft_tokens(gate: str, draft_tokens: int) -> None:
         raise BadSetting(f"{gate}: draft_tokens is {draft_tokens}; it must be at least 1.")
 
 
-def need_of(draft: Completion | None, confidence: Callable[[Sequence[Token]], float], draft_tokens: int) -> float:
+def draft_need(draft: Completion | None, confidence: Callable[[Sequence[Token]], float], draft_tokens: int) -> float:
     """1 - confidence of the first `draft_tokens`: the draft may be longer for another gate. Kept in [0, 1]."""
     if draft is None or draft.tokens is None:
         raise NotOffered("the reading has no token log-probabilities; the backend must offer 'logprobs'.")
@@ -28,7 +28,7 @@ def need_of(draft: Completion | None, confidence: Callable[[Sequence[Token]], fl
     return min(1.0, max(0.0, 1 - value))
 
 
-def first(tokens: Sequence[Token]) -> float:
+def first_probability(tokens: Sequence[Token]) -> float:
     return math.exp(tokens[0].logprob)
 
 
@@ -36,7 +36,7 @@ def geometric_mean(tokens: Sequence[Token]) -> float:
     return math.exp(sum(token.logprob for token in tokens) / len(tokens))
 
 
-def least(tokens: Sequence[Token]) -> float:
+def least_probability(tokens: Sequence[Token]) -> float:
     return math.exp(min(token.logprob for token in tokens))
 
 

@@ -5,13 +5,12 @@ Knows states as numbers; not where they come from or what is decided on them.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from knowgate.errors import ModelError
 from knowgate.types import Vector
 
+SEAKR = "seakr"  # its name on record
 SAMPLES = 20  # SeaKR's released settings, as is alpha
 ALPHA = 1e-3  # also that of INSIDE (Chen et al. 2024), whose score SeaKR takes over
 
@@ -26,9 +25,3 @@ def log_determinant(states: Vector, alpha: float = ALPHA) -> float:
     centred = states.astype(np.float64) - states.astype(np.float64).mean(axis=1, keepdims=True)
     eigenvalues = np.linalg.eigvalsh(centred @ centred.T)
     return float(np.log(np.maximum(eigenvalues, 0.0) + alpha).mean())
-
-
-def states_with(value: float, alpha: float = ALPHA) -> Vector:
-    """A single state whose log-determinant is `value`: what a recorded row says in the place of its states."""
-    half = math.sqrt(max(0.0, math.exp(value) - alpha) / 2)
-    return np.array([[half, -half]], dtype=np.float32)

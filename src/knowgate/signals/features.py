@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from knowgate.signals import confidence
-from knowgate.signals.dispersion import SAMPLES, log_determinant
+from knowgate.signals.assessment import SELF_ASSESSMENT
+from knowgate.signals.dispersion import SAMPLES, SEAKR, log_determinant
 from knowgate.signals.samples import canonical, certainty
 from knowgate.types import Question, Reading, Token, Vector
 
@@ -55,38 +56,39 @@ def _agreement(question: Question, reading: Reading) -> float | None:
 
 
 def _self_assessment(question: Question, reading: Reading) -> float | None:
-    logits = reading.labels.get("prompt")
-    return None if logits is None else float(logits[-1][0] - logits[-1][1])
+    return reading.signals.get(SELF_ASSESSMENT)
 
 
 def _seakr(question: Question, reading: Reading) -> float | None:
+    if SEAKR in reading.signals:
+        return reading.signals[SEAKR]
     return None if reading.sample_states is None else log_determinant(reading.sample_states[:SAMPLES])
 
 
 FEATURES: dict[str, Feature] = {
-    "first": _token(confidence.first),
+    "first": _token(confidence.first_probability),
     "mean": _token(confidence.geometric_mean),
-    "min": _token(confidence.least),
+    "min": _token(confidence.least_probability),
     "entropy": _token(confidence.inverse_perplexity),
     "margin": _token(lambda tokens: max(confidence.mean_margin(tokens), 1e-6)),
     "length": _length,
     "unfinished": _unfinished,
     "question_length": _question_length,
-    "self_assessment": _self_assessment,
+    SELF_ASSESSMENT: _self_assessment,
     "certainty": _certainty,
     "agreement": _agreement,
-    "seakr": _seakr,
+    SEAKR: _seakr,
 }
-COSTLY = ("certainty", "agreement", "self_assessment", "seakr")  # samples, or a pass of their own
+COSTLY = ("certainty", "agreement", SELF_ASSESSMENT, SEAKR)  # samples, or a pass of their own
 
 
-def available(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+def available_features(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
     """Features that every one of these readings has."""
     pairs = list(zip(questions, readings, strict=True))
     return [name for name, feature in FEATURES.items() if all(feature(q, r) is not None for q, r in pairs)]
 
 
-def matrix(names: Sequence[str], questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
+def feature_matrix(names: Sequence[str], questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
     """One row per question, one column per name; what is missing is NaN, which gates refuse."""
     rows = [
         [_number(FEATURES[name](question, reading)) for name in names]

@@ -12,11 +12,12 @@ from knowgate.types import Reading, Vector
 
 def hidden_states(readings: Sequence[Reading], layer: int, position: str) -> Vector:
     """The hidden states of a layer: `pre` at the last prompt token, `post` at the last drafted one."""
-    found = [(reading.hidden if position == "pre" else reading.hidden_after).get(layer) for reading in readings]
-    missing = [state for state in found if state is None]
-    if missing:
+    states = [(reading.hidden if position == "pre" else reading.hidden_after).get(layer) for reading in readings]
+    given = [state for state in states if state is not None]
+    if len(given) < len(states):
         raise NotOffered(
             f"the reading has no hidden states of layer {layer} ({position}). Label with --layers {layer}, or use "
-            "a backend that gives hidden states (hf, gguf, smollm)."
+            "a backend that gives hidden states (hf, gguf, smollm).",
+            brief=f"no hidden states of layer {layer}",
         )
-    return np.stack([state for state in found if state is not None])
+    return np.stack(given)

@@ -15,7 +15,7 @@ from knowgate.types import Embedder, Question, Reading, Vector
 PIECE = re.compile(r"[A-Za-z0-9]+|\S")
 
 
-def drafts(readings: Sequence[Reading]) -> list[str]:
+def draft_texts(readings: Sequence[Reading]) -> list[str]:
     """The text of each draft."""
     if any(reading.draft is None for reading in readings):
         raise NotOffered("the reading has no draft, which the gate was fitted with. Use a backend that drafts answers.")

@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
-    from knowgate.statistics.bootstrap import RESAMPLES, Draws, Estimate, Measure, estimate, p_value
+    from knowgate.statistics.bootstrap import (
+        RESAMPLES,
+        Draws,
+        Estimate,
+        Measure,
+        estimate,
+        estimate_mean,
+        estimate_quality,
+        p_value,
+    )
+    from knowgate.statistics.logistic import logit, sigmoid
     from knowgate.statistics.measures import (
         Bools,
         Floats,
         Ranked,
         Weights,
+        accuracy,
+        auroc,
         divided,
         weighted_brier,
         weighted_ece,
@@ -37,15 +49,21 @@ __all__ = [
     "Ranked",
     "Share",
     "Weights",
+    "accuracy",
     "agreement",
+    "auroc",
     "divided",
     "estimate",
+    "estimate_mean",
+    "estimate_quality",
     "holm",
+    "logit",
     "mcnemar",
     "mean",
     "p_value",
     "pearson",
     "share",
+    "sigmoid",
     "weighted_brier",
     "weighted_ece",
     "weighted_mean",

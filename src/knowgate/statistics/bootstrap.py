@@ -1,6 +1,6 @@
-"""Bootstrap: how often each question is drawn, and intervals from what comes out.
+"""The bootstrap: how often each question is drawn, and intervals from what comes out.
 
-All gates are measured on the same draws, so their differences are paired.
+Whatever is measured on as many questions with the same seed is measured on the same draws, so differences are paired.
 """
 
 from __future__ import annotations
@@ -12,11 +12,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knowgate.statistics.measures import Floats, Weights
+from knowgate.errors import BadInput
+from knowgate.statistics.measures import (
+    Bools,
+    Floats,
+    Ranked,
+    Weights,
+    once,
+    weighted_accuracy,
+    weighted_brier,
+    weighted_ece,
+    weighted_mean,
+)
 
 RESAMPLES = 2_000
 PORTION = 250  # resamples held in memory at once: 10,000 questions make 10 MB
 LEVELS = (0.025, 0.975)
+QUALITY = ("auroc", "auprc", "accuracy", "ece", "brier")
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ class Draws:
     def portion(self, number: int) -> Weights:
         """How often each question is drawn: one row of counts per resample. Portion 0 takes every question once."""
         if number == 0:
-            return np.ones((1, self.n), dtype=np.float32)
+            return once(self.n)
         size = min(PORTION, self.resamples - (number - 1) * PORTION)
         rng = np.random.default_rng([self.seed, number])
         picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
@@ -68,8 +80,8 @@ class Draws:
             parts = list(pool.map(lambda number: [m(w) for w in [self.portion(number)] for m in measures],
                                   range(self.portions)))  # fmt: skip
         return [
-            {name: np.concatenate([part[place][name] for part in parts]) for name in parts[0][place]}
-            for place in range(len(measures))
+            {name: np.concatenate([part[number][name] for part in parts]) for name in parts[0][number]}
+            for number in range(len(measures))
         ]
 
 
@@ -81,6 +93,36 @@ def estimate(values: Floats) -> Estimate:
     if not len(drawn):
         return Estimate(float(plain))
     return Estimate(float(plain), *(float(edge) for edge in np.quantile(drawn, LEVELS)))
+
+
+def estimate_mean(values: Floats, resamples: int = RESAMPLES) -> Estimate:
+    """The mean of per-question values; of differences between two systems on the same questions it is paired."""
+    if not len(values):
+        raise BadInput("there is no question to measure on.")
+    return _estimates(lambda weights: {"mean": weighted_mean(weights, values)}, Draws(len(values), resamples))["mean"]
+
+
+def estimate_quality(needed: Bools, needs: Floats, resamples: int = RESAMPLES) -> dict[str, Estimate]:
+    """How good needs are: auroc, auprc, accuracy (of need above 0.5), ece, brier. Without questions none is defined."""
+    ranked = Ranked(needs)
+
+    def quality(weights: Weights) -> dict[str, Floats]:
+        drawn = ranked.sorted(weights)
+        return {
+            "auroc": ranked.auroc(drawn, needed),
+            "auprc": ranked.precision_and_risk(drawn, needed)["auprc"],
+            "accuracy": weighted_accuracy(weights, needed, needs),
+            "ece": weighted_ece(weights, needed, needs),
+            "brier": weighted_brier(weights, needed, needs),
+        }
+
+    if not len(needs):
+        return dict.fromkeys(QUALITY, Estimate(None))
+    return _estimates(quality, Draws(len(needs), resamples))
+
+
+def _estimates(measure: Measure, draws: Draws) -> dict[str, Estimate]:
+    return {name: estimate(values) for name, values in draws.apply([measure])[0].items()}
 
 
 def p_value(differences: Floats) -> float:

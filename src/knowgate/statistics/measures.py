@@ -1,7 +1,8 @@
 """Measures of a need, for many weightings of the same questions at once: a bootstrap resample is a row of counts.
 
-Each measure takes weights (resamples x questions) and gives one value per resample, NaN where it is not defined. With
-all weights 1 it is the plain measure. Sorting is done once for all resamples and all measures of rank.
+Each weighted measure takes weights (resamples x questions) and gives one value per resample, NaN where it is not
+defined. Sorting is done once for all resamples and all measures of rank. The plain measures at the end are the same
+ones with all weights 1: there is no second way of counting.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Weights = NDArray[np.float32]
+Weights = NDArray[np.floating[Any]]  # 32 bits for resamples, of which there are many; 64 for the questions themselves
 BINS = 15
 
 
 def weighted_mean(weights: Weights, values: NDArray[Any]) -> Floats:
-    total = weights.sum(axis=1, dtype=np.float64)
-    return divided((weights @ values.astype(np.float32)).astype(np.float64), total)
+    """Of one value for each question; of a table of them (questions x columns), column by column."""
+    total = weights.sum(axis=1, dtype=np.float64).reshape(-1, *[1] * (values.ndim - 1))
+    return divided((weights @ values.astype(weights.dtype)).astype(np.float64), total)
+
+
+def weighted_accuracy(weights: Weights, needed: Bools, needs: Floats, threshold: float = 0.5) -> Floats:
+    """Of the verdict 'needed where need is above the threshold'."""
+    return weighted_mean(weights, (needs > threshold) == needed)
 
 
 def weighted_brier(weights: Weights, needed: Bools, needs: Floats) -> Floats:
@@ -31,8 +38,8 @@ def weighted_brier(weights: Weights, needed: Bools, needs: Floats) -> Floats:
 def weighted_ece(weights: Weights, needed: Bools, needs: Floats) -> Floats:
     """Expected calibration error over bins of equal width."""
     bins = np.minimum((needs * BINS).astype(int), BINS - 1)
-    inside = (bins[:, None] == np.arange(BINS)).astype(np.float32)
-    gaps = np.abs(weights @ (inside * (needs - needed)[:, None].astype(np.float32)))
+    inside = (bins[:, None] == np.arange(BINS)).astype(weights.dtype)
+    gaps = np.abs(weights @ (inside * (needs - needed)[:, None].astype(weights.dtype)))
     return divided(gaps.sum(axis=1, dtype=np.float64), weights.sum(axis=1, dtype=np.float64))
 
 
@@ -70,8 +77,8 @@ class Ranked:
         positives, total = _total(yes), _total(every)
         risk = hits / np.maximum(seen, 1)
         # from the highest need down: what is left above the groups below
-        hits = positives[:, None].astype(np.float32) - hits + yes
-        seen = total[:, None].astype(np.float32) - seen + every
+        hits = positives[:, None].astype(drawn.dtype) - hits + yes
+        seen = total[:, None].astype(drawn.dtype) - seen + every
         precision = hits / np.maximum(seen, 1)
         return {"auprc": divided(_dot(yes, precision), positives), "aurc": divided(_dot(every, risk), total)}
 
@@ -97,3 +104,42 @@ def _dot(first: NDArray[Any], second: NDArray[Any]) -> Floats:
 def _total(weights: Weights) -> Floats:
     total: Floats = weights.sum(axis=1, dtype=np.float64)
     return total
+
+
+# --- of the questions as they are -----------------------------------------------------------------
+
+
+def auroc(needed: Bools, needs: Floats) -> float | None:
+    """Probability that a needed question has more need than another, ties for half; None where one kind is missing."""
+    ranked = Ranked(needs)
+    return _plain(ranked.auroc(ranked.sorted(once(len(needs))), needed)) if len(needs) else None
+
+
+def auprc(needed: Bools, needs: Floats) -> float | None:
+    """Average precision; None where nothing is needed."""
+    ranked = Ranked(needs)
+    drawn = ranked.sorted(once(len(needs)))
+    return _plain(ranked.precision_and_risk(drawn, needed)["auprc"]) if len(needs) else None
+
+
+def accuracy(needed: Bools, needs: Floats, threshold: float = 0.5) -> float | None:
+    """Of the verdict 'needed where need is above the threshold'; None without questions."""
+    return _plain(weighted_accuracy(once(len(needs)), needed, needs, threshold))
+
+
+def brier(needed: Bools, needs: Floats) -> float | None:
+    return _plain(weighted_brier(once(len(needs)), needed, needs))
+
+
+def ece(needed: Bools, needs: Floats) -> float | None:
+    """Expected calibration error over bins of equal width."""
+    return _plain(weighted_ece(once(len(needs)), needed, needs))
+
+
+def once(n: int) -> Weights:
+    """Every question counted once."""
+    return np.ones((1, n))
+
+
+def _plain(values: Floats) -> float | None:
+    return float(values[0]) if np.isfinite(values[0]) else None

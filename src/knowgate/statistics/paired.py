@@ -39,9 +39,9 @@ def mcnemar(first: Bools, second: Bools) -> tuple[float, int, int]:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction: the i-th smallest p-value times the number of tests not yet decided."""
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    order = sorted(range(len(p_values)), key=lambda number: p_values[number])
     corrected, highest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, p_values[place] * (len(p_values) - rank)))
-        corrected[place] = highest
+    for rank, number in enumerate(order):
+        highest = max(highest, min(1.0, p_values[number] * (len(p_values) - rank)))
+        corrected[number] = highest
     return corrected

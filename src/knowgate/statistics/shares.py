@@ -61,7 +61,7 @@ def pearson(first: Sequence[float], second: Sequence[float]) -> Correlation:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two graders agree on n answers. kappa: Cohen 1960; None when chance alone gives full agreement."""
+    """How far two graders agree on n answers; kappa: Cohen's. side: whose answers, closed, open or both."""
 
     side: str
     first: str
@@ -74,11 +74,21 @@ class Agreement:
 
 
 def agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[bool, bool]]) -> Agreement:
-    """Agreement over a non-empty list of (verdict of the first, verdict of the second)."""
+    """Agreement over pairs (verdict of the first, verdict of the second)."""
     n = len(pairs)
+    if not n:
+        return Agreement(side, *names, 0, 0.0, None, 0, 0)
+    agree = sum(a == b for a, b in pairs) / n
+    only = [sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)]
+    return Agreement(side, *names, n, agree, cohens_kappa(pairs), *only)
+
+
+def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
+    """Agreement beyond chance (Cohen 1960); None where chance alone gives full agreement, and without pairs."""
+    n = len(pairs)
+    if not n:
+        return None
     agree = sum(a == b for a, b in pairs) / n
     first, second = (sum(column) / n for column in zip(*pairs, strict=True))
     chance = first * second + (1 - first) * (1 - second)
-    kappa = None if math.isclose(chance, 1) else (agree - chance) / (1 - chance)
-    only = [sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)]
-    return Agreement(side, *names, n, agree, kappa, *only)
+    return None if math.isclose(chance, 1) else (agree - chance) / (1 - chance)

@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
-    from knowgate.thresholds.calibration import Calibration, Target, calibrate, store, usable
+    from knowgate.thresholds.calibrate_gate import calibrate
+    from knowgate.thresholds.calibration import Calibration, Target, store, usable
+    from knowgate.thresholds.choice import NEVER, for_accuracy
     from knowgate.thresholds.evidence import sentence
-    from knowgate.thresholds.outcomes import ThresholdResult
+    from knowgate.thresholds.outcomes import Outcomes, ThresholdResult, try_threshold
     from knowgate.thresholds.promises import Deployment, promise
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "Calibration",
     "Deployment",
+    "NEVER",
+    "Outcomes",
     "Target",
     "ThresholdResult",
     "calibrate",
+    "for_accuracy",
     "promise",
     "sentence",
     "store",
+    "try_threshold",
     "usable",
 ]

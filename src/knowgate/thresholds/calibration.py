@@ -1,25 +1,31 @@
-"""A gate's threshold from label runs, with the evidence for it: `knowgate calibrate` as a library. No LLM is run."""
+"""A gate's threshold from label runs, with the evidence for it. No LLM is run, nothing is written."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from knowgate.display import Sheet
 from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.files import sha256_text
-from knowgate.gates import SEEN, Artefact, is_artefact, read_artefact, score_gate
-from knowgate.runs import RunFolder, Trial, load_trial, seen_key
+from knowgate.gates import SEEN, Artefact, folder_of, gate_name, load_gate, read_artefact, score_gate, seen_by
+from knowgate.markup import escape
+from knowgate.runs import Trial, held_out, load_trial, question_key
 from knowgate.thresholds.choice import for_accuracy, for_rate
-from knowgate.thresholds.evidence import Kind, save_threshold
+from knowgate.thresholds.evidence import Kind, save_threshold, sentence
 from knowgate.thresholds.guarantee import learn_then_test, rows_needed
-from knowgate.thresholds.outcomes import Bools, Outcomes, ThresholdResult, held_out, reached
-from knowgate.types import Question
+from knowgate.thresholds.outcomes import Outcomes, ThresholdResult, try_threshold
+from knowgate.thresholds.overview import calibration_sheet
+from knowgate.types import Gate
 
+ONE_PLACE = "a threshold holds for one"
+TO_CALIBRATE = dict.fromkeys(("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint"), ONE_PLACE)
 FEWEST = 40  # questions to choose a threshold on; below, a rate or an accuracy means nothing
 
 
@@ -38,11 +44,12 @@ class Target:
         return rows_needed(self.value, self.delta) if self.kind == "guarantee" else FEWEST
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Calibration:
     """The threshold, what it does on the questions it was chosen on and on those held out, and the whole record.
 
-    left_out: rows not used, by reason. keys: of the questions chosen on.
+    left_out: rows not used, by reason. keys: of the questions chosen on. source: the gate, or the spec or folder it is
+    loaded from; where the threshold was written, the folder that has it.
     """
 
     kind: Kind
@@ -52,13 +59,39 @@ class Calibration:
     evidence: dict[str, Any]
     left_out: dict[str, int]
     keys: list[str]
+    source: str | Gate
+
+    @functools.cached_property
+    def gate(self) -> Gate:
+        """The gate as it now is. A plain gate keeps no threshold of its own: use `threshold` beside it."""
+        return load_gate(self.source) if isinstance(self.source, str) else self.source
+
+    @property
+    def sentence(self) -> str:
+        """What the threshold is good for, in words."""
+        return sentence(self.threshold, self.kind, self.evidence)
+
+    @property
+    def sheet(self) -> Sheet:
+        """What it does on the questions it was chosen on, and on those held out."""
+        return calibration_sheet(self.threshold, self.chosen, self.held)
+
+    def __repr__(self) -> str:
+        return f"<Calibration of {gate_name(self.source)}: {self.sentence}>\n{self.sheet.text()}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return f"<p>{escape(gate_name(self.source))}: {escape(self.sentence)}</p>{self.sheet.html()}"
 
 
-def calibrate(gate: str, runs: Sequence[Path], target: Target, *, share: float = 0.5, seed: int = 0) -> Calibration:
+def find_threshold(
+    gate: str | Gate, runs: Sequence[Path], target: Target, *, share: float = 0.5, seed: int = 0
+) -> Calibration:
     """Choose a threshold on one part of the runs' questions and try it on the other, `share` of them."""
     if not 0 <= share < 1:
         raise BadSetting(f"the share held out is {share}; it must be at least 0 and below 1.")
-    artefact = read_artefact(gate) if is_artefact(gate) else None
+    folder = folder_of(gate)
+    artefact = read_artefact(folder) if folder is not None else None
     trial, left_out = usable(load_runs(runs), artefact)
     keys = [question_key(question) for question in trial.questions]
     back = held_out(keys, share, seed)
@@ -66,8 +99,8 @@ def calibrate(gate: str, runs: Sequence[Path], target: Target, *, share: float =
     outcomes = outcomes_of(trial, gate)
     check_harm(outcomes, target)
     threshold, facts = choose(outcomes.at(~back), target)
-    chosen = reached(outcomes.at(~back), threshold)
-    held = reached(outcomes.at(back), threshold) if back.any() else None
+    chosen = try_threshold(outcomes.at(~back), threshold)
+    held = try_threshold(outcomes.at(back), threshold) if back.any() else None
     used = [key for key, kept in zip(keys, back, strict=True) if not kept]
     evidence = {
         **facts,
@@ -77,22 +110,22 @@ def calibrate(gate: str, runs: Sequence[Path], target: Target, *, share: float =
         "left_out": left_out,
         "seed": seed,
     }
-    return Calibration(target.kind, threshold, chosen, held, evidence, left_out, used)
+    return Calibration(target.kind, threshold, chosen, held, evidence, left_out, used, gate)
 
 
-def store(found: Calibration, gate: str, out: Path | None = None) -> Path:
+def store(calibration: Calibration, gate: str, out: Path | None = None) -> Path:
     """Write the threshold into the fitted gate, or into a copy of it."""
     artefact = read_artefact(gate)
-    place = out or artefact.path
-    save_threshold(artefact, found.threshold, found.kind, found.evidence, found.keys, place)
-    return place
+    folder = out or artefact.path
+    save_threshold(artefact, calibration.threshold, calibration.kind, calibration.evidence, calibration.keys, folder)
+    return folder
 
 
 def choose(outcomes: Outcomes, target: Target) -> tuple[float, dict[str, Any]]:
     """The threshold and what speaks for it."""
     if target.kind == "guarantee":
-        found = learn_then_test(outcomes, target.value, target.delta)
-        return found.threshold, {key: value for key, value in asdict(found).items() if key != "threshold"}
+        guarantee = learn_then_test(outcomes, target.value, target.delta)
+        return guarantee.threshold, {key: value for key, value in asdict(guarantee).items() if key != "threshold"}
     if target.kind == "budget":
         return for_rate(outcomes.needs, target.value), {"wanted": target.value, "n": len(outcomes)}
     return for_accuracy(outcomes), {"n": len(outcomes)}
@@ -103,15 +136,8 @@ def choose(outcomes: Outcomes, target: Target) -> tuple[float, dict[str, Any]]:
 
 def load_runs(runs: Sequence[Path]) -> Trial:
     """Rows of one model, wording and retriever, answered both ways."""
-    twice = [run for place, run in enumerate(runs) if run.resolve() in {other.resolve() for other in runs[:place]}]
-    if twice:
-        raise BadSetting(f"the label run '{twice[0]}' is named twice.")
-    found = {run: RunFolder(run).settings().get("retriever_fingerprint") for run in runs}
-    if len(set(found.values())) > 1:
-        listed = "; ".join(f"{run}: {name}" for run, name in found.items())
-        raise BadSetting(f"the label runs are of different retrievers ({listed}); a threshold holds for one.")
-    trial = load_trial(runs)
-    if trial.opened is None:
+    trial = load_trial(runs, same=TO_CALIBRATE)
+    if trial.open_right is None:
         raise BadInput(
             f"no row of {', '.join(map(str, runs))} has an open-book answer, so what skipping loses cannot be seen. "
             "Label with passages: knowgate label --index DIR ..."
@@ -121,53 +147,19 @@ def load_runs(runs: Sequence[Path]) -> Trial:
 
 def usable(trial: Trial, artefact: Artefact | None) -> tuple[Trial, dict[str, int]]:
     """Each question once, and none that the gate was fitted on; with what was left out."""
-    seen = seen_by(artefact, trial) if artefact else set()
+    if artefact:
+        check_own_rows(artefact, trial)
     keys = [question_key(question) for question in trial.questions]
-    first = {key: place for place, key in reversed(list(enumerate(keys)))}
-    fitted = np.array([key in seen for key in keys])
-    again = np.array([first[key] != place for place, key in enumerate(keys)]) & ~fitted
+    first = {key: number for number, key in reversed(list(enumerate(keys)))}
+    fitted = np.array(seen_by(trial, artefact.path)) if artefact else np.zeros(len(keys), dtype=bool)
+    again = np.array([first[key] != number for number, key in enumerate(keys)]) & ~fitted
     left_out = {**trial.left_out, "fitted on": int(fitted.sum()), "asked twice": int(again.sum())}
-    return part(trial, ~fitted & ~again), {reason: count for reason, count in left_out.items() if count}
+    kept = trial.subset(np.flatnonzero(~fitted & ~again))
+    return kept, {reason: count for reason, count in left_out.items() if count}
 
 
-def seen_by(artefact: Artefact, trial: Trial) -> set[str]:
-    """Keys of the questions a gate was fitted on; refuses rows of another model or wording."""
-    made, settings = artefact.manifest, trial.settings
-    if (made["model"]["fingerprint"], made["prompts"]) != (
-        settings["model_fingerprint"],
-        settings["prompts_fingerprint"],
-    ):
-        raise BadSetting(
-            f"the gate '{artefact.path.name}' was fitted on {made['model']['name']} ({made['model']['fingerprint']}, "
-            f"prompts {made['prompts']}), the label runs are of {settings['model']} ({settings['model_fingerprint']}, "
-            f"prompts {settings['prompts_fingerprint']}). Calibrate on labels of the gate's own model."
-        )
-    check_reading(made, settings)
-    file = artefact.path / SEEN
-    if not file.is_file():
-        raise ArtefactError(
-            f"the gate '{artefact.path}' has no {SEEN}: what it was fitted on is unknown. Fit it again."
-        )
-    return set(file.read_text(encoding="utf-8").split())
-
-
-def question_key(question: Question) -> str:
-    return seen_key(question.text if question.text else f"id:{question.id}")
-
-
-def part(trial: Trial, places: Bools) -> Trial:
-    """Only these rows."""
-    kept = np.flatnonzero(places)
-    opened = None if trial.opened is None else trial.opened[kept]
-    lists: dict[str, Any] = {
-        name: [getattr(trial, name)[place] for place in kept] for name in ("rows", "keys", "questions", "readings")
-    }
-    return replace(trial, **lists, closed=trial.closed[kept], opened=opened)
-
-
-def outcomes_of(trial: Trial, gate: str) -> Outcomes:
-    opened = trial.closed if trial.opened is None else trial.opened
-    return Outcomes(score_gate(trial, gate).needs, trial.closed, opened)
+def outcomes_of(trial: Trial, gate: str | Gate) -> Outcomes:
+    return Outcomes(score_gate(trial, gate).needs, trial.closed_right, trial.always_right)
 
 
 # --- checks and record ----------------------------------------------------------------------------
@@ -195,6 +187,25 @@ def check_harm(outcomes: Outcomes, target: Target) -> None:
         )
 
 
+def check_own_rows(artefact: Artefact, trial: Trial) -> None:
+    """Refuse rows of another model or wording than the gate's, and a gate that does not say what it was fitted on."""
+    made, settings = artefact.manifest, trial.settings
+    if (made["model"]["fingerprint"], made["prompts"]) != (
+        settings["model_fingerprint"],
+        settings["prompts_fingerprint"],
+    ):
+        raise BadSetting(
+            f"the gate '{artefact.path.name}' was fitted on {made['model']['name']} ({made['model']['fingerprint']}, "
+            f"prompts {made['prompts']}), the label runs are of {settings['model']} ({settings['model_fingerprint']}, "
+            f"prompts {settings['prompts_fingerprint']}). Calibrate on labels of the gate's own model."
+        )
+    check_reading(made, settings)
+    if not (artefact.path / SEEN).is_file():
+        raise ArtefactError(
+            f"the gate '{artefact.path}' has no {SEEN}: what it was fitted on is unknown. Fit it again."
+        )
+
+
 def check_reading(made: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     """What the gate reads of a question must be as long in the runs as where it decides."""
     want, features = made["want"], set(made["options"].get("features", ()))
@@ -216,7 +227,7 @@ def _check_length(words: str, option: str, wanted: int, there: int | None) -> No
 def describe(trial: Trial, outcomes: Outcomes, keys: Sequence[str]) -> dict[str, Any]:
     """What the threshold is bound to."""
     settings = trial.settings
-    lines = zip(keys, outcomes.closed.tolist(), outcomes.opened.tolist(), strict=True)
+    lines = zip(keys, outcomes.closed_right.tolist(), outcomes.open_right.tolist(), strict=True)
     return {
         "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
         "prompts": settings["prompts_fingerprint"],

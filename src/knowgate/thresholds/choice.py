@@ -1,7 +1,13 @@
-"""Thresholds without a proof: by a wanted retrieval rate, or by accuracy on the questions at hand.
+"""The one chooser of thresholds without a proof: by a wanted retrieval rate, or by accuracy on the questions at hand.
 
-Between two neighbouring needs every threshold does the same; the one half-way is taken, to six digits, so that it can
-be typed and does not hang on the last bit of a score.
+Whoever chooses a threshold chooses it here: `calibrate`, the tuned column of an evaluation, a fit. The rule:
+
+- A question is retrieved for where its need is above the threshold, so between two neighbouring needs every threshold
+  does the same. The one half-way is taken, to six digits: it can be typed and does not hang on a score's last bit.
+  Needs that six digits do not tell apart get as many digits as it takes.
+- ALWAYS (-1) lies below every need and retrieves for each question; 1 retrieves for none.
+- Of equally good thresholds the one that retrieves least is taken. Where retrieving gains nothing on these questions,
+  that is 1: never.
 """
 
 from __future__ import annotations
@@ -10,16 +16,28 @@ import numpy as np
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import ALWAYS
-from knowgate.thresholds.outcomes import Floats, Outcomes
+from knowgate.statistics import Floats
+from knowgate.thresholds.outcomes import Outcomes
 
 DIGITS = 6
+NEVER = 1.0  # no need is above it
 
 
 def candidates(needs: Floats) -> Floats:
     """From always retrieving to skipping everything, in rising order."""
     values = np.unique(needs)
-    between = np.round((values[:-1] + values[1:]) / 2, DIGITS)
-    return np.unique(np.concatenate([[ALWAYS], between, [1.0]]))
+    return np.unique(np.concatenate([[ALWAYS], _between(values[:-1], values[1:]), [NEVER]]))
+
+
+def _between(low: Floats, high: Floats) -> Floats:
+    """Half-way, rounded where that still skips the lower need and retrieves for the higher one."""
+    middle = (low + high) / 2
+    rounded = np.round(middle, DIGITS)
+    return np.select(
+        [(low <= rounded) & (rounded < high), middle < high],
+        [rounded, middle],
+        default=low,  # two numbers with none between them
+    )
 
 
 def for_rate(needs: Floats, rate: float) -> float:
@@ -39,7 +57,7 @@ def for_accuracy(outcomes: Outcomes) -> float:
         raise BadInput("there are no questions to choose a threshold on.")
     thresholds = candidates(outcomes.needs)
     order = np.argsort(outcomes.needs, kind="stable")
-    gains = np.cumsum(outcomes.closed[order].astype(int) - outcomes.opened[order].astype(int))
+    gains = np.cumsum(outcomes.closed_right[order].astype(int) - outcomes.open_right[order].astype(int))
     skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")
     right = np.concatenate([[0], gains])[skipped]  # against always retrieving
     return float(thresholds[np.flatnonzero(right == right.max())[-1]])

@@ -69,10 +69,10 @@ def _percent(share: float) -> str:
 def _table(evidence: Mapping[str, Any]) -> str:
     lines = ["| questions | n | retrieved | accuracy | always | never | lost | harmed skips |", "|---|" + "---|" * 7]
     for name, title in (("chosen_on", "chosen on"), ("held_out", "held out")):
-        if found := evidence.get(name):
-            always, never = found["right_always"] / found["n"], found["right_never"] / found["n"]
+        if counts := evidence.get(name):
+            always, never = counts["right_always"] / counts["n"], counts["right_never"] / counts["n"]
             lines.append(
-                f"| {title} | {found['n']} | {found['rate']:.1%} | {found['accuracy']:.1%} | {always:.1%} "
-                f"| {never:.1%} | {found['loss']:+.1%} | {found['harmed']} |"
+                f"| {title} | {counts['n']} | {counts['rate']:.1%} | {counts['accuracy']:.1%} | {always:.1%} "
+                f"| {never:.1%} | {counts['loss']:+.1%} | {counts['harmed']} |"
             )
     return "\n".join(lines)

@@ -19,7 +19,8 @@ import numpy as np
 
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.gates import ALWAYS
-from knowgate.thresholds.outcomes import Floats, Outcomes
+from knowgate.statistics import Floats
+from knowgate.thresholds.outcomes import Outcomes
 
 # Fixed beforehand, so it cannot depend on the questions; a finer grid costs a fixed sequence nothing.
 GRID: Floats = np.concatenate([[ALWAYS], np.arange(1001) / 1000])

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from knowgate.errors import BadInput
-from knowgate.files import sha256_text
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from knowgate.statistics import Bools, Floats
 
 
 @dataclass(frozen=True)
@@ -21,14 +16,14 @@ class Outcomes:
     """Needs of questions, and whether their closed-book and open-book answers are right."""
 
     needs: Floats
-    closed: Bools
-    opened: Bools
+    closed_right: Bools
+    open_right: Bools
 
     def __post_init__(self) -> None:
-        if not len(self.needs) == len(self.closed) == len(self.opened):
+        if not len(self.needs) == len(self.closed_right) == len(self.open_right):
             raise BadInput(
-                f"there are {len(self.needs)} needs, {len(self.closed)} closed-book and {len(self.opened)} open-book "
-                "verdicts: give one of each per question."
+                f"there are {len(self.needs)} needs, {len(self.closed_right)} closed-book and {len(self.open_right)} "
+                "open-book verdicts: give one of each per question."
             )
 
     def __len__(self) -> int:
@@ -37,10 +32,11 @@ class Outcomes:
     @property
     def harmed(self) -> Bools:
         """Skipping the question would lose a right answer: open-book right, closed-book wrong."""
-        return self.opened & ~self.closed
+        return self.open_right & ~self.closed_right
 
-    def at(self, places: Bools) -> Outcomes:
-        return Outcomes(self.needs[places], self.closed[places], self.opened[places])
+    def at(self, rows: Bools) -> Outcomes:
+        """Of some of the questions."""
+        return Outcomes(self.needs[rows], self.closed_right[rows], self.open_right[rows])
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class ThresholdResult:
         return {**asdict(self), **{name: round(value, 6) for name, value in shares.items()}}
 
 
-def reached(outcomes: Outcomes, threshold: float) -> ThresholdResult:
+def try_threshold(outcomes: Outcomes, threshold: float) -> ThresholdResult:
     """What the gate would have done to these questions."""
     if not len(outcomes):
         raise BadInput("there are no questions to try a threshold on.")
@@ -81,17 +77,8 @@ def reached(outcomes: Outcomes, threshold: float) -> ThresholdResult:
     return ThresholdResult(
         n=len(outcomes),
         retrieved=int(retrieve.sum()),
-        right=int(np.where(retrieve, outcomes.opened, outcomes.closed).sum()),
-        right_always=int(outcomes.opened.sum()),
-        right_never=int(outcomes.closed.sum()),
+        right=int(np.where(retrieve, outcomes.open_right, outcomes.closed_right).sum()),
+        right_always=int(outcomes.open_right.sum()),
+        right_never=int(outcomes.closed_right.sum()),
         harmed=int((outcomes.harmed & ~retrieve).sum()),
     )
-
-
-def held_out(keys: Sequence[str], share: float, seed: int = 0) -> Bools:
-    """Which questions are kept back, by a hash of each.
-
-    The hash is salted: with that of `fit`, questions that a fit left aside for its test would all fall on one side.
-    """
-    places = [int(sha256_text("calibrate", str(seed), key)[:12], 16) / 16**12 for key in keys]
-    return np.array(places) < share

@@ -21,27 +21,27 @@ class Deployment:
     reorders: bool = False  # passages are reranked, or dropped by a second look
 
 
-def promise(gate: Gate, place: Deployment) -> str:
+def promise(gate: Gate, deployment: Deployment) -> str:
     """The guarantee in words, with whatever keeps it from holding here; '' for a gate without one."""
     evidence = gate.artefact.manifest.get("guarantee") if isinstance(gate, FittedGate) else None
     if not (isinstance(gate, FittedGate) and evidence):
         return ""
     said = sentence(gate.threshold, "guarantee", evidence)
-    against = list(_against(gate, place, evidence))
+    against = list(_against(gate, deployment, evidence))
     return f"{said} This does not hold here: {'; '.join(against)}." if against else said
 
 
-def _against(gate: FittedGate, place: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
+def _against(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
     if gate.note:
         yield "the gate decides for another LLM than its own"
-    if place.threshold is not None and place.threshold > gate.threshold:
-        yield f"the threshold used is {place.threshold:g}"  # a stricter one loses less
-    if place.retriever is None or gate.threshold == ALWAYS:
+    if deployment.threshold is not None and deployment.threshold > gate.threshold:
+        yield f"the threshold used is {deployment.threshold:g}"  # a stricter one loses less
+    if deployment.retriever is None or gate.threshold == ALWAYS:
         return
     made = evidence["retriever"]
-    if made["fingerprint"] != place.retriever:
-        yield f"it was shown for passages from {made['name']} ({made['fingerprint'] or 'no fingerprint'}), not for those of this index ({place.retriever})"  # noqa: E501
-    if evidence["k"] not in (None, place.k):
-        yield f"it was shown for {evidence['k']} passages, not for {place.k}"
-    if place.reorders:
+    if made["fingerprint"] != deployment.retriever:
+        yield f"it was shown for passages from {made['name']} ({made['fingerprint'] or 'no fingerprint'}), not for those of this index ({deployment.retriever})"  # noqa: E501
+    if evidence["k"] not in (None, deployment.k):
+        yield f"it was shown for {evidence['k']} passages, not for {deployment.k}"
+    if deployment.reorders:
         yield "it was shown without reranking or a second look"

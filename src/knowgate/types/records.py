@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.types.notebook import counted, facts_html, short, verdict
+
 Vector = NDArray[np.float32]
 
 
@@ -151,6 +153,7 @@ class Reading:
     sample_states are those at the last token of each sample (of the last prompt token where a sample is empty).
     labels[gate name] are logits, one row per marked position, one column per label.
     neighbours[gate name] are the logged questions the gate recalled, most similar first.
+    signals are numbers that were worked out before and kept in the place of what they were read off.
     resume goes back into `Model.generate` to continue the draft without a second prefill.
     """
 
@@ -160,13 +163,27 @@ class Reading:
     samples: tuple[Completion, ...] = ()
     labels: Mapping[str, Vector] = field(default_factory=dict)
     neighbours: Mapping[str, tuple[Neighbour, ...]] = field(default_factory=dict)
+    signals: Mapping[str, float] = field(default_factory=dict)
     resume: object | None = field(default=None, repr=False, compare=False)
     sample_states: Vector | None = field(default=None, repr=False, compare=False)
 
 
-@dataclass(frozen=True)
+class Note(StrEnum):
+    """A fact about how a decision was carried out."""
+
+    NOTHING_FOUND = "nothing found"
+    PASSAGES_USELESS = "passages useless"  # so the second look judged
+    NO_PASSAGE_FITS = "no passage fits"  # into the context window
+    NOT_RERANKED = "not reranked"  # the retriever was sure
+    RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
+
+
+@dataclass(frozen=True, repr=False)
 class Decision:
-    """Retrieve or not, and why. `need` is in [0, 1]: 0 = the LLM knows, 1 = it must look up."""
+    """Retrieve or not, and why. `need` is in [0, 1]: 0 = the LLM knows, 1 = it must look up.
+
+    reason: all of it in words, for people. notes: what became of the decision, for programs; kinds in `Note`.
+    """
 
     retrieve: bool
     need: float
@@ -174,9 +191,23 @@ class Decision:
     gate: str
     reason: str
     neighbours: tuple[Neighbour, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Decision: {verdict(self.retrieve)}, {short(self.reason)}; gate {self.gate}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return facts_html(self._facts)
+
+    @property
+    def _facts(self) -> list[tuple[str, str]]:
+        near = [(f"similar, {one.label}", f"{one.question} ({one.similarity:.2f})") for one in self.neighbours]
+        said = [("decision", verdict(self.retrieve)), ("because", self.reason), ("gate", self.gate)]
+        return [*said, *near]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
     """The answer with the way it came about. `passages` are those the LLM was shown.
 
@@ -190,3 +221,14 @@ class Answer:
     seconds: Mapping[str, float] = field(default_factory=dict)
     draft: Completion | None = None
     n_tokens: int = 0
+
+    def __repr__(self) -> str:
+        way = f"{verdict(self.decision.retrieve)}, {counted(len(self.passages), 'passage')}"
+        return f"<Answer {short(self.text)!r} to {short(self.question.text)!r}: {way}; {short(self.decision.reason)}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: question, answer, decision, and the passages shown."""
+        passages = [
+            (f"passage {one.id}", f"{one.title}: {one.text}" if one.title else one.text) for one in self.passages
+        ]
+        return facts_html([("question", self.question.text), ("answer", self.text), *self.decision._facts, *passages])

@@ -181,8 +181,8 @@ def intervals(facts: Sequence[Fact], indicator: str) -> tuple[Interval, ...]:
         if (value := fact.indicators[indicator]) is not None
     )
     return tuple(
-        Interval(place / INTERVALS, (place + 1) / INTERVALS, *(counted[place, effect.value] for effect in Effect))
-        for place in range(INTERVALS)
+        Interval(number / INTERVALS, (number + 1) / INTERVALS, *(counted[number, effect.value] for effect in Effect))
+        for number in range(INTERVALS)
     )
 
 
@@ -208,12 +208,12 @@ def copying(facts: Sequence[Fact]) -> Copying | None:
 
 def agreements(facts: Sequence[Fact]) -> tuple[Agreement, ...]:
     """Every pair of graders over the greedy answers that both have graded."""
-    found = []
+    agreed = []
     for side in ("closed", "open"):
         verdicts = [fact.verdicts[side] for fact in facts if side in fact.verdicts]
         names = dict.fromkeys(name for graders in verdicts for name in graders)
         for first, second in combinations(names, 2):
             pairs = [(graders[first], graders[second]) for graders in verdicts if {first, second} <= graders.keys()]
             if pairs:
-                found.append(agreement(side, (first, second), pairs))
-    return tuple(found)
+                agreed.append(agreement(side, (first, second), pairs))
+    return tuple(agreed)

@@ -68,12 +68,12 @@ def _verdicts(row: LabelRow, question: Question) -> dict[str, dict[str, bool]]:
 
 def _graders(side: GradedAnswer, recorded: str, question: Question) -> dict[str, bool]:
     """The string graders anew, and the recorded verdict where it came from another one: a judge."""
-    found = {
+    verdicts = {
         "exact": is_exact(side.text, question.answers),
         "contains": grade_contains(side.text, question).correct,
     }
     if question.choices and gold_letter(question) is not None:
-        found["choice"] = grade_choice(side.text, question)
+        verdicts["choice"] = grade_choice(side.text, question)
     if side.correct is not None and recorded not in {"exact", "contains", "choice"}:
-        found[recorded or "recorded"] = side.correct
-    return found
+        verdicts[recorded or "recorded"] = side.correct
+    return verdicts

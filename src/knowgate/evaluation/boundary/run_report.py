@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import BadSetting
 from knowgate.evaluation.boundary.boundary import Boundary, change, measure
-from knowgate.runs import LabelRow, RunFolder
+from knowgate.runs import LabelRow, RunFolder, check_named_once
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,7 @@ class RunReport:
 
 def read_runs(paths: Sequence[Path]) -> list[RunReport]:
     """The runs in the order given."""
-    twice = [path for place, path in enumerate(paths) if path.resolve() in {p.resolve() for p in paths[:place]}]
-    if twice:
-        raise BadSetting(f"the run '{twice[0]}' is named twice.")
+    check_named_once(paths)
     return _named([_read(path) for path in paths])
 
 
@@ -55,10 +52,10 @@ def _read(path: Path) -> RunReport:
 
 def _setting(manifest: Mapping[str, Any], *names: str) -> str:
     """A setting of the run, or something written beside its settings."""
-    for place in (manifest.get("settings") or {}, manifest):
+    for settings in (manifest.get("settings") or {}, manifest):
         for name in names:
-            if place.get(name) is not None:
-                return str(place[name])
+            if settings.get(name) is not None:
+                return str(settings[name])
     return "not recorded"
 
 

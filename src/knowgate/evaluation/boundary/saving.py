@@ -50,7 +50,7 @@ def saving(facts: Sequence[Fact], indicator: str) -> Saving | None:
         saved = skipped / n
         return Point(threshold, saved, right[skipped] / n, saved * never + (1 - saved) * always)
 
-    borders = [place + 1 for place in range(n) if place + 1 == n or cases[place][0] - cases[place + 1][0] > CLOSE]
+    borders = [number + 1 for number in range(n) if number + 1 == n or cases[number][0] - cases[number + 1][0] > CLOSE]
     points = [point(None, 0), *(point(cases[border - 1][0], border) for border in borders)]
     marks = [point(mark, sum(value >= mark - CLOSE for value, _, _ in cases)) for mark in MARKS]
     return Saving(n, always, never, tuple(points), tuple(marks))
@@ -58,9 +58,9 @@ def saving(facts: Sequence[Fact], indicator: str) -> Saving | None:
 
 def _cases(facts: Sequence[Fact], indicator: str) -> list[tuple[float, bool, bool]]:
     """(indicator, closed right, open right), the highest indicator first."""
-    found = [
+    cases = [
         (value, fact.closed, fact.open)
         for fact in facts
         if (value := fact.indicators[indicator]) is not None and fact.closed is not None and fact.open is not None
     ]
-    return sorted(found, key=lambda case: -case[0])
+    return sorted(cases, key=lambda case: -case[0])

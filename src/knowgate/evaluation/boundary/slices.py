@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from knowgate.evaluation.boundary.facts import Fact
+from knowgate.runs import DIMENSIONS, FREQUENCY, THIRDS, frequency_thirds
 from knowgate.statistics import Share, mean, share
 
-DIMENSIONS = ("data set", "language", "freshness", "hops", "answer frequency", "form")
 NOT_GIVEN = "(not given)"
-TERCILES = ("rare", "middle", "frequent")
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,12 @@ class Slice:
 
 def slices(facts: Sequence[Fact]) -> tuple[Slice, ...]:
     """Every dimension this run's data say something about. Those with one value matter only beside other runs."""
-    found: list[Slice] = []
+    parts: list[Slice] = []
     for dimension in DIMENSIONS:
-        groups = _terciles(facts) if dimension == "answer frequency" else _groups(facts, dimension)
+        groups = _thirds(facts) if dimension == FREQUENCY else _groups(facts, dimension)
         if set(groups) - {NOT_GIVEN}:
-            found += [summarise(dimension, value, part) for value, part in groups.items()]
-    return tuple(found)
+            parts += [summarise(dimension, value, part) for value, part in groups.items()]
+    return tuple(parts)
 
 
 def summarise(dimension: str, value: str, facts: Sequence[Fact]) -> Slice:
@@ -60,20 +58,12 @@ def _groups(facts: Sequence[Fact], dimension: str) -> Mapping[str, list[Fact]]:
     return {name: groups[name] for name in names}
 
 
-def _terciles(facts: Sequence[Fact]) -> Mapping[str, list[Fact]]:
-    """Thirds by how many passages hold the answer. Equal counts stay together, so a third can be empty."""
-    known = sorted(fact.frequency for fact in facts if fact.frequency is not None)
-    if len(set(known)) < 2:
+def _thirds(facts: Sequence[Fact]) -> Mapping[str, list[Fact]]:
+    """All three by name, a third that nothing fell into as well."""
+    thirds = frequency_thirds([fact.frequency for fact in facts])
+    if not any(thirds):
         return {}
-    n = len(known)
-    low, high = known[math.ceil(n / 3) - 1], known[math.ceil(2 * n / 3) - 1]
-    groups: dict[str, list[Fact]] = {name: [] for name in (*TERCILES, NOT_GIVEN)}
-    for fact in facts:
-        groups[_tercile(fact.frequency, low, high)].append(fact)
+    groups: dict[str, list[Fact]] = {name: [] for name in (*THIRDS, NOT_GIVEN)}
+    for fact, third in zip(facts, thirds, strict=True):
+        groups[third or NOT_GIVEN].append(fact)
     return {name: part for name, part in groups.items() if part or name != NOT_GIVEN}
-
-
-def _tercile(frequency: int | None, low: int, high: int) -> str:
-    if frequency is None:
-        return NOT_GIVEN
-    return TERCILES[(frequency > low) + (frequency > high)]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, UnknownName
 from knowgate.evaluation.comparison.gate_results import GateResult, as_baseline, baselines, measure_gates, slice_rows
+from knowgate.evaluation.comparison.overview import main_sheet, short_sheet, trade_off_svg
 from knowgate.gates import GateScores
-from knowgate.runs import Trial
-from knowgate.statistics import RESAMPLES, Comparison, Draws, estimate, holm, mcnemar, p_value
-
-DIMENSIONS = ("data set", "language", "freshness", "hops", "popularity", "form")
-TERCILES = ("rare", "middle", "frequent")
+from knowgate.markup import escape
+from knowgate.runs import DIMENSIONS, FREQUENCY, THIRDS, Trial
+from knowgate.statistics import RESAMPLES, Bools, Comparison, Draws, estimate, holm, mcnemar, p_value
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SliceTable:
     rows: list[tuple[str, float, float, float]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Gates in the order given, between never and oracle."""
 
@@ -41,13 +41,32 @@ class Evaluation:
     resamples: int
 
     def gate(self, name: str) -> GateResult:
-        return next(found for found in self.gates if found.gate == name)
+        """What one gate came to, by its name in the tables."""
+        by_name = {one.gate: one for one in self.gates}
+        if name not in by_name:
+            raise UnknownName("gate of this evaluation", name, by_name)
+        return by_name[name]
+
+    def __repr__(self) -> str:
+        return f"<Evaluation on {self._about}>\n{short_sheet(self.gates).text()}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the main table and the curves."""
+        if self.trial.open_right is None:
+            return short_sheet(self.gates).html()
+        about = f"<p>Evaluation on {escape(self._about)}</p>"
+        return f"{about}{main_sheet(self.gates).html()}{trade_off_svg(self.gates)}"
+
+    @property
+    def _about(self) -> str:
+        runs = ", ".join(Path(run).name for run in self.trial.runs)
+        return f"{len(self.trial.rows)} questions of {self.trial.settings['model']} ({runs})"
 
 
-def evaluate(trial: Trial, scored: Sequence[GateScores], *, resamples: int = RESAMPLES, seed: int = 0) -> Evaluation:
+def compare(trial: Trial, scored: Sequence[GateScores], *, resamples: int = RESAMPLES, seed: int = 0) -> Evaluation:
     """Measure the gates; never and always are added, and the oracle where there are open-book answers."""
-    if trial.opened is None and (trial.closed.all() or not trial.closed.any()):
-        kind = "right" if trial.closed.all() else "wrong"
+    if trial.open_right is None and (trial.closed_right.all() or not trial.closed_right.any()):
+        kind = "right" if trial.closed_right.all() else "wrong"
         raise BadInput(
             f"every closed-book answer is {kind} and there are no open-book answers: nothing can be told apart. "
             "Evaluate other questions, or label them with passages."
@@ -71,9 +90,9 @@ def _compare(gates: Sequence[GateResult], always: GateResult) -> list[Comparison
         return []
     best = max(gates, key=lambda one: one.measures["accuracy"].value or 0.0)
     pairs = [(gate, always) for gate in gates] + [(best, gate) for gate in gates if gate is not best]
-    found = [_pair(first, second) for first, second in pairs]
-    corrected = holm([one.p_mcnemar for one in found])
-    return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
+    compared = [_pair(first, second) for first, second in pairs]
+    corrected = holm([one.p_mcnemar for one in compared])
+    return [replace(one, p_holm=p) for one, p in zip(compared, corrected, strict=True)]
 
 
 def _pair(first: GateResult, second: GateResult) -> Comparison:
@@ -87,40 +106,30 @@ def _pair(first: GateResult, second: GateResult) -> Comparison:
 
 
 def _slices(trial: Trial, gates: Sequence[GateResult]) -> list[SliceTable]:
-    values = {name: [found.get(name) for found in trial.slices()] for name in DIMENSIONS if name != "popularity"}
-    values["popularity"] = _popularity(trial)
+    parts = trial.slices()
     tables = []
-    for name in DIMENSIONS:
-        kinds = sorted({value for value in values[name] if value is not None})
-        kinds = list(TERCILES) if name == "popularity" and kinds else kinds
+    for dimension in DIMENSIONS:
+        values = [part.get(dimension) for part in parts]
+        kinds = sorted({value for value in values if value is not None})
+        kinds = list(THIRDS) if dimension == FREQUENCY and kinds else kinds
         if len(kinds) < 2:
             continue
         tables += [
-            _slice(trial, gates, name, kind, np.array([value == kind for value in values[name]])) for kind in kinds
+            _slice(trial, gates, dimension, kind, np.array([value == kind for value in values])) for kind in kinds
         ]
     return tables
 
 
-def _slice(trial: Trial, gates: Sequence[GateResult], dimension: str, value: str, places: Any) -> SliceTable:
-    n = int(places.sum())
-    never = float(trial.closed[places].mean()) if n else None
-    always = float(trial.opened[places].mean()) if n and trial.opened is not None else None
-    return SliceTable(dimension, value, n, never, always, slice_rows(trial, gates, places))
+def _slice(trial: Trial, gates: Sequence[GateResult], dimension: str, value: str, inside: Bools) -> SliceTable:
+    n = int(inside.sum())
+    never = float(trial.closed_right[inside].mean()) if n else None
+    always = float(trial.open_right[inside].mean()) if n and trial.open_right is not None else None
+    return SliceTable(dimension, value, n, never, always, slice_rows(trial, gates, inside))
 
 
-def _popularity(trial: Trial) -> list[str | None]:
-    """Thirds by how many passages of the corpus hold the answer: what is rare there is long-tail knowledge."""
-    counts = [row.answer_frequency for row in trial.rows]
-    known = sorted(count for count in counts if count is not None)
-    if len(set(known)) < 3:
-        return [None] * len(counts)
-    low, high = known[(len(known) - 1) // 3], known[2 * (len(known) - 1) // 3]
-    return [None if c is None else TERCILES[(c > low) + (c > high)] for c in counts]
-
-
-def evaluation_json(found: Evaluation) -> dict[str, Any]:
+def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
     """Every number of the report, without the rows."""
-    trial = found.trial
+    trial = evaluation.trial
     return {
         "model": trial.settings["model"],
         "runs": trial.runs,
@@ -128,10 +137,10 @@ def evaluation_json(found: Evaluation) -> dict[str, Any]:
         "left_out": trial.left_out,
         "answered closed-book for want of passages": trial.unopened,
         "grader": trial.settings["grader"],
-        "resamples": found.resamples,
-        "gates": [_gate_json(gate) for gate in found.gates],
-        "comparisons": [asdict(one) for one in found.comparisons],
-        "slices": [asdict(one) for one in found.slices],
+        "resamples": evaluation.resamples,
+        "gates": [_gate_json(gate) for gate in evaluation.gates],
+        "comparisons": [asdict(one) for one in evaluation.comparisons],
+        "slices": [asdict(one) for one in evaluation.slices],
     }
 
 

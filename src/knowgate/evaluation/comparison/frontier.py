@@ -25,20 +25,20 @@ class Frontier:
         return float(np.interp(rate, self.rates, self.accuracies))
 
 
-def frontier(closed: Bools, opened: Bools, needs: Floats) -> Frontier:
+def frontier(closed_right: Bools, open_right: Bools, needs: Floats) -> Frontier:
     n = len(needs)
-    gains = opened.astype(float) - closed.astype(float)
+    gains = open_right.astype(float) - closed_right.astype(float)
     order = np.argsort(-needs, kind="stable")
     # within a tie every order is as likely: its questions share the tie's mean gain
     starts = np.flatnonzero(np.diff(-needs[order], prepend=np.nan) != 0)
     sizes = np.diff(np.append(starts, n))
     means = np.repeat(np.add.reduceat(gains[order], starts) / sizes, sizes)
-    accuracies = (closed.sum() + np.concatenate([[0.0], np.cumsum(means)])) / n
+    accuracies = (closed_right.sum() + np.concatenate([[0.0], np.cumsum(means)])) / n
     rates = np.arange(n + 1) / n
     straight = (accuracies[0] + accuracies[-1]) / 2
     return Frontier(rates, accuracies, float((accuracies[:-1] + accuracies[1:]).mean() / 2), float(straight))
 
 
-def oracle_frontier(closed: Bools, opened: Bools) -> Frontier:
+def oracle_frontier(closed_right: Bools, open_right: Bools) -> Frontier:
     """The best order there is: first where retrieval helps, last where it hurts."""
-    return frontier(closed, opened, (opened.astype(float) - closed.astype(float) + 1) / 2)
+    return frontier(closed_right, open_right, (open_right.astype(float) - closed_right.astype(float) + 1) / 2)

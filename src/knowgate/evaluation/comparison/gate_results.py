@@ -24,8 +24,9 @@ from knowgate.statistics import (
     weighted_ece,
     weighted_mean,
 )
+from knowgate.thresholds import Outcomes, for_accuracy, try_threshold
 
-RATES = (0.9, 0.75, 0.5, 0.25)  # retrieval rates whose accuracy the tables show
+RATES: tuple[float, ...] = (0.9, 0.75, 0.5, 0.25)  # retrieval rates whose accuracy the tables show
 DECISION_MEASURES = ("accuracy", "rate", "random", "gain", "loss", "harm", "waste", "recovered")
 
 
@@ -72,7 +73,7 @@ class GateResult:
 def measure_gates(trial: Trial, gates: Sequence[GateScores], draws: Draws) -> list[GateResult]:
     """All gates on the same resamples."""
     drawn = draws.apply([_measures(trial, gate) for gate in gates])
-    return [_result(trial, gate, found) for gate, found in zip(gates, drawn, strict=True)]
+    return [_result(trial, gate, values) for gate, values in zip(gates, drawn, strict=True)]
 
 
 def _measures(trial: Trial, gate: GateScores) -> Measure:
@@ -83,23 +84,23 @@ def _measures(trial: Trial, gate: GateScores) -> Measure:
 
 def _result(trial: Trial, gate: GateScores, drawn: dict[str, Floats]) -> GateResult:
     retrieve = gate.needs > gate.threshold
-    right, curve, at_rate, tuned = trial.closed, None, {}, None
-    if trial.opened is not None:
-        right = np.where(retrieve, trial.opened, trial.closed)
-        curve = frontier(trial.closed, trial.opened, gate.needs)
+    right, curve, at_rate, tuned = trial.closed_right, None, {}, None
+    if trial.open_right is not None:
+        right = np.where(retrieve, trial.open_right, trial.closed_right)
+        curve = frontier(trial.closed_right, trial.open_right, gate.needs)
         at_rate = {rate: curve.at(rate) for rate in RATES}
-        tuned = tune(trial, trial.opened, gate.needs)
-    found = {name: estimate(values) for name, values in drawn.items()}
+        tuned = tune(trial, trial.open_right, gate.needs)
+    measures = {name: estimate(values) for name, values in drawn.items()}
     cost = _cost(trial, gate, retrieve)
     return GateResult(
-        gate.name, gate.threshold, found, cost, at_rate, tuned, gate.note, curve, gate.needs, right, drawn
+        gate.name, gate.threshold, measures, cost, at_rate, tuned, gate.note, curve, gate.needs, right, drawn
     )
 
 
 def _ranking(trial: Trial, gate: GateScores) -> Measure:
     """How well need tells what the LLM does not know, and where retrieval helps; whatever the threshold."""
-    unknown, needs, ranked = ~trial.closed, gate.needs, Ranked(gate.needs)
-    helped = trial.opened & unknown if trial.opened is not None else None
+    unknown, needs, ranked = ~trial.closed_right, gate.needs, Ranked(gate.needs)
+    helped = trial.open_right & unknown if trial.open_right is not None else None
     told = (gate.needs > gate.threshold) == unknown
 
     def measure(weights: Weights) -> dict[str, Floats]:
@@ -115,21 +116,21 @@ def _ranking(trial: Trial, gate: GateScores) -> Measure:
 
 def _decisions(trial: Trial, gate: GateScores) -> Measure | None:
     """What the decisions at the gate's threshold come to; needs open-book answers."""
-    if trial.opened is None:
+    if trial.open_right is None:
         return None
-    closed, opened, retrieve = trial.closed, trial.opened, gate.needs > gate.threshold
+    closed_right, open_right, retrieve = trial.closed_right, trial.open_right, gate.needs > gate.threshold
     columns = {
-        "accuracy": np.where(retrieve, opened, closed),
+        "accuracy": np.where(retrieve, open_right, closed_right),
         "rate": retrieve,
-        "never": closed,
-        "always": opened,
-        "oracle": closed | opened,
-        "harm": ~retrieve & opened & ~closed,
-        "waste": retrieve & closed,
-        "skipped_right": ~retrieve & closed,
+        "never": closed_right,
+        "always": open_right,
+        "oracle": closed_right | open_right,
+        "harm": ~retrieve & open_right & ~closed_right,
+        "waste": retrieve & closed_right,
+        "skipped_right": ~retrieve & closed_right,
     }
     table = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
-    return lambda weights: _derived(dict(zip(columns, mean_columns(weights, table).T, strict=True)))
+    return lambda weights: _derived(dict(zip(columns, weighted_mean(weights, table).T, strict=True)))
 
 
 def _derived(means: dict[str, Floats]) -> dict[str, Floats]:
@@ -145,32 +146,22 @@ def _derived(means: dict[str, Floats]) -> dict[str, Floats]:
     }
 
 
-def mean_columns(weights: Weights, table: Floats) -> Floats:
-    """The weighted mean of every column, for every resample."""
-    total = weights.sum(axis=1, dtype=np.float64)[:, None]
-    found: Floats = (weights @ table.astype(np.float32)).astype(np.float64) / total
-    return found
-
-
-def tune(trial: Trial, opened: Bools, needs: Floats) -> TunedThreshold | None:
-    """The threshold that answers most dev rows right (fewest retrievals among equals), on the rows it has not seen."""
-    dev, closed = trial.dev, trial.closed
+def tune(trial: Trial, open_right: Bools, needs: Floats) -> TunedThreshold | None:
+    """The threshold for accuracy on the dev rows, tried on the rows it has not seen."""
+    dev, outcomes = trial.dev, Outcomes(needs, trial.closed_right, open_right)
     if not dev.any() or dev.all():
         return None
-    tried = np.unique(np.concatenate([[-1.0], needs[dev]]))  # -1: below every need, always retrieve
-    scores = [np.where(needs[dev] > t, opened[dev], closed[dev]).mean() for t in tried]
-    best = int(np.flatnonzero(np.isclose(scores, max(scores)))[-1])
-    rest = ~dev
-    retrieve = needs[rest] > tried[best]
-    rate, always, never = retrieve.mean(), opened[rest].mean(), closed[rest].mean()
+    threshold = for_accuracy(outcomes.at(dev))
+    rest = try_threshold(outcomes.at(~dev), threshold)
+    always, never = rest.right_always / rest.n, rest.right_never / rest.n
     return TunedThreshold(
-        threshold=float(tried[best]),
-        dev_accuracy=float(scores[best]),
-        accuracy=float(np.where(retrieve, opened[rest], closed[rest]).mean()),
-        rate=float(rate),
-        random=float(rate * always + (1 - rate) * never),
-        always=float(always),
-        n=int(rest.sum()),
+        threshold=threshold,
+        dev_accuracy=try_threshold(outcomes.at(dev), threshold).accuracy,
+        accuracy=rest.accuracy,
+        rate=rest.rate,
+        random=rest.rate * always + (1 - rest.rate) * never,
+        always=always,
+        n=rest.n,
     )
 
 
@@ -186,9 +177,9 @@ def _cost(trial: Trial, gate: GateScores, retrieve: Bools) -> Cost:
 
 def baselines(trial: Trial) -> list[GateScores]:
     """What every table has beside the gates: never, always and the oracle. They rank nothing."""
-    if trial.opened is None:
+    if trial.open_right is None:
         return []
-    n, helps = len(trial.rows), trial.opened & ~trial.closed
+    n, helps = len(trial.rows), trial.open_right & ~trial.closed_right
     return [
         GateScores("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
         GateScores("always", np.ones(n), 0.5, drafts=False, note="retrieves every time"),
@@ -201,20 +192,20 @@ def baselines(trial: Trial) -> list[GateScores]:
 def as_baseline(trial: Trial, result: GateResult) -> GateResult:
     """A line's result without measures of rank; the oracle's curve takes the best order there is."""
     shown = {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}
-    if result.gate != "oracle" or trial.opened is None:
+    if result.gate != "oracle" or trial.open_right is None:
         return replace(result, measures=shown, tuned=None)
-    best = oracle_frontier(trial.closed, trial.opened)
+    best = oracle_frontier(trial.closed_right, trial.open_right)
     return replace(result, measures=shown, tuned=None, frontier=best, at_rate={rate: best.at(rate) for rate in RATES})
 
 
-def slice_rows(trial: Trial, gates: Sequence[GateResult], places: Bools) -> list[tuple[str, float, float, float]]:
+def slice_rows(trial: Trial, gates: Sequence[GateResult], inside: Bools) -> list[tuple[str, float, float, float]]:
     """(gate, accuracy, retrieval rate, matched random) on some of the rows."""
-    if trial.opened is None or not places.any():
+    if trial.open_right is None or not inside.any():
         return []
-    closed, opened = trial.closed[places], trial.opened[places]
-    found = []
+    closed_right, open_right = trial.closed_right[inside], trial.open_right[inside]
+    rows = []
     for gate in gates:
-        rate = float((gate.needs[places] > gate.threshold).mean())
-        chance = rate * opened.mean() + (1 - rate) * closed.mean()
-        found.append((gate.gate, float(gate.right[places].mean()), rate, float(chance)))
-    return found
+        rate = float((gate.needs[inside] > gate.threshold).mean())
+        chance = rate * open_right.mean() + (1 - rate) * closed_right.mean()
+        rows.append((gate.gate, float(gate.right[inside].mean()), rate, float(chance)))
+    return rows

@@ -12,8 +12,8 @@ import numpy as np
 
 from knowgate.files import read_jsonl, sha256_text
 from knowgate.labels import Grader
-from knowgate.preferences import Floats
 from knowgate.prompts import AnswerPrompts, fit_passages
+from knowgate.statistics import Floats
 from knowgate.types import Model, Passage, Prompt, Question
 
 BATCH = 256
@@ -62,7 +62,7 @@ class Answering:
 
     def _keep(self, answers: Sequence[tuple[str, str]]) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a", encoding="utf-8") as file:
+        with self.file.open("a", encoding="utf-8", newline="\n") as file:
             for key, answer in answers:
                 file.write(json.dumps({"key": key, "answer": answer}, ensure_ascii=False) + "\n")
         self.known.update(answers)

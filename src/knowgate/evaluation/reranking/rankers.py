@@ -14,8 +14,9 @@ import numpy as np
 
 from knowgate.errors import BadInput
 from knowgate.evaluation.reranking.answers import Answering
-from knowgate.preferences import Estimate, Floats, Preference, estimate, rank_values, ranking
+from knowgate.preferences import Preference, rank_values, ranking
 from knowgate.rerank import is_sure
+from knowgate.statistics import Estimate, Floats, estimate_mean
 from knowgate.types import Passage, Reranker
 
 RETRIEVER, ORACLE, BARE = "retriever", "oracle", "no passages"
@@ -66,11 +67,11 @@ def compare_rankers(
             "with --split test."
         )
     rankers = rank_all(rows, rerankers, margin, on_progress)
-    places = [place for place, row in enumerate(rows) if row.is_kept]
+    with_both = [number for number, row in enumerate(rows) if row.is_kept]
     values: dict[str, dict[str, Floats]] = {}
     for ranker in rankers:
-        found = rank_values(kept, [ranker.scores[place] for place in places])
-        for name, numbers in found.items():
+        measured = rank_values(kept, [ranker.scores[number] for number in with_both])
+        for name, numbers in measured.items():
             values.setdefault(name, {})[ranker.name] = numbers
     if answering:
         values |= answer_all(rows, rankers, answering, shown, on_progress)
@@ -86,7 +87,7 @@ def rank_all(
     on_progress: Callable[[str], None],
 ) -> list[Ranker]:
     """The retriever's own order, each reranker's, with the margin rule the last reranker's again, and the oracle's."""
-    kept_order = [[-float(place) for place in range(len(row.candidates))] for row in rows]
+    kept_order = [[-float(rank) for rank in range(len(row.candidates))] for row in rows]
     rankers = [Ranker(RETRIEVER, kept_order)]
     for name, reranker in rerankers.items():
         on_progress(f"reranking: {name}")
@@ -98,7 +99,7 @@ def rank_all(
             for row, plain, scored in zip(rows, kept_order, last.scores, strict=True)
         ]
         rankers.append(Ranker(f"{last.name}, margin {margin:g}", chosen))
-    return [*rankers, Ranker(ORACLE, [[found.shift for found in row.candidates] for row in rows])]
+    return [*rankers, Ranker(ORACLE, [[candidate.shift for candidate in row.candidates] for row in rows])]
 
 
 def answer_all(
@@ -118,7 +119,7 @@ def answer_all(
         for ranker in rankers:
             on_progress(f"answering: {ranker.name}, top {k}")
             first = [
-                [row.candidates[place].passage for place in ranking(scores)[:k]]
+                [row.candidates[number].passage for number in ranking(scores)[:k]]
                 for row, scores in zip(rows, ranker.scores, strict=True)
             ]
             values[f"accuracy, top {k}"][ranker.name] = answering.correct(questions, first)
@@ -126,7 +127,7 @@ def answer_all(
 
 
 def _passages(row: Preference) -> list[Passage]:
-    return [found.passage for found in row.candidates]
+    return [candidate.passage for candidate in row.candidates]
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -141,52 +142,52 @@ def summary(comparison: Comparison) -> dict[str, Any]:
         "margin": comparison.margin,
         "margin_share": comparison.margin_share,
         "values": {
-            measure: {name: asdict(_known(numbers)) for name, numbers in found.items()}
-            for measure, found in comparison.values.items()
+            measure: {name: asdict(_known(numbers)) for name, numbers in by_ranker.items()}
+            for measure, by_ranker in comparison.values.items()
         },
         "differences": {
             measure: {
-                f"{second} - {first}": asdict(_known(found[second] - found[first]))
-                for first, second in combinations(found, 2)
+                f"{second} - {first}": asdict(_known(by_ranker[second] - by_ranker[first]))
+                for first, second in combinations(by_ranker, 2)
             }
-            for measure, found in comparison.values.items()
+            for measure, by_ranker in comparison.values.items()
         },
     }
 
 
 def _known(numbers: Floats) -> Estimate:
     """Answers without a gold answer are not graded; they are left out on both sides of a difference."""
-    return estimate(numbers[~np.isnan(numbers)])
+    return estimate_mean(numbers[~np.isnan(numbers)])
 
 
-def markdown(found: Mapping[str, Any], title: str = "Rerankers") -> str:
+def markdown(summed: Mapping[str, Any], title: str = "Rerankers") -> str:
     """The tables of a summary: values, then the gains that matter."""
-    measures = list(found["values"])
-    names = list(dict.fromkeys(name for measure in measures for name in found["values"][measure]))
+    measures = list(summed["values"])
+    names = list(dict.fromkeys(name for measure in measures for name in summed["values"][measure]))
     lines = [
         f"# {title}",
         "",
-        f"Ranking measures on {found['questions_ranked']} held-out questions with passages of both kinds"
-        + (f"; answers on {found['questions_answered']}" if found["questions_answered"] else "")
-        + f". A random order has P@1 {found['chance']:.3f}. 95 % bootstrap intervals over questions; differences are "
+        f"Ranking measures on {summed['questions_ranked']} held-out questions with passages of both kinds"
+        + (f"; answers on {summed['questions_answered']}" if summed["questions_answered"] else "")
+        + f". A random order has P@1 {summed['chance']:.3f}. 95 % bootstrap intervals over questions; differences are "
         "paired.",
         "",
         "| measure | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
     ]
     for measure in measures:
-        cells = [_cell(found["values"][measure].get(name)) for name in names]
+        cells = [_cell(summed["values"][measure].get(name)) for name in names]
         lines.append(f"| {measure} | " + " | ".join(cells) + " |")
     rankers = [name for name in names if name not in (BARE, ORACLE)]
     pairs = [f"{second} - {first}" for first, second in combinations(rankers, 2)]
     lines += ["", "| difference | " + " | ".join(pairs) + " |", "|---|" + "---|" * len(pairs)]
     for measure in measures:
-        cells = [_difference(found["differences"][measure].get(pair)) for pair in pairs]
+        cells = [_difference(summed["differences"][measure].get(pair)) for pair in pairs]
         lines.append(f"| {measure} | " + " | ".join(cells) + " |")
-    if found["margin"] is not None:
+    if summed["margin"] is not None:
         lines += [
             "",
-            f"The margin {found['margin']:g} skips reranking for {found['margin_share']:.1%} of the questions.",
+            f"The margin {summed['margin']:g} skips reranking for {summed['margin_share']:.1%} of the questions.",
         ]
     return "\n".join(lines) + "\n"
 

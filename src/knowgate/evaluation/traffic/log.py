@@ -85,16 +85,16 @@ def _check(log: Log) -> None:
         raise BadInput(
             f"there is no traffic in {log.path}: {why}. Log some: knowgate ask --json ... >> {log.path}",
         )
-    for what, found in (("gates", log.gates), ("models", log.models)):
-        if len(found) > 1:
-            listed = ", ".join(f"{name} {count}" for name, count in found.most_common())
+    for what, counted in (("gates", log.gates), ("models", log.models)):
+        if len(counted) > 1:
+            listed = ", ".join(f"{name} {count}" for name, count in counted.most_common())
             raise BadInput(
                 f"{log.path} mixes lines of several {what} ({listed}); their needs cannot be compared. Split the log."
             )
 
 
 def shown_bad(log: Log) -> str:
-    return ", ".join(f"{len(found)} {reason}, first in line {found[0]}" for reason, found in log.bad.items())
+    return ", ".join(f"{len(lines)} {reason}, first in line {lines[0]}" for reason, lines in log.bad.items())
 
 
 def _is_estimated(record: Mapping[str, Any]) -> bool:
@@ -174,9 +174,9 @@ def _text(record: Mapping[str, Any], key: str) -> str:
 
 def _numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
     value = record.get(key) or {}
-    if not isinstance(value, dict) or not all(_is_amount(found) for found in value.values()):
+    if not isinstance(value, dict) or not all(_is_amount(amount) for amount in value.values()):
         raise ValueError(f"with '{key}' that are no numbers by name")
-    return {name: float(found) for name, found in value.items()}
+    return {name: float(amount) for name, amount in value.items()}
 
 
 def _is_amount(value: object) -> bool:
@@ -205,18 +205,14 @@ def read_run(path: Path, gate: str | None) -> Log:
     scored = score_gate(trial, gate)
     drafted = np.minimum(trial.closed_tokens(), _draft_limit(trial, gate, scored)) + scored.extra_tokens
     events = [
-        _graded(row, float(need), float(read), None if trial.opened is None else bool(opened and not closed))
+        _graded(row, float(need), float(read), None if trial.open_right is None else bool(opened and not closed))
         for row, need, read, closed, opened in zip(
-            trial.rows, scored.needs, drafted, trial.closed, _opened_or(trial), strict=True
+            trial.rows, scored.needs, drafted, trial.closed_right, trial.always_right, strict=True
         )
     ]
     log = Log(path, events, left_out=left_out, own=scored.threshold, estimated=len(events))
     log.gates[scored.name] = log.models[str(trial.settings["model"])] = len(events)
     return log
-
-
-def _opened_or(trial: Trial) -> Any:
-    return trial.closed if trial.opened is None else trial.opened
 
 
 def _draft_limit(trial: Trial, gate: str, scored: GateScores) -> float:

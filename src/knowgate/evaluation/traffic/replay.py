@@ -117,7 +117,9 @@ class Traffic:
     @cached_property
     def costs(self) -> dict[str, dict[str, Floats]]:
         """The same, with the mean of what is on record where it is not."""
-        return {way: {name: _filled(column) for name, column in found.items()} for way, found in self.recorded.items()}
+        return {
+            way: {name: _filled(column) for name, column in columns.items()} for way, columns in self.recorded.items()
+        }
 
     def known(self, way: str) -> int:
         """For how many questions the log says what this way costs, in any measure."""
@@ -127,13 +129,13 @@ class Traffic:
     def checks(self) -> dict[str, tuple[Floats, Bools]]:
         """Needs and losses of the questions whose two answers can be compared, by how that came about."""
         kinds = {"retrieved": True, "audited": False, "graded": None}
-        found = {
+        compared = {
             name: [event for event in self.events if event.loses is not None and event.retrieved is kind]
             for name, kind in kinds.items()
         }
         return {
             name: (np.array([event.need for event in part]), np.array([event.loses for event in part], dtype=bool))
-            for name, part in found.items()
+            for name, part in compared.items()
             if part
         }
 

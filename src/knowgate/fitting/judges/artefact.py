@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from knowgate.fitting.examples import Examples
 from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson
-from knowgate.fitting.judges.training import JudgeStep, TrainedJudge, Watch, train_judge
-from knowgate.gates import FOLDER, Judge, digest, open_base, open_judge
+from knowgate.fitting.judges.training import TrainedJudge, Watch, train_judge
+from knowgate.fitting.steps import unwatched
+from knowgate.gates import ADAPTER_FOLDER, Judge, adapter_digest, open_base, open_judge
 from knowgate.prompts import packaged
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def fit_judge(
 ) -> JudgeFit:
     """Train on the train split, keep the best epoch of the dev split."""
     spec, chosen = base or str(examples.settings["model"]), training or JudgeTraining()
-    taught = _teach(open_base(spec), examples, labels, lessons, chosen, work, watch or _unwatched)
+    taught = _teach(open_base(spec), examples, labels, lessons, chosen, work, watch or unwatched)
     options = {
         "base": spec,
         "base_fingerprint": taught.base_fingerprint,
@@ -50,10 +51,10 @@ def fit_judge(
         "labels": list(labels),
         "full": chosen.full,
         "max_tokens": chosen.max_tokens,
-        "adapter_sha256": digest(taught.trained.folder),
+        "adapter_sha256": adapter_digest(taught.trained.folder),
     }
     notes = [*taught.trained.notes(), *_dropped(taught.dropped, chosen)]
-    files = {f"{FOLDER}/{name}": data for name, data in taught.trained.files.items()}
+    files = {f"{ADAPTER_FOLDER}/{name}": data for name, data in taught.trained.files.items()}
     return JudgeFit(open_judge(taught.trained.folder, options, prompts), options, notes, files)
 
 
@@ -94,7 +95,3 @@ def within(lessons: Sequence[Lesson], limit: int) -> KeptLessons:
 
 def _dropped(count: int, training: JudgeTraining) -> list[str]:
     return [f"{count} examples longer than {training.max_tokens} tokens were left out of training"] if count else []
-
-
-def _unwatched(step: JudgeStep) -> None:
-    """Nobody looks."""

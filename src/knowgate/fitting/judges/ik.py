@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
 from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_options import Wanted
+from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.artefact import fit_judge
-from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson
+from knowgate.fitting.judges.trained_model import (
+    ACCUMULATE,
+    BASE,
+    EPOCHS,
+    FULL,
+    LEARNING_RATE,
+    JudgeTraining,
+    Lesson,
+)
 from knowgate.fitting.judges.training import Watch
-from knowgate.fitting.metrics import Floats
 from knowgate.fitting.networks import best_linear
-from knowgate.fitting.save import FitResult
-from knowgate.gates import IK_LABELS, Judge, apply_network, judged
+from knowgate.fitting.steps import WatchFit, unwatched
+from knowgate.gates import IK_LABELS, Judge, apply_network, ik_needs
 from knowgate.prompts import ik_text
-from knowgate.signals import drafts, text_features
+from knowgate.signals import draft_texts, text_features
+from knowgate.statistics import Floats
 from knowgate.types import Embedder, Signal, Want
 
 Mode = Literal["lora", "text"]
@@ -25,6 +35,27 @@ TOKENS = (0, 32, 64, 128)  # the paper's T
 
 
 def fit_ik(
+    examples: Annotated[Examples, Wanted(target="known", reads_states=False)],
+    *,
+    mode: Annotated[Mode, "lora (fine-tuned judge) or text (head over embeddings)."] = "lora",
+    tokens: Annotated[int, "Draft tokens it reads: 0, 32, 64 or 128."] = 32,
+    base: Annotated[str | None, BASE] = None,
+    epochs: Annotated[int, EPOCHS] = JudgeTraining.epochs,
+    learning_rate: Annotated[float | None, LEARNING_RATE] = None,
+    full: Annotated[bool, FULL] = False,
+    accumulate: Annotated[int, ACCUMULATE] = JudgeTraining.accumulate,
+    seed: int = 0,
+    work: Path,
+    watch: WatchFit = unwatched,
+) -> FitResult:
+    """A judge that was fine-tuned to say Yes where no retrieval is needed; or a head over embeddings, without LLM."""
+    if mode == "text":
+        return fit_ik_text(examples, tokens=tokens)
+    training = JudgeTraining(epochs, accumulate=accumulate, rate=learning_rate, full=full, seed=seed)
+    return fit_ik_judge(examples, tokens=tokens, base=base, training=training, work=work, watch=watch)
+
+
+def fit_ik_judge(
     examples: Examples,
     *,
     tokens: int = 32,
@@ -49,7 +80,7 @@ def fit_ik(
     fit = fit_judge(examples, IK_LABELS, "ik", lessons, base=base, training=training, work=work, watch=watch)
 
     def raw(places: Sequence[int]) -> Floats:
-        return judged(fit.judge, [examples.questions[i] for i in places], [texts[i] for i in places], tokens)
+        return ik_needs(fit.judge, [examples.questions[i] for i in places], [texts[i] for i in places], tokens)
 
     options = {"mode": "lora", "tokens": tokens, **fit.options}
     return FitResult("ik", options, _needs(tokens), Want(draft_tokens=tokens), {}, raw,
@@ -85,7 +116,7 @@ def _texts(examples: Examples, tokens: int) -> list[str]:
             f"ik: the label runs drafted {drafted} tokens, {tokens} are asked for. Label again with --max-tokens "
             f"{tokens}, or use fewer tokens: {', '.join(str(t) for t in TOKENS if t <= drafted)}."
         )
-    return drafts(examples.readings) if tokens else [""] * len(examples.questions)
+    return draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
 
 
 def _needs(tokens: int) -> frozenset[Signal]:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_options import Wanted
+from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.artefact import fit_judge
-from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson
+from knowgate.fitting.judges.trained_model import (
+    ACCUMULATE,
+    BASE,
+    EPOCHS,
+    FULL,
+    LEARNING_RATE,
+    JudgeTraining,
+    Lesson,
+)
 from knowgate.fitting.judges.training import Watch
-from knowgate.fitting.metrics import Floats
-from knowgate.fitting.save import FitResult
-from knowgate.gates import HEADS, KBM_LABELS, Judge, answered, known, with_reference
+from knowgate.fitting.steps import WatchFit, unwatched
+from knowgate.gates import KBM_HEADS, KBM_LABELS, Judge, encode_kbm_answer, kbm_confidence, kbm_text_with_passages
 from knowgate.prompts import kbm_text
 from knowgate.runs import GradedAnswer, LabelRow
+from knowgate.statistics import Floats
 from knowgate.types import Want
 
 Head = Literal["mastery", "certainty"]
@@ -24,6 +34,25 @@ TRIED = (0.8, 0.7, 0.9, 0.6, 0.5, 1.0)  # nearest to the paper's first: it wins 
 
 
 def fit_kbm(
+    examples: Annotated[Examples, Wanted(target="known", reads_states=False)],
+    *,
+    head: Annotated[Head, "What it decides by: mastery or certainty."] = "mastery",
+    tau: Annotated[float | None, "Known from here on. Default: chosen on the dev split."] = None,
+    base: Annotated[str | None, BASE] = None,
+    epochs: Annotated[int, EPOCHS] = JudgeTraining.epochs,
+    learning_rate: Annotated[float | None, LEARNING_RATE] = None,
+    full: Annotated[bool, FULL] = False,
+    accumulate: Annotated[int, ACCUMULATE] = JudgeTraining.accumulate,
+    seed: int = 0,
+    work: Path,
+    watch: WatchFit = unwatched,
+) -> FitResult:
+    """A judge of mastery and certainty, fine-tuned on bare questions and on questions with passages."""
+    training = JudgeTraining(epochs, accumulate=accumulate, rate=learning_rate, full=full, seed=seed)
+    return fit_kbm_judge(examples, head=head, tau=tau, base=base, training=training, work=work, watch=watch)
+
+
+def fit_kbm_judge(
     examples: Examples,
     *,
     head: Head = "mastery",
@@ -39,7 +68,7 @@ def fit_kbm(
     base: the causal model to fine-tune, the answering LLM by default. work: where training is kept until it is done.
     """
     _check(examples, head, tau)
-    taus = {name: choose_tau(examples, name) if tau is None else tau for name in HEADS}
+    taus = {name: choose_tau(examples, name) if tau is None else tau for name in KBM_HEADS}
     limit = (training or JudgeTraining()).max_tokens
 
     def lessons(judge: Judge, places: Sequence[int]) -> list[Lesson]:
@@ -48,7 +77,7 @@ def fit_kbm(
     fit = fit_judge(examples, KBM_LABELS, "kbm", lessons, base=base, training=training, work=work, watch=watch)
 
     def raw(places: Sequence[int]) -> Floats:
-        return 1 - known(fit.judge, head, [kbm_text(examples.questions[place]) for place in places])
+        return 1 - kbm_confidence(fit.judge, head, [kbm_text(examples.questions[place]) for place in places])
 
     options = {"head": head, "tau_mastery": taus["mastery"], "tau_certainty": taus["certainty"], **fit.options}
     return FitResult(f"kbm:{head}", options, frozenset(), Want(), {}, raw, notes=fit.notes, files=fit.files)
@@ -59,14 +88,14 @@ def _lessons(judge: Judge, examples: Examples, place: int, taus: dict[str, float
     row, question = examples.rows[place], examples.questions[place]
     pairs = [(row.closed, kbm_text(question))]
     if row.passages and _sampled(row.open):
-        pairs.append((row.open, with_reference(judge, question, row.passages, limit)))
+        pairs.append((row.open, kbm_text_with_passages(judge, question, row.passages, limit)))
     return [_lesson(judge, text, *labels_of(side, taus)) for side, text in pairs if side is not None]
 
 
 def _lesson(judge: Judge, text: str, masters: bool, is_certain: bool) -> Lesson:
     words = [KBM_LABELS[0] if truth else KBM_LABELS[1] for truth in (masters, is_certain)]
     tokens = dict(zip(KBM_LABELS, judge.columns, strict=True))
-    return Lesson(answered(judge, text, words[0]), tuple(tokens[word] for word in words))
+    return Lesson(encode_kbm_answer(judge, text, words[0]), tuple(tokens[word] for word in words))
 
 
 def labels_of(side: GradedAnswer, taus: dict[str, float]) -> tuple[bool, bool]:
@@ -94,8 +123,8 @@ def _sampled(side: GradedAnswer | None) -> bool:
 
 
 def _check(examples: Examples, head: str, tau: float | None) -> None:
-    if head not in HEADS:
-        raise BadSetting(f"kbm: head is '{head}'; allowed: {', '.join(HEADS)}.")
+    if head not in KBM_HEADS:
+        raise BadSetting(f"kbm: head is '{head}'; allowed: {', '.join(KBM_HEADS)}.")
     if tau is not None and not 0 < tau <= 1:
         raise BadSetting(f"kbm: tau is {tau}; it must be above 0 and at most 1.")
     missing = sum(not _sampled(row.closed) for row in examples.rows)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from knowgate.errors import BadSetting, MissingExtra
-from knowgate.gates import ALLOWED
+from knowgate.gates import ADAPTER_SUFFIXES
 
 if TYPE_CHECKING:
     from knowgate.models import HFModel, MarkedTokens
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 WARM_UP = 0.02  # KBM A.1, as are epochs, batch, tokens and the rate of a full fine-tune
 RATES = {"full": 1e-5, "lora": 1e-4}
 DROPOUT = 0.05
+# what the options of a judge's fit say
+BASE = "Model to fine-tune. Default: the LLM that was labelled."
+EPOCHS = "Walks over the examples."
+LEARNING_RATE = "Default: 1e-4, and 1e-5 with full."
+FULL = "Fine-tune all weights instead of LoRA."
+ACCUMULATE = "Portions a batch of 4 is run in, to save memory."
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def save_trained(trained: Any, base: HFModel, folder: Path) -> None:
         trained.save_pretrained(str(folder), state_dict=state)
         base.loaded.tokenizer.save_pretrained(str(folder))
     for path in folder.iterdir():
-        if path.suffix not in ALLOWED:
+        if path.suffix not in ADAPTER_SUFFIXES:
             path.unlink()  # peft's own model card
 
 

@@ -40,6 +40,23 @@ class JudgeStep:
     loss: float
     dev_loss: float | None = None
 
+    @property
+    def unit(self) -> str:
+        return "examples"
+
+    @property
+    def stage(self) -> str:
+        return "training"
+
+    @property
+    def words(self) -> str:
+        dev = "" if self.dev_loss is None else f", dev loss {self.dev_loss:.3f}"
+        return f"epoch {self.epoch}, loss {self.loss:.3f}{dev}, {self.rate:.1f} examples/s"
+
+    @property
+    def is_milestone(self) -> bool:
+        return self.dev_loss is not None
+
 
 Watch = Callable[[JudgeStep], None]
 

@@ -21,8 +21,9 @@ from knowgate.fitting.reranker.training import (
     TrainingLog,
     train_groups,
 )
-from knowgate.preferences import Floats, Preference, rank_values
+from knowgate.preferences import Preference, rank_values
 from knowgate.rerank import CrossEncoderReranker, shown
+from knowgate.statistics import Floats
 
 Watch = Callable[[str, RerankStep], None]
 RELEVANCE = RerankTraining(batch=16, rate=5e-5, epochs=2)

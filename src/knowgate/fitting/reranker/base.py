@@ -5,6 +5,7 @@ Knows how they are opened, cut to length and saved; not what they are trained on
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,9 +37,17 @@ def _from_minilm(seed: int, device: str | None) -> Any:
     with tempfile.TemporaryDirectory() as scratch:
         # the folder is a sentence embedder's; without its modules.json it is a plain encoder
         for name in NEEDED:
-            (Path(scratch) / name).symlink_to(source / name)
+            _put(source / name, Path(scratch) / name)
         _seed(seed)
         return _limited(_load(scratch, device, MINILM, num_labels=1, max_length=PASSAGE_TOKENS))
+
+
+def _put(source: Path, target: Path) -> None:
+    """A link where the system allows one, else a copy."""
+    try:
+        target.symlink_to(source)
+    except OSError:  # Windows asks for a privilege
+        shutil.copyfile(source, target)
 
 
 def _load(path: str, device: str | None, name: str, **options: Any) -> Any:

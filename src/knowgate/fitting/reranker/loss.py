@@ -69,7 +69,7 @@ class GroupLoss(nn.Module):  # type: ignore[misc]
         inputs = {key: value.to(device) if hasattr(value, "to") else value for key, value in tokens.items()}
         scores: torch.Tensor = self.model(inputs)["scores"].reshape(-1).float()
         if not bool(torch.isfinite(scores).all()):
-            raise ModelError("training the reranker gave NaN: use a lower --rate or a higher --temperature.")
+            raise ModelError("training the reranker gave NaN: use a lower --learning-rate or a higher --temperature.")
         return scores
 
     def get_config_dict(self) -> dict[str, Any]:

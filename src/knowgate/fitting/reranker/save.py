@@ -12,8 +12,9 @@ from knowgate.files import new_folder, sha256_file, write_json, write_text
 from knowgate.fitting.reranker.alignment import AlignedReranker
 from knowgate.fitting.reranker.base import save_cross_encoder
 from knowgate.fitting.reranker.training import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog
-from knowgate.preferences import NAMES, Estimate, estimates
+from knowgate.preferences import NAMES
 from knowgate.rerank import BASE, MANIFEST, VERSION, WEIGHTS
+from knowgate.statistics import Estimate, Floats, estimate_mean
 
 BOUND = ("model", "model_fingerprint", "prompts_fingerprint", "source", "probe", "retriever", "retriever_fingerprint")
 
@@ -29,7 +30,11 @@ class Gains:
 
 def gains_of(fitted: AlignedReranker) -> Gains:
     difference = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
-    return Gains(estimates(fitted.before), estimates(fitted.after), estimates(difference))
+    return Gains(_means(fitted.before), _means(fitted.after), _means(difference))
+
+
+def _means(values: Mapping[str, Floats]) -> dict[str, Estimate]:
+    return {name: estimate_mean(numbers) for name, numbers in values.items()}
 
 
 def save_reranker(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -10,17 +11,31 @@ import numpy as np
 
 from knowgate.errors import ModelError
 from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
-from knowgate.gates.fitted.probability import Floats, calibrate
-from knowgate.types import Model, Question, Reading, Signal, Want
+from knowgate.gates.fitted.overview import gate_html, gate_line
+from knowgate.gates.fitted.probability import Floats, to_probability
+from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
 
 
-@dataclass(frozen=True)
-class FittedGate:
+@dataclass(frozen=True, repr=False)
+class FittedGate(Gate):
     """A gate loaded from a folder. Subclasses give `raw`: the uncalibrated need in [0, 1] of each question."""
 
     artefact: Artefact
     plug_in: bool = False
     note: str = ""
+
+    def __init_subclass__(cls) -> None:
+        """A gate that is a dataclass would print all it holds; it prints itself as every fitted gate does."""
+        super().__init_subclass__()
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = FittedGate.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {gate_line(self.artefact.path, self.artefact.manifest)}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the facts of its card, and the ROC curve."""
+        return gate_html(self.artefact.path, self.artefact.manifest, self.note)
 
     @classmethod
     def load(cls, folder: str, plug_in: bool = False) -> Self:
@@ -43,12 +58,13 @@ class FittedGate:
     def threshold(self) -> float:
         return float(self.artefact.manifest["threshold"])
 
-    def bind(self, model: Model, prompts: str) -> Self:
+    def bind(self, model: ModelIdentity, prompts: str) -> Self:
         note = check_bound(self.artefact, model.fingerprint, prompts, plug_in=self.plug_in)
         return replace(self, note=note)
 
+    @abstractmethod
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        raise NotImplementedError
+        """Need in [0, 1] before it is turned into a probability."""
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         if not questions:
@@ -56,7 +72,4 @@ class FittedGate:
         raw = self.raw(questions, readings)
         if not np.isfinite(raw).all():
             raise ModelError(f"the fitted gate '{self.name}' gave NaN: its features are out of order.")
-        return [float(need) for need in np.clip(calibrate(raw, self.artefact.manifest["calibration"]), 0.0, 1.0)]
-
-    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        return [self.note for _ in questions]
+        return [float(need) for need in np.clip(to_probability(raw, self.artefact.manifest["calibration"]), 0.0, 1.0)]

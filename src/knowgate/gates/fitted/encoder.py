@@ -15,6 +15,7 @@ def fitted_encoder(artefact: Artefact, given: Embedder | None = None) -> Embedde
     if encoder.fingerprint != options["embedder_fingerprint"]:
         raise ArtefactError(
             f"the gate '{artefact.path.name}' was fitted with the embedding model {options['embedder']} "
-            f"({options['embedder_fingerprint'][:12]}), not {encoder.fingerprint[:12]}. Fit it again."
+            f"({options['embedder_fingerprint'][:12]}), not this one ({encoder.fingerprint[:12]}). "
+            "Fit it again, or give that model back."
         )
     return encoder

@@ -18,12 +18,13 @@ from knowgate.files import sha256_file, sha256_text
 from knowgate.gates.fitted.probability import Floats
 from knowgate.models import load_model
 from knowgate.prompts import packaged
+from knowgate.statistics import sigmoid
 
 if TYPE_CHECKING:
     from knowgate.models import HFModel, MarkedTokens
 
-FOLDER, ADAPTER = "adapter", "adapter_model.safetensors"
-ALLOWED = (".safetensors", ".json", ".jinja", ".txt", ".model")  # nothing that runs code when it is read
+ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
+ADAPTER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model")  # nothing that runs code when it is read
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Judge:
             lambda places: read_labels(self.model, [cuts[place] for place in places], self.columns),
         )
         margin = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
-        probability: Floats = 1 / (1 + np.exp(-np.clip(margin, -500, 500)))
+        probability: Floats = sigmoid(margin)
         return probability
 
     def beginning(self, text: str, n_tokens: int) -> str:
@@ -97,14 +98,14 @@ def open_judge(folder: Path, options: Mapping[str, Any], prompts: str) -> Judge:
             f"the judge in '{folder.parent}' was fitted with another wording of its prompt. Fit it again."
         )
     known, unknown = options["labels"]
-    if digest(folder) != options["adapter_sha256"]:
+    if adapter_digest(folder) != options["adapter_sha256"]:
         raise ArtefactError(f"the adapter in '{folder}' was changed or damaged. Fit the gate again.")
     return _opened(folder, options["adapter_sha256"], options["base"], options["base_fingerprint"], (known, unknown))
 
 
 @functools.lru_cache(maxsize=2)
 def _opened(folder: Path, sha256: str, base: str, fingerprint: str, labels: tuple[str, str]) -> Judge:
-    if not (folder / ADAPTER).is_file():
+    if not (folder / ADAPTER_WEIGHTS).is_file():
         return Judge(_whole(folder), labels)
     model = open_base(base)
     if model.fingerprint != fingerprint:
@@ -135,10 +136,10 @@ def with_adapter(model: HFModel, folder: Path) -> HFModel:
     return model
 
 
-def digest(folder: Path) -> str:
+def adapter_digest(folder: Path) -> str:
     """Identity of an adapter's files; files of other kinds than weights, settings and words are refused."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    wrong = [path.name for path in files if path.suffix not in ALLOWED]
+    wrong = [path.name for path in files if path.suffix not in ADAPTER_SUFFIXES]
     if wrong or not files:
         found = f"it holds {', '.join(wrong)}" if wrong else "it is empty or missing"
         raise ArtefactError(f"'{folder}' is not an adapter of ours ({found}); only safetensors and JSON are read.")

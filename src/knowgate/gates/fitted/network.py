@@ -10,6 +10,7 @@ import numpy as np
 
 from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.probability import Floats
+from knowgate.statistics import sigmoid
 from knowgate.types import Vector
 
 
@@ -32,5 +33,5 @@ def _member(tensors: Tensors, prefix: str, x: Floats) -> Floats:
         if layer < depth - 1:
             x = np.maximum(x, 0.0)
     margin = x[:, -1] - x[:, 0] if x.shape[1] == 2 else x[:, 0]
-    need: Floats = 1 / (1 + np.exp(-np.clip(margin, -500, 500)))
+    need: Floats = sigmoid(margin)
     return need

@@ -8,21 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.statistics import logit, sigmoid
+
 Floats = NDArray[np.float64]
 
 
-def calibrate(raw: Floats, calibration: Mapping[str, Any]) -> Floats:
+def to_probability(raw: Floats, calibration: Mapping[str, Any]) -> Floats:
     """Apply a calibration of a manifest: isotonic (x, y knots, linear between), platt (a, b on the logit), or none."""
     kind, needs = calibration["kind"], np.clip(raw, 0.0, 1.0)
     if kind == "isotonic":
         needs = np.interp(raw, calibration["x"], calibration["y"])
     elif kind == "platt":
         z = calibration["a"] * logit(raw) + calibration["b"]
-        needs = 1 / (1 + np.exp(-np.clip(z, -500, 500)))
+        needs = sigmoid(z)
     return needs.astype(np.float64)
-
-
-def logit(p: Floats) -> Floats:
-    kept = np.clip(p, 1e-6, 1 - 1e-6)
-    logits: Floats = np.log(kept / (1 - kept))
-    return logits

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.statistics import sigmoid
 from knowgate.types import Vector
 
 Floats = NDArray[np.float64]
@@ -21,7 +22,7 @@ class Logistic:
 
     def predict(self, features: Vector) -> list[float]:
         logits = features @ self.weights + self.bias
-        return [float(p) for p in 1 / (1 + np.exp(-np.clip(logits, -500, 500)))]
+        return [float(p) for p in sigmoid(logits)]
 
 
 def fit_logistic(features: Vector, truth: NDArray[np.bool_], penalty: float = 1.0, steps: int = 30) -> Logistic:
@@ -30,7 +31,7 @@ def fit_logistic(features: Vector, truth: NDArray[np.bool_], penalty: float = 1.
     ridge = np.diag([penalty] * features.shape[1] + [1e-6])
     w = np.zeros(x.shape[1])
     for _ in range(steps):
-        p = 1 / (1 + np.exp(-np.clip(x @ w, -500, 500)))
+        p = sigmoid(x @ w)
         gradient = x.T @ (p - truth) + ridge @ w
         step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + ridge, gradient)
         w = w - step

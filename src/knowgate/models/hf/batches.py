@@ -61,6 +61,15 @@ def _exceeds(limits: Limits, prompts: int, length: int, rows: int) -> bool:
     )
 
 
+def run_alone(work: Callable[[], Result]) -> Result:
+    """Work on a single question, which cannot be cut in two.
+
+    Inference mode belongs to a thread: it is entered for each piece of work and never held between two.
+    """
+    with torch.inference_mode():
+        return _halving([0], lambda _: [work()])[0]
+
+
 def _halving(places: list[int], work: Work[Result]) -> list[Result]:
     """A batch too big for the GPU is cut in two until it fits."""
     try:

@@ -6,7 +6,7 @@ far, so drafting, sampling and going on later all share the prefill.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,6 +178,19 @@ def draft(
 
     With `layers`, each row's `after` gets the states at its last token.
     """
+    growing = grow(stream, rows, max_tokens, stop, layers)
+    while True:
+        try:
+            next(growing)
+        except StopIteration as end:
+            alive: list[int] = end.value
+            return alive
+
+
+def grow(
+    stream: Stream, rows: list[Row], max_tokens: int, stop: frozenset[int], layers: Sequence[int] = ()
+) -> Generator[None, None, list[int]]:
+    """`draft`, pausing after each token."""
     alive, ends = list(range(len(rows))), Ends(len(rows))
     while alive and len(rows[alive[0]].tokens) < max_tokens:
         steps = measure(stream.ready(layers))
@@ -185,6 +198,7 @@ def draft(
         for place, i in enumerate(alive):
             _append(rows[i], steps[place], stop)
         alive = _carry_on(stream, rows, alive, [step.token for step in steps])
+        yield
     ends.finish(stream, rows, alive, layers)
     return alive
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from knowgate.errors import BadSetting, ModelError
 from knowgate.models.hf.decoding import pad_left
+from knowgate.models.hf.local import LocalModel
 from knowgate.types import LabelPrompt, Vector
-
-if TYPE_CHECKING:
-    from knowgate.models.hf.model import HFModel
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class MarkedTokens:
     prefix: int = 0
 
 
-def read_labels(model: HFModel, prompts: Sequence[MarkedTokens], columns: Sequence[int]) -> list[Vector]:
+def read_labels(model: LocalModel, prompts: Sequence[MarkedTokens], columns: Sequence[int]) -> list[Vector]:
     """For each prompt an array (marked positions x labels), from one forward pass over all."""
     device = model.loaded.device
     first_mark = min(prompt.marks[0] for prompt in prompts)
@@ -75,7 +73,7 @@ def head_logits(model: Any, states: torch.Tensor, columns: Sequence[int] | None 
     return logits
 
 
-def label_ids(model: HFModel, labels: Sequence[str]) -> list[int]:
+def label_ids(model: LocalModel, labels: Sequence[str]) -> list[int]:
     """First token of each label as it stands in place; labels that begin alike cannot be told apart."""
     ids = [model.tokenise(label)[0] for label in labels if label]
     if len(ids) < len(labels) or len(set(ids)) < len(ids):
@@ -83,7 +81,7 @@ def label_ids(model: HFModel, labels: Sequence[str]) -> list[int]:
     return ids
 
 
-def cut_prompt(model: HFModel, prompt: LabelPrompt, labels: Sequence[int]) -> MarkedTokens:
+def cut_prompt(model: LocalModel, prompt: LabelPrompt, labels: Sequence[int]) -> MarkedTokens:
     """Token ids of the prefix and of each part, tokenised apart; `labels` are the tokens that may begin a part."""
     chat = not prompt.raw and bool(model.loaded.tokenizer.chat_template)
     if chat and (len(prompt.parts) > 1 or prompt.prefix):

@@ -1,31 +1,30 @@
 """Any causal LLM that transformers can load, on CPU or CUDA, with everything a gate can ask for.
 
-One file = one backend. `hf_load` gets the weights, `hf_stream` generates; here prompts become batches and rows
-become readings. Knows nothing of gates or retrieval.
+`local` holds weights and tokenizer, `decoding` generates; here prompts become batches and rows become readings.
+Knows nothing of gates or retrieval.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, BadSetting, ModelError
+from knowgate.models.backend import Backend
 from knowgate.models.hf import decoding as hf_stream
-from knowgate.models.hf import load as hf_load
-from knowgate.models.hf.batches import Work, limits_of, run_batched
+from knowgate.models.hf.batches import run_alone
 from knowgate.models.hf.decoding import Row, Stream
 from knowgate.models.hf.half import can_stop
 from knowgate.models.hf.labels import cut_prompt, label_ids, read_labels
-from knowgate.models.hf.prefix import Prefixes
+from knowgate.models.hf.local import LocalModel
+from knowgate.models.hf.pieces import GrowingText
 from knowgate.models.hf.score import AnsweredPrompt, mean_logprobs
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Result, Signal, Token, Vector, Want
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, TextStream, Token, Vector, Want
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,19 @@ class Handle:
     place: int | None  # row in the stream; None when the draft had finished
     row: Row
 
+    def copy_row(self) -> Row:
+        """The draft, to go on with."""
+        return Row(list(self.row.steps), list(self.row.tokens), self.row.finished)
+
+    def copy(self) -> Handle:
+        """The same draft alone in a stream of its own."""
+        if self.place is None:
+            return Handle(self.stream, None, self.copy_row())
+        return Handle(self.stream.copy([self.place]), 0, self.copy_row())
+
 
 @dataclass(frozen=True)
-class HFModel:
+class HFModel(LocalModel, Backend):
     """A transformers model from a hub name or a folder (`hf:NAME_OR_DIR`).
 
     Example:
@@ -47,54 +56,9 @@ class HFModel:
         ['draft', 'hidden', 'labels', 'logprobs', 'samples']
     """
 
-    source: str
-    label: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.label or f"hf:{self.source}"
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        local = Path(self.source).is_dir()
-        commit = None if local else getattr(self.loaded.model.config, "_commit_hash", None)
-        return hf_load.fingerprint(self.source, commit)
-
     @property
     def offers(self) -> frozenset[Signal]:
         return frozenset(Signal)
-
-    @functools.cached_property
-    def loaded(self) -> hf_load.Loaded:
-        return hf_load.load(self.source)
-
-    @functools.cached_property
-    def prefixes(self) -> Prefixes:
-        return Prefixes()
-
-    @functools.cached_property
-    def stop(self) -> frozenset[int]:
-        """Every token that ends an answer."""
-        generation = getattr(self.loaded.model, "generation_config", None)
-        named = [getattr(generation, "eos_token_id", None), self.loaded.tokenizer.eos_token_id]
-        flat = [item for ids in named for item in (ids if isinstance(ids, list) else [ids])]
-        return frozenset(item for item in flat if item is not None)
-
-    @property
-    def pad(self) -> int:
-        return int(self.loaded.tokenizer.pad_token_id or 0)
-
-    @property
-    def window(self) -> int:
-        """Tokens the model can see at once."""
-        config = self.loaded.model.config
-        return int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
-
-    @property
-    def depth(self) -> int:
-        return int(self.loaded.model.config.get_text_config().num_hidden_layers) + 1
-
-    # --- the protocol -----------------------------------------------------------------------------
 
     def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
         layers = self._layers(want.layers)
@@ -127,6 +91,20 @@ class HFModel:
         sampled = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
         return [list(reading.samples) for reading in sampled]
 
+    def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
+        """A piece per token, as soon as its characters are whole; of a draft that goes on, first the draft."""
+        own = self._begin(prompt, max_tokens) if resume is None else run_alone(self._handle(resume).copy)
+        row, text = own.row, GrowingText(self.loaded.tokenizer)
+        if piece := text.take(row.tokens):
+            yield piece
+        for _ in self._grow(own, max_tokens):
+            if piece := text.take(row.tokens):
+                yield piece
+        completion = self._completion(row, measured=True)
+        if rest := text.finish(completion.text):
+            yield rest
+        return completion
+
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         columns = label_ids(self, labels)
         cut = [cut_prompt(self, prompt, columns) for prompt in prompts]
@@ -144,44 +122,16 @@ class HFModel:
             [row.ids for row in rows], lambda places: mean_logprobs(self, [rows[place] for place in places])
         )
 
-    # --- prompts to tokens ------------------------------------------------------------------------
-
-    def render(self, text: str) -> str:
-        """The text as a user turn, up to where the answer begins. Models without a chat template get it bare."""
-        tokenizer = self.loaded.tokenizer
-        if not tokenizer.chat_template:
-            return text
-        turn = [{"role": "user", "content": text}]
-        return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
-
-    def tokenise(self, text: str, *, special: bool = False) -> list[int]:
-        return list(self.loaded.tokenizer.encode(text, add_special_tokens=special))
-
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        return [len(self._ids(prompt)) + max_tokens <= self.window for prompt in prompts]
-
-    def check_length(self, n_tokens: int, room: int) -> None:
-        if n_tokens + room > self.window:
-            raise BadInput(
-                f"the prompt has {n_tokens} tokens and the answer may take {room}, but {self.name} sees only "
-                f"{self.window}. Shorten the question, or use fewer or shorter passages."
-            )
+        return [len(self.encode(prompt)) + max_tokens <= self.window for prompt in prompts]
 
     def _encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
-        ids = [self._ids(prompt) for prompt in prompts]
+        ids = [self.encode(prompt) for prompt in prompts]
         for row in ids:
             if not row:
                 raise BadInput("the prompt is empty: ask something.")
             self.check_length(len(row), room)
         return ids
-
-    def _ids(self, prompt: Prompt) -> list[int]:
-        chat = not prompt.raw and bool(self.loaded.tokenizer.chat_template)
-        text = self.render(prompt.text) if chat else prompt.text
-        return self.tokenise(text, special=not chat)
-
-    def batched(self, ids: list[list[int]], work: Work[Result], rows: int = 1) -> list[Result]:
-        return run_batched(ids, limits_of(self.loaded.device), work, rows)
 
     # --- the pass ---------------------------------------------------------------------------------
 
@@ -240,7 +190,7 @@ class HFModel:
     def _go_on(self, resume: Sequence[object], max_tokens: int) -> list[Completion]:
         """Continue drafts; those that came from one pass go on side by side."""
         handles = [self._handle(item) for item in resume]
-        rows = [Row(list(handle.row.steps), list(handle.row.tokens), handle.row.finished) for handle in handles]
+        rows = [handle.copy_row() for handle in handles]
         groups: dict[int, list[int]] = {}
         for i, handle in enumerate(handles):
             if handle.place is not None and len(rows[i].tokens) < max_tokens:
@@ -251,6 +201,20 @@ class HFModel:
                 part = stream.copy([handles[i].place or 0 for i in members])
                 hf_stream.draft(part, [rows[i] for i in members], max_tokens, self.stop)
         return [self._completion(row, measured=True) for row in rows]
+
+    def _begin(self, prompt: Prompt, max_tokens: int) -> Handle:
+        """A prompt that was run and has no answer yet."""
+        ids, loaded = self._encode([prompt], max_tokens), self.loaded
+        stream = run_alone(lambda: hf_stream.prefill(loaded.model, ids, self.pad, loaded.device, (), self.prefixes))
+        return Handle(stream, 0, Row())
+
+    def _grow(self, own: Handle, max_tokens: int) -> Iterator[None]:
+        """Extend the handle's own row, pausing after each token."""
+        if own.place is None or len(own.row.tokens) >= max_tokens:
+            return
+        growing = hf_stream.grow(own.stream, [own.row], max_tokens, self.stop)
+        while run_alone(lambda: next(growing, False)) is None:
+            yield
 
     def _handle(self, item: object) -> Handle:
         if not isinstance(item, Handle):

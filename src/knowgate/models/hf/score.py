@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from knowgate.errors import ModelError
 from knowgate.models.hf.decoding import pad_left
 from knowgate.models.hf.labels import head_logits
-
-if TYPE_CHECKING:
-    from knowgate.models.hf.model import HFModel
+from knowgate.models.hf.local import LocalModel
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class AnsweredPrompt:
     answer: int
 
 
-def mean_logprobs(model: HFModel, rows: Sequence[AnsweredPrompt]) -> list[float]:
+def mean_logprobs(model: LocalModel, rows: Sequence[AnsweredPrompt]) -> list[float]:
     """Mean log-probability of each row's answer tokens; the head is applied at their places alone."""
     tokens, mask = pad_left([row.ids for row in rows], model.pad, model.loaded.device)
     states = model.loaded.model.base_model(

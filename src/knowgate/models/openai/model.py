@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,11 +24,13 @@ import numpy as np
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.files import sha256_text
+from knowgate.models.backend import Backend
 from knowgate.models.openai.labels import InsideLabels
+from knowgate.models.openai.parts import gather
 from knowgate.models.openai.reply import label_logprobs, listed_tokens, read_choices
 from knowgate.models.openai.server import Server
-from knowgate.models.openai.wire import Patience, Wire, without_login
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Vector, Want
+from knowgate.models.openai.wire import Patience, StatusError, Wire, without_login
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, TextStream, Vector, Want
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -58,8 +60,11 @@ def open_openai(value: str) -> OpenAIModel:
     return OpenAIModel(match["model"], match["url"])
 
 
-class OpenAIModel:
-    """`model` on the server at `url`. Requests of one batch go out `concurrency` at a time."""
+class OpenAIModel(Backend):
+    """`model` on the server at `url`. Requests of one batch go out `concurrency` at a time.
+
+    Safe to use from several threads; `concurrency` of them at once have a connection each.
+    """
 
     def __init__(
         self,
@@ -100,6 +105,10 @@ class OpenAIModel:
             offered.add(Signal.LABELS)
         return frozenset(offered)
 
+    @property
+    def concurrency(self) -> int:
+        return self._concurrency
+
     def close(self) -> None:
         """Drop the connections; the model can still be used."""
         self._wire.close()
@@ -131,6 +140,15 @@ class OpenAIModel:
             handles = [_handle(item) for _, item in zip(prompts, resume, strict=True)]
             return [[completion] for completion in self._go_on(handles, max_tokens)]
         return self._sample(prompts, max_tokens, temperature, n, seed)
+
+    def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
+        """As the server sends it. A draft that is enough is given as it is; any other is not shown: see above."""
+        draft = Draft(prompt, None) if resume is None else _handle(resume)
+        if draft.completion is None or not draft.is_enough(max_tokens):
+            return (yield from self._draft_in_parts(draft.prompt, max_tokens))
+        if draft.completion.text:
+            yield draft.completion.text
+        return draft.completion
 
     @property
     def depth(self) -> int:
@@ -179,13 +197,32 @@ class OpenAIModel:
         return [flat[i * n : (i + 1) * n] for i in range(len(prompts))]
 
     def _draft(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
+        return self._checked(read_choices(self._server.ask(prompt, self._greedy(prompt, max_tokens, seed)))[0])
+
+    def _greedy(self, prompt: Prompt, max_tokens: int, seed: int | None) -> dict[str, Any]:
         fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, **self._seed(seed)}
         if self._server.abilities.logprobs:
             fields |= _logprob_fields(prompt, min(2, self._server.abilities.top))  # the margin needs two
-        completion = read_choices(self._server.ask(prompt, fields))[0]
+        return fields
+
+    def _checked(self, completion: Completion) -> Completion:
         if self._server.abilities.logprobs and completion.tokens is None and completion.text:
             raise ModelError(f"{self.name} left out the log-probabilities that it gave when it was probed.")
         return completion
+
+    def _draft_in_parts(self, prompt: Prompt, max_tokens: int) -> TextStream:
+        reply = yield from gather(self._parts(prompt, self._greedy(prompt, max_tokens, None)))
+        return self._checked(read_choices(reply)[0])
+
+    def _parts(self, prompt: Prompt, fields: dict[str, Any]) -> Generator[Any, None, None]:
+        """Tokens are counted by their log-probabilities; without them the server is asked to count, if it knows how."""
+        if not self._server.abilities.logprobs:
+            try:
+                return self._server.ask_in_parts(prompt, {**fields, "stream_options": {"include_usage": True}})
+            except StatusError as error:
+                if error.status not in (400, 422):
+                    raise
+        return self._server.ask_in_parts(prompt, fields)
 
     def _fill(
         self, prompt: Prompt, max_tokens: int, temperature: float, size: int, seed: int | None, start: int

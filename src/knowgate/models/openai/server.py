@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from knowgate.errors import KnowgateError, ServerError
@@ -15,25 +17,46 @@ Result = TypeVar("Result")
 SHOWN_MODELS = 20  # names listed in an error
 
 
+@dataclass(frozen=True)
+class Request:
+    """Where to ask and what."""
+
+    path: str
+    body: dict[str, Any]
+
+
 class Server:
     """`model` behind `wire`."""
 
     def __init__(self, model: str, wire: Wire):
         self.model = model
         self.wire = wire
+        self._probing = threading.Lock()
+        self._probed: Abilities | None = None
 
-    @functools.cached_property
+    @property
     def abilities(self) -> Abilities:
-        """Probed once."""
-        return self._explained(lambda: probe(self.wire, self.model))
+        """Probed once, also when several threads ask first."""
+        with self._probing:
+            if self._probed is None:
+                self._probed = self._explained(lambda: probe(self.wire, self.model))
+            return self._probed
 
     def ask(self, prompt: Prompt, fields: dict[str, Any]) -> Any:
         """The reply to a user turn, or to text that is continued as it stands."""
+        request = self._request(prompt, fields)
+        return self._explained(lambda: self.wire.post(request.path, request.body))
+
+    def ask_in_parts(self, prompt: Prompt, fields: dict[str, Any]) -> Generator[Any, None, None]:
+        """The same as a stream: see `Wire.stream`."""
+        request = self._request(prompt, {**fields, "stream": True})
+        return self._explained(lambda: self.wire.stream(request.path, request.body))
+
+    def _request(self, prompt: Prompt, fields: dict[str, Any]) -> Request:
         body = {"model": self.model, **fields}
         if prompt.raw:
-            return self._explained(lambda: self.wire.post("/completions", {**body, "prompt": prompt.text}))
-        messages = [{"role": "user", "content": prompt.text}]
-        return self._explained(lambda: self.wire.post("/chat/completions", {**body, "messages": messages}))
+            return Request("/completions", {**body, "prompt": prompt.text})
+        return Request("/chat/completions", {**body, "messages": [{"role": "user", "content": prompt.text}]})
 
     def complete(self, ids: Sequence[int], fields: dict[str, Any]) -> Any:
         """The reply to text given as token ids, which is continued as it stands."""

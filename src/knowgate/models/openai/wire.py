@@ -1,4 +1,4 @@
-"""HTTP to an OpenAI-compatible server: one request in, one JSON reply out. Knows nothing of what is asked.
+"""HTTP to an OpenAI-compatible server: a request in, a JSON reply or its parts out. Knows nothing of what is asked.
 
 Every request is bounded in time, retried a bounded number of times when the failure may pass, and fails with
 one sentence. Neither the key nor the text of a request is ever put into a message.
@@ -6,6 +6,7 @@ one sentence. Neither the key nor the text of a request is ever put into a messa
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import functools
 import itertools
@@ -16,15 +17,17 @@ import random
 import re
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from knowgate.errors import BadSetting, ModelError, ServerError
+from knowgate.models.openai.events import DONE, read_events
 
+Result = TypeVar("Result")
 KEY_NAMES = ("KNOWGATE_API_KEY", "OPENAI_API_KEY")
 LONGEST_REPLY = 64 * 2**20  # bytes; 128 samples with log-probabilities stay far below
 LONGEST_MESSAGE = 300  # characters of a server's own words in an error
@@ -34,7 +37,8 @@ LONGEST_MESSAGE = 300  # characters of a server's own words in an error
 class Patience:
     """How long to wait and how often to try. `total` bounds one request with all its attempts and pauses.
 
-    The clock is looked at between the pieces of a reply, so one that comes drop by drop is cut off too.
+    The clock is looked at between the pieces of a reply, so one that comes drop by drop is cut off too. Of a stream
+    `timeout` bounds the wait for each piece, `total` that for all of them: the time between them is the listener's.
     """
 
     timeout: float = 60.0
@@ -81,6 +85,15 @@ class Wire:
         """To an endpoint that stands beside /v1, not below it."""
         return self._send("POST", path, json.dumps(body).encode(), self.url.removesuffix("/v1"))
 
+    def stream(self, path: str, body: dict[str, Any]) -> Generator[Any, None, None]:
+        """The parts of a streamed reply, the last of them `DONE` where the server says that it is the last.
+
+        Asks at once and tries again like any request, but never after the first part. Ending the iteration closes
+        the connection.
+        """
+        address, content = self.url + path, json.dumps(body).encode()
+        return self._parts(address, self._retried(lambda end: self._open(address, content, end)))
+
     def close(self) -> None:
         """Drop the connections; the next request opens new ones."""
         client = self.__dict__.pop("_client", None)
@@ -100,13 +113,17 @@ class Wire:
 
     def _send(self, method: str, path: str, content: bytes | None, url: str | None = None) -> Any:
         address = (self.url if url is None else url) + path
+        return self._retried(lambda end: self._attempt(method, address, content, end))
+
+    def _retried(self, attempt: Callable[[float], Result]) -> Result:
+        """`attempt`, which is told when its time is up, as often as patience allows."""
         end = time.monotonic() + self._patience.total
-        for attempt in itertools.count():
+        for number in itertools.count():
             try:
-                return self._attempt(method, address, content, end)
+                return attempt(end)
             except _Passing as failure:
-                pause = self._pause(attempt) if failure.wait is None else failure.wait
-                if attempt >= self._patience.retries or time.monotonic() + pause >= end:
+                pause = self._pause(number) if failure.wait is None else failure.wait
+                if number >= self._patience.retries or time.monotonic() + pause >= end:
                     raise failure.error from None
                 self._patience.sleep(pause)
         raise AssertionError("unreachable")
@@ -115,33 +132,93 @@ class Wire:
         return self._patience.backoff * 2.0**attempt * random.uniform(0.5, 1.0)
 
     def _attempt(self, method: str, url: str, content: bytes | None, end: float) -> Any:
-        seconds = max(0.001, min(self._patience.timeout, end - time.monotonic()))
-        try:
-            response = self._exchange(method, url, content, seconds)
-        except httpx.ConnectTimeout:
-            raise _Passing(_unreachable(url, "no connection in time")) from None
-        except httpx.TimeoutException:
-            raise ServerError(
-                f"{url} did not answer within {seconds:.3g} s. Check the server's load, or allow more time."
-            ) from None
-        except httpx.TransportError as error:
-            raise _Passing(_unreachable(url, str(error) or type(error).__name__)) from None
-        except httpx.DecodingError:
-            raise ModelError(f"{url} gave a reply that cannot be decompressed.") from None
-        return _judge(url, response)
+        seconds = self._seconds(end)
+        with _explained(url, seconds), self._client.stream(method, url, content=content, timeout=seconds) as response:
+            whole = _read_all(response, url, time.monotonic() + seconds)
+        return _judge(url, whole)
 
-    def _exchange(self, method: str, url: str, content: bytes | None, seconds: float) -> httpx.Response:
-        stop = time.monotonic() + seconds
-        pieces: list[bytes] = []
-        with self._client.stream(method, url, content=content, timeout=seconds) as response:
-            for piece in response.iter_bytes():
-                pieces.append(piece)
-                if time.monotonic() > stop:
-                    raise httpx.ReadTimeout("the reply came too slowly")
-                if sum(map(len, pieces)) > LONGEST_REPLY:
-                    raise ModelError(f"{url} gave a reply of more than {LONGEST_REPLY} bytes.")
-        plain = {"Retry-After": response.headers.get("Retry-After", "")}
-        return httpx.Response(response.status_code, headers=plain, content=b"".join(pieces))
+    def _open(self, url: str, content: bytes, end: float) -> httpx.Response:
+        """The reply to a request, not yet read, if it is a good one."""
+        seconds = self._seconds(end)
+        with _explained(url, seconds):
+            request = self._client.build_request("POST", url, content=content, timeout=seconds)
+            response = self._client.send(request, stream=True)
+            if response.is_success:
+                return response
+            with contextlib.closing(response):
+                refusal = _read_all(response, url, time.monotonic() + seconds)
+        raise _refused(url, refusal)
+
+    def _seconds(self, end: float) -> float:
+        return max(0.001, min(self._patience.timeout, end - time.monotonic()))
+
+    def _parts(self, url: str, response: httpx.Response) -> Generator[Any, None, None]:
+        with contextlib.closing(response):
+            for data in read_events(self._chunks(url, response)):
+                part = data if data == DONE else _parse(url, data.encode())
+                if isinstance(part, dict) and part.get("error"):
+                    raise ServerError(f"{url} failed in the middle of its answer: {_words_of(part)}")
+                yield part
+                if part == DONE:
+                    return
+
+    def _chunks(self, url: str, response: httpx.Response) -> Iterator[bytes]:
+        waited, size, chunks = 0.0, 0, response.iter_bytes()
+        while True:
+            start = time.monotonic()
+            with _broken_off(url):
+                chunk = next(chunks, None)
+            waited, size = waited + time.monotonic() - start, size + len(chunk or b"")
+            if chunk is None:
+                return
+            if waited > self._patience.total:
+                raise ServerError(f"{url} had not finished its answer after {self._patience.total:.3g} s.")
+            if size > LONGEST_REPLY:
+                raise ModelError(f"{url} gave a reply of more than {LONGEST_REPLY} bytes.")
+            yield chunk
+
+
+@contextlib.contextmanager
+def _explained(url: str, seconds: float) -> Iterator[None]:
+    """What httpx raises before there is a reply, as our errors; those worth another attempt as passing ones."""
+    try:
+        yield
+    except httpx.ConnectTimeout:
+        raise _Passing(_unreachable(url, "no connection in time")) from None
+    except httpx.TimeoutException:
+        raise ServerError(
+            f"{url} did not answer within {seconds:.3g} s. Check the server's load, or allow more time."
+        ) from None
+    except httpx.TransportError as error:
+        raise _Passing(_unreachable(url, str(error) or type(error).__name__)) from None
+    except httpx.DecodingError:
+        raise ModelError(f"{url} gave a reply that cannot be decompressed.") from None
+
+
+@contextlib.contextmanager
+def _broken_off(url: str) -> Iterator[None]:
+    """What httpx raises in the middle of a reply: part of it was used, so there is no second attempt."""
+    try:
+        yield
+    except httpx.TimeoutException:
+        raise ServerError(f"{url} stopped in the middle of its answer. Check the server's load.") from None
+    except httpx.TransportError as error:
+        reason = _shorten(str(error) or type(error).__name__)
+        raise ServerError(f"{url} broke off in the middle of its answer ({reason}). Ask again.") from None
+    except httpx.DecodingError:
+        raise ModelError(f"{url} gave a reply that cannot be decompressed.") from None
+
+
+def _read_all(response: httpx.Response, url: str, stop: float) -> httpx.Response:
+    pieces: list[bytes] = []
+    for piece in response.iter_bytes():
+        pieces.append(piece)
+        if time.monotonic() > stop:
+            raise httpx.ReadTimeout("the reply came too slowly")
+        if sum(map(len, pieces)) > LONGEST_REPLY:
+            raise ModelError(f"{url} gave a reply of more than {LONGEST_REPLY} bytes.")
+    plain = {"Retry-After": response.headers.get("Retry-After", "")}
+    return httpx.Response(response.status_code, headers=plain, content=b"".join(pieces))
 
 
 def find_key() -> tuple[str, str]:
@@ -166,15 +243,20 @@ def _unreachable(url: str, reason: str) -> ServerError:
 
 def _judge(url: str, response: httpx.Response) -> Any:
     """The JSON of a good reply; an error for any other."""
-    status = response.status_code
-    if 200 <= status < 300:
+    if response.is_success:
         return _parse(url, response.content)
+    raise _refused(url, response)
+
+
+def _refused(url: str, response: httpx.Response) -> Exception:
+    """What a reply that is not a good one means."""
+    status = response.status_code
     if status in (401, 403):
-        raise _wrong_key(url, status)
+        return _wrong_key(url, status)
     error = StatusError(url, status, _own_words(response))
     if status in (408, 429) or (status >= 500 and status != 501):
-        raise _Passing(error, _retry_after(response.headers.get("Retry-After", "")))
-    raise error
+        return _Passing(error, _retry_after(response.headers.get("Retry-After", "")))
+    return error
 
 
 def _parse(url: str, content: bytes) -> Any:
@@ -196,6 +278,11 @@ def _own_words(response: httpx.Response) -> str:
         value = json.loads(response.content)
     except (ValueError, RecursionError):
         return _shorten(response.content[: 4 * LONGEST_MESSAGE].decode(errors="replace"))
+    return _words_of(value)
+
+
+def _words_of(value: Any) -> str:
+    """The message in a server's JSON."""
     for field in ("error", "message", "detail"):
         if isinstance(value, dict) and value.get(field):
             value = value[field]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from knowgate.evaluation import INDICATORS, RunReport
 from knowgate.files import write_text
+from knowgate.markup import escape
 from knowgate.report import markup
 from knowgate.report.boundary import charts as figures
 from knowgate.report.boundary import sheets
@@ -122,7 +123,7 @@ def _extremes(runs: Sequence[RunReport], name: str) -> str:
     intro = "Up to twenty per run, by the change of mastery from closed to open book, then by benefit."
     parts = []
     for run in runs:
-        found = [extreme(row) for row in getattr(run.boundary, name)]
+        questions = [extreme(row) for row in getattr(run.boundary, name)]
         none = f"none was {name}" if run.boundary.counts.with_open else sheets.NO_OPEN
-        parts += [f"<h3>{markup.escape(run.name)}</h3>", *(found or [markup.remark(f"{none}.")])]
+        parts += [f"<h3>{escape(run.name)}</h3>", *(questions or [markup.remark(f"{none}.")])]
     return markup.section(name, f"Most {name} questions", intro, parts)

@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from knowgate.display import NOT_DEFINED, NOTHING, Sheet, number, percent, points, with_interval
-from knowgate.evaluation import (
-    DIMENSIONS,
-    NOT_GIVEN,
-    TERCILES,
-    Interval,
-    Point,
-    RowCounts,
-    RunReport,
-    Saving,
-    Slice,
-    summarise,
-)
+from knowgate.evaluation import NOT_GIVEN, Interval, Point, RowCounts, RunReport, Saving, Slice, summarise
+from knowgate.runs import DIMENSIONS, THIRDS
 
 NO_OPEN = "no open-book answers in this run"
 NO_MASK = "no MASK answers in this run"
@@ -60,7 +50,7 @@ def _throughput(counts: RowCounts) -> str:
 
 
 def accuracy(runs: Sequence[RunReport]) -> Sheet:
-    found = [run.boundary.accuracy for run in runs]
+    accuracies = [run.boundary.accuracy for run in runs]
     benefits = [run.boundary.benefit for run in runs]
     opened = [bool(run.boundary.counts.with_open) for run in runs]
 
@@ -68,9 +58,9 @@ def accuracy(runs: Sequence[RunReport]) -> Sheet:
         return [str(getattr(b, name)) if has else NOTHING for b, has in zip(benefits, opened, strict=True)]
 
     rows = [
-        ("closed book", *(with_interval(item.closed, "no graded answers") for item in found)),
-        ("open book", *(with_interval(item.open, NO_OPEN) for item in found)),
-        ("MASK", *(with_interval(item.mask, NO_MASK) for item in found)),
+        ("closed book", *(with_interval(item.closed, "no graded answers") for item in accuracies)),
+        ("open book", *(with_interval(item.open, NO_OPEN) for item in accuracies)),
+        ("MASK", *(with_interval(item.mask, NO_MASK) for item in accuracies)),
         ("retrieval helps (+1)", *counted("helps")),
         ("changes nothing (0)", *counted("neutral")),
         ("hurts (-1)", *counted("hurts")),
@@ -79,8 +69,11 @@ def accuracy(runs: Sequence[RunReport]) -> Sheet:
 
 
 def correlation(runs: Sequence[RunReport]) -> Sheet:
-    found = [run.boundary.correlation for run in runs]
-    rows = [("Pearson's r", *(number(c.r, NOT_DEFINED) for c in found)), ("questions", *(str(c.n) for c in found))]
+    correlations = [run.boundary.correlation for run in runs]
+    rows = [
+        ("Pearson's r", *(number(c.r, NOT_DEFINED) for c in correlations)),
+        ("questions", *(str(c.n) for c in correlations)),
+    ]
     return _side_by_side("Correlation of mastery and certainty", runs, rows)
 
 
@@ -109,34 +102,34 @@ def _interval(item: Interval) -> tuple[str, ...]:
 def savings(runs: Sequence[RunReport], indicator: str) -> Sheet:
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        found = run.boundary.savings[indicator]
-        if found is None:
+        saving = run.boundary.savings[indicator]
+        if saving is None:
             rows.append((run.name, f"no question has {indicator} and two graded answers"))
             continue
-        rows += [(run.name, *_point(point, found)) for point in (found.points[0], *found.marks)]
+        rows += [(run.name, *_point(point, saving)) for point in (saving.points[0], *saving.marks)]
         rows.append(
-            (run.name, "never retrieve", "100.0 %", percent(found.never), points(found.never - found.always), "0.0")
+            (run.name, "never retrieve", "100.0 %", percent(saving.never), points(saving.never - saving.always), "0.0")
         )
     columns = ("run", f"skip if {indicator} ≥", "saved", "accuracy", "against always", "against random")
     return Sheet(f"Retrieval saved by {indicator}", columns, _grouped(rows))
 
 
-def _point(point: Point, found: Saving) -> tuple[str, ...]:
+def _point(point: Point, saving: Saving) -> tuple[str, ...]:
     threshold = "always retrieve" if point.threshold is None else f"{point.threshold:.1f}"
-    gains = (points(point.accuracy - found.always), points(point.accuracy - point.random))
+    gains = (points(point.accuracy - saving.always), points(point.accuracy - point.random))
     return threshold, percent(point.saved), percent(point.accuracy), *gains
 
 
 def copying(runs: Sequence[RunReport]) -> Sheet:
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        found = run.boundary.copying
-        if found is None:
+        copied = run.boundary.copying
+        if copied is None:
             rows.append((run.name, NO_MASK))
             continue
         none = "no answer with certainty 1"
-        cells = (with_interval(found.is_mask, none), with_interval(found.says_mask, none))
-        rows.append((run.name, *cells, with_interval(found.anywhere)))
+        cells = (with_interval(copied.is_mask, none), with_interval(copied.says_mask, none))
+        rows.append((run.name, *cells, with_interval(copied.anywhere)))
     columns = ("run", "answer is MASK, certainty 1", "holds MASK, certainty 1", "answer is MASK, any certainty")
     return Sheet("Copy rate", columns, _grouped(rows))
 
@@ -147,20 +140,20 @@ def slices(runs: Sequence[RunReport]) -> list[Sheet]:
 
 
 def _dimension(runs: Sequence[RunReport], dimension: str) -> Sheet | None:
-    found = [{part.value: part for part in run.boundary.slices if part.dimension == dimension} for run in runs]
-    if not any(len(parts) > 1 for parts in found):
+    by_value = [{part.value: part for part in run.boundary.slices if part.dimension == dimension} for run in runs]
+    if not any(len(parts) > 1 for parts in by_value):
         return None
     rows = [
         (value, run.name, *_slice(parts.get(value, summarise(dimension, value, ()))))
-        for value in sorted({value for parts in found for value in parts}, key=_slice_order)
-        for run, parts in zip(runs, found, strict=True)
+        for value in sorted({value for parts in by_value for value in parts}, key=_slice_order)
+        for run, parts in zip(runs, by_value, strict=True)
     ]
     columns = (dimension, "run", "n", "closed", "open", "mean benefit", "mastery", "certainty")
     return Sheet(f"By {dimension}", columns, _grouped(rows))
 
 
 def _slice_order(value: str) -> tuple[bool, int, str]:
-    return value == NOT_GIVEN, TERCILES.index(value) if value in TERCILES else -1, value
+    return value == NOT_GIVEN, THIRDS.index(value) if value in THIRDS else -1, value
 
 
 def _slice(part: Slice) -> tuple[str, ...]:
@@ -174,9 +167,9 @@ def _slice(part: Slice) -> tuple[str, ...]:
 def agreements(runs: Sequence[RunReport]) -> Sheet:
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        found = run.boundary.agreements
-        rows += [] if found else [(run.name, "no answers with gold answers to grade")]
-        for item in found:
+        agreements = run.boundary.agreements
+        rows += [] if agreements else [(run.name, "no answers with gold answers to grade")]
+        for item in agreements:
             only = (str(item.only_first), str(item.only_second))
             agree = (percent(item.agree), number(item.kappa, NOT_DEFINED))
             rows.append((run.name, item.side, f"{item.first} / {item.second}", str(item.n), *agree, *only))

@@ -15,20 +15,20 @@ BINS = 10
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def trade_off(found: Evaluation) -> Figure:
+def trade_off(evaluation: Evaluation) -> Figure:
     """Accuracy against retrieval rate: every gate's curve, its threshold with interval, random line and oracle."""
-    gates = [gate for gate in found.gates if gate.frontier is not None and "auroc" in gate.measures]
+    gates = [gate for gate in evaluation.gates if gate.frontier is not None and "auroc" in gate.measures]
     traces: list[Figure] = []
-    for place, gate in enumerate(gates):
-        traces += [_curve(gate, place), _point(gate, place)]
-    traces += [_line(found, "oracle", "#000000", "dash"), _random(found)]
+    for number, gate in enumerate(gates):
+        traces += [_curve(gate, number), _point(gate, number)]
+    traces += [_line(evaluation, "oracle", "#000000", "dash"), _random(evaluation)]
     xaxis = {**axis("retrieval rate"), "tickformat": ".0%", "range": [-0.02, 1.02]}
     yaxis = {**axis("accuracy"), "tickformat": ".0%"}
     legend = {"orientation": "v", "x": 1.02, "y": 1, "xanchor": "left", "yanchor": "top"}
     return figure(traces, height=520, xaxis=xaxis, yaxis=yaxis, legend=legend)
 
 
-def _curve(gate: GateResult, place: int) -> Figure:
+def _curve(gate: GateResult, number: int) -> Figure:
     assert gate.frontier is not None
     rates = np.linspace(0, 1, POINTS)
     return {
@@ -38,16 +38,16 @@ def _curve(gate: GateResult, place: int) -> Figure:
         "legendgroup": gate.gate,
         "x": [round(float(rate), 4) for rate in rates],
         "y": [round(gate.frontier.at(float(rate)), 4) for rate in rates],
-        "line": _style(place),
+        "line": _style(number),
         "hovertemplate": "%{x:.0%} retrieved: %{y:.1%}<extra>%{fullData.name}</extra>",
     }
 
 
-def _style(place: int) -> dict[str, Any]:
-    return {"color": RUNS[place % len(RUNS)], "width": 1.8, "dash": DASHES[place // len(RUNS) % len(DASHES)]}
+def _style(number: int) -> dict[str, Any]:
+    return {"color": RUNS[number % len(RUNS)], "width": 1.8, "dash": DASHES[number // len(RUNS) % len(DASHES)]}
 
 
-def _point(gate: GateResult, place: int) -> Figure:
+def _point(gate: GateResult, number: int) -> Figure:
     """Where the gate's own threshold puts it."""
     accuracy, rate = gate.measures["accuracy"], gate.measures["rate"]
     value = accuracy.value or 0.0
@@ -65,14 +65,14 @@ def _point(gate: GateResult, place: int) -> Figure:
             "arrayminus": [round(value - (accuracy.low or value), 4)],
             "thickness": 1,
         },
-        "marker": {"color": RUNS[place % len(RUNS)], "size": 8},
+        "marker": {"color": RUNS[number % len(RUNS)], "size": 8},
         "hovertemplate": "threshold %{customdata}: %{y:.1%} at %{x:.0%}<extra>%{fullData.name}</extra>",
         "customdata": [round(gate.threshold, 3)],
     }
 
 
-def _line(found: Evaluation, name: str, colour: str, dash: str) -> Figure:
-    curve = found.gate(name).frontier
+def _line(evaluation: Evaluation, name: str, colour: str, dash: str) -> Figure:
+    curve = evaluation.gate(name).frontier
     assert curve is not None
     rates = np.linspace(0, 1, POINTS)
     return {
@@ -86,8 +86,8 @@ def _line(found: Evaluation, name: str, colour: str, dash: str) -> Figure:
     }
 
 
-def _random(found: Evaluation) -> Figure:
-    never, always = (found.gate(name).measures["accuracy"].value for name in ("never", "always"))
+def _random(evaluation: Evaluation) -> Figure:
+    never, always = (evaluation.gate(name).measures["accuracy"].value for name in ("never", "always"))
     return {
         "type": "scatter",
         "mode": "lines",
@@ -99,12 +99,12 @@ def _random(found: Evaluation) -> Figure:
     }
 
 
-def reliability(found: Evaluation, gate: GateResult) -> Figure:
+def reliability(evaluation: Evaluation, gate: GateResult) -> Figure:
     """How often the closed-book answer is wrong among questions of about the same need; a calibrated gate is on the
     diagonal."""
     edges = np.linspace(0, 1, BINS + 1)
     bins = np.minimum((gate.needs * BINS).astype(int), BINS - 1)
-    wrong = ~found.trial.closed
+    wrong = ~evaluation.trial.closed_right
     filled = [b for b in range(BINS) if np.any(bins == b)]
     trace = {
         "type": "scatter",
@@ -126,13 +126,13 @@ def reliability(found: Evaluation, gate: GateResult) -> Figure:
     return figure([diagonal, trace], height=300, xaxis=xaxis, yaxis=yaxis, showlegend=False)
 
 
-def histogram(found: Evaluation, gate: GateResult) -> Figure:
+def histogram(evaluation: Evaluation, gate: GateResult) -> Figure:
     """How need is spread, per data set: it characterises the data set."""
-    kinds = [values.get("data set", "all") for values in found.trial.slices()]
+    kinds = [values.get("data set", "all") for values in evaluation.trial.slices()]
     edges = np.linspace(0, 1, 21)
     centres = [round(float(value), 3) for value in (edges[:-1] + edges[1:]) / 2]
     traces = []
-    for place, kind in enumerate(sorted(set(kinds))):
+    for number, kind in enumerate(sorted(set(kinds))):
         needs = gate.needs[np.array([own == kind for own in kinds])]
         counts = np.histogram(needs, edges)[0] / max(1, len(needs))
         traces.append(
@@ -141,7 +141,7 @@ def histogram(found: Evaluation, gate: GateResult) -> Figure:
                 "name": html.escape(kind),
                 "x": centres,
                 "y": [round(float(value), 4) for value in counts],
-                "marker": {"color": RUNS[place % len(RUNS)]},
+                "marker": {"color": RUNS[number % len(RUNS)]},
                 "hovertemplate": "need %{x:.2f}: %{y:.1%}<extra>%{fullData.name}</extra>",
             }
         )

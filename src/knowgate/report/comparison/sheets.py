@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from knowgate.display import NOTHING, Sheet, percent, points
-from knowgate.evaluation import RATES, Evaluation, GateResult, SliceTable
+from knowgate.display import NOTHING, Sheet, percent, points, points_with_interval, share_with_interval
+from knowgate.evaluation import RATES, Evaluation, GateResult, SliceTable, main_sheet
 from knowgate.statistics import Estimate
 
 HOW = {
@@ -47,51 +47,35 @@ HOW = {
 }  # fmt: skip
 
 
-def all_sheets(found: Evaluation) -> Iterator[Sheet]:
-    has_open = found.trial.opened is not None
+def all_sheets(evaluation: Evaluation) -> Iterator[Sheet]:
+    has_open = evaluation.trial.open_right is not None
     if has_open:
-        yield main(found)
-    yield ranking(found)
+        yield main(evaluation)
+    yield ranking(evaluation)
     if has_open:
-        yield frontier(found)
-        yield judged(found)
-        yield costs(found)
-        yield comparisons(found)
-        yield from slices(found)
+        yield frontier(evaluation)
+        yield judged(evaluation)
+        yield costs(evaluation)
+        yield comparisons(evaluation)
+        yield from slices(evaluation)
 
 
-def main(found: Evaluation) -> Sheet:
-    columns = ("gate", "accuracy", "retrieval", "matched random", "gain", "loss", "harm", "waste", "headroom")
-    return Sheet("Answers", columns, tuple(_main_row(gate) for gate in found.gates))
+def main(evaluation: Evaluation) -> Sheet:
+    return main_sheet(evaluation.gates)
 
 
-def _main_row(gate: GateResult) -> tuple[str, ...]:
-    m = gate.measures
-    return (
-        gate.gate,
-        share(m["accuracy"]),
-        percent(m["rate"].value),
-        percent(m["random"].value),
-        gap(m["gain"]),
-        gap(m["loss"]),
-        percent(m["harm"].value),
-        percent(m["waste"].value),
-        percent(m["recovered"].value),
-    )
-
-
-def ranking(found: Evaluation) -> Sheet:
+def ranking(evaluation: Evaluation) -> Sheet:
     columns = ("gate", "AUROC", "judged right", "AUPRC", "ECE", "Brier", "AURC", "AUROC benefit")
     rows = [
         (gate.gate, *(plain(gate.measures.get(name)) for name in ("auroc", "judged", "auprc", "ece", "brier", "aurc")),
          plain(gate.measures.get("auroc_benefit")))
-        for gate in found.gates
+        for gate in evaluation.gates
         if "auroc" in gate.measures
     ]  # fmt: skip
     return Sheet("Does need tell what the LLM does not know?", columns, tuple(rows))
 
 
-def frontier(found: Evaluation) -> Sheet:
+def frontier(evaluation: Evaluation) -> Sheet:
     columns = (
         "gate",
         *(f"at {rate:.0%}" for rate in RATES),
@@ -101,7 +85,7 @@ def frontier(found: Evaluation) -> Sheet:
         "at rate",
         "n",
     )
-    return Sheet("Accuracy at a given retrieval rate", columns, tuple(_frontier_row(gate) for gate in found.gates))
+    return Sheet("Accuracy at a given retrieval rate", columns, tuple(_frontier_row(gate) for gate in evaluation.gates))
 
 
 def _frontier_row(gate: GateResult) -> tuple[str, ...]:
@@ -112,17 +96,17 @@ def _frontier_row(gate: GateResult) -> tuple[str, ...]:
     return (gate.gate, *rates, *areas, *told)
 
 
-def judged(found: Evaluation) -> Sheet:
+def judged(evaluation: Evaluation) -> Sheet:
     rows = [
-        (gate.gate, share(gate.measures["closed_if_known"]), share(gate.measures["closed_if_unknown"]))
-        for gate in found.gates
+        (gate.gate, *(share_with_interval(gate.measures[name]) for name in ("closed_if_known", "closed_if_unknown")))
+        for gate in evaluation.gates
         if "closed_if_known" in gate.measures
     ]
     columns = ("gate", "closed-book accuracy, judged known", "judged unknown")
     return Sheet("Are the questions judged known known?", columns, tuple(rows))
 
 
-def costs(found: Evaluation) -> Sheet:
+def costs(evaluation: Evaluation) -> Sheet:
     rows = [
         (
             gate.gate,
@@ -131,34 +115,34 @@ def costs(found: Evaluation) -> Sheet:
             f"{gate.cost.tokens:.1f}",
             NOTHING if gate.cost.seconds is None else f"{gate.cost.seconds:.4f}",
         )
-        for gate in found.gates
+        for gate in evaluation.gates
     ]
     return Sheet("Cost per question", ("gate", "LM calls", "retrievals", "generated tokens", "seconds"), tuple(rows))
 
 
-def comparisons(found: Evaluation) -> Sheet:
+def comparisons(evaluation: Evaluation) -> Sheet:
     columns = ("gate", "against", "difference in points", "only it right", "only the other", "p", "p (Holm)")
     rows = [
         (
             one.gate,
             one.against,
-            gap(Estimate(one.difference, one.low, one.high)),
+            points_with_interval(Estimate(one.difference, one.low, one.high)),
             str(one.only_gate),
             str(one.only_against),
             _p(one.p_mcnemar),
             _p(one.p_holm),
         )
-        for one in found.comparisons
+        for one in evaluation.comparisons
     ]
     return Sheet("Gates compared on the same questions", columns, tuple(rows))
 
 
-def slices(found: Evaluation) -> Iterator[Sheet]:
+def slices(evaluation: Evaluation) -> Iterator[Sheet]:
     """One table per dimension: accuracy @ retrieval rate, and the gain over matched random."""
-    for dimension in dict.fromkeys(one.dimension for one in found.slices):
-        parts = [one for one in found.slices if one.dimension == dimension]
+    for dimension in dict.fromkeys(one.dimension for one in evaluation.slices):
+        parts = [one for one in evaluation.slices if one.dimension == dimension]
         columns = ("gate", *(f"{one.value} (n = {one.n})" for one in parts))
-        names = [gate.gate for gate in found.gates]
+        names = [gate.gate for gate in evaluation.gates]
         yield Sheet(
             f"By {dimension}", columns, tuple((name, *(_slice_cell(part, name) for part in parts)) for name in names)
         )
@@ -169,22 +153,6 @@ def _slice_cell(part: SliceTable, name: str) -> str:
         if gate == name:
             return f"{percent(accuracy)} @ {percent(rate)} ({points(accuracy - random)})"
     return "empty"
-
-
-def share(value: Estimate) -> str:
-    if value.value is None:
-        return NOTHING
-    if value.low is None or value.high is None:
-        return percent(value.value)
-    return f"{percent(value.value)} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
-
-
-def gap(value: Estimate) -> str:
-    if value.value is None:
-        return NOTHING
-    if value.low is None or value.high is None:
-        return points(value.value)
-    return f"{points(value.value)} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
 
 
 def plain(value: Estimate | None) -> str:

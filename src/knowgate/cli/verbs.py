@@ -1,0 +1,49 @@
+"""The verbs of the command line: where each lives, what it says of itself, and under which heading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from knowgate.cli.lazy_group import LazyGroup, Verb
+
+ASK, MEASURE, FIT, PROVE, TOOLS = "Ask", "Measure", "Fit", "Prove", "Tools"
+VERBS = {
+    "ask": Verb("knowgate.cli.ask:ask", "Answer questions, retrieving only where the gate says so.", ASK),
+    "decide": Verb("knowgate.cli.ask:decide", "Say for each question whether to retrieve; answer nothing.", ASK),
+    "index": Verb(
+        "knowgate.cli.index:index", "Build a retrieval index, or update one.", ASK, renamed={"--kind": "--retriever"}
+    ),
+    "label": Verb("knowgate.cli.label:label", "Sample and grade answers: what does the LLM know?", MEASURE),
+    "import-answers": Verb(
+        "knowgate.cli.import_answers:import_answers",
+        "Make a label run from answers recorded elsewhere.",
+        MEASURE,
+        renamed={"--llm": "--model"},
+    ),
+    "report": Verb("knowgate.cli.report:report", "Show the knowledge boundary of label runs.", MEASURE),
+    "eval-self": Verb("knowgate.cli.eval_self:eval_self", "Does the LLM know what it knows? (KB-SAT)", MEASURE),
+    "prefer": Verb("knowgate.cli.prefer:prefer", "Measure what each passage does to the LLM.", MEASURE),
+    "fit": Verb("knowgate.cli.fit:app", "Fit a gate to your LLM from label runs; or a reranker.", FIT),
+    "calibrate": Verb("knowgate.cli.calibrate:calibrate_command", "Choose a gate's threshold, with evidence.", FIT),
+    "eval": Verb("knowgate.cli.eval:eval_", "Compare gates on the same questions.", PROVE),
+    "eval-rerank": Verb(
+        "knowgate.cli.eval_rerank:eval_rerank",
+        "Compare rankers on held-out preferences.",
+        PROVE,
+        renamed={"--margin": "--rerank-margin"},
+    ),
+    "sweep": Verb("knowgate.cli.sweep:app", "Vary one setting over recorded rows.", PROVE),
+    "replay": Verb("knowgate.cli.replay:replay_command", "What other thresholds would save on logged traffic.", PROVE),
+    "demo": Verb("knowgate.cli.demo:demo", "A tour: never, always and gated, on an invented handbook.", TOOLS),
+    "gates": Verb("knowgate.cli.lists:gates", "List the gates.", TOOLS),
+    "models": Verb("knowgate.cli.lists:models_app", "List LLM backends and cached weights; fetch weights.", TOOLS),
+    "history": Verb("knowgate.cli.history:app", "The log of questions that dhicl and skr learn from.", TOOLS),
+    "doctor": Verb("knowgate.cli.doctor:doctor", "Is everything here, and what to type if not.", TOOLS),
+}
+
+
+class Verbs(LazyGroup):
+    """All of them."""
+
+    def verbs(self) -> Mapping[str, Verb]:
+        return VERBS

@@ -1,0 +1,74 @@
+"""`evaluate`: gates and label runs (or fresh questions) in, a comparison out. What `knowgate eval` calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from knowgate.datasets import Data
+from knowgate.errors import BadSetting, MissingExtra
+from knowgate.evaluation.comparison.evaluation import Evaluation, compare
+from knowgate.evaluation.live import AUTO, answer_now
+from knowgate.gates import score_gates, without_seen
+from knowgate.labels import Tally
+from knowgate.runs import Runs, load_trial, run_paths
+from knowgate.statistics import RESAMPLES
+from knowgate.types import Gate, Model, Retriever
+
+GateLike = str | Path | Gate
+
+
+def evaluate(
+    gates: GateLike | Sequence[GateLike] = AUTO,
+    runs: Runs | None = None,
+    *,
+    data: Data | None = None,
+    model: str | Model = "smollm",
+    index: str | Path | Retriever | None = None,
+    out: str | Path | None = None,
+    limit: int | None = None,
+    plug_in: bool = False,
+    drop_seen: bool = False,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    on_progress: Callable[[Tally], None] = lambda tally: None,
+) -> Evaluation:
+    """Compare gates on the same questions: accuracy, retrieval rate, ranking, calibration, cost, each with intervals.
+
+    gates: specs ('logprob:mean'), folders of fitted gates, gates themselves, or 'auto' for all that the rows allow.
+    A gate given as an object is evaluated as it is in memory, with the threshold it has there.
+    runs: label runs; no LLM is run then. Or data: questions that `model` answers now, with passages from `index`; the
+    answers are kept in the folder `out`, and the next call does not ask for them again. limit: only so many questions.
+    plug_in: allow gates that were fitted on another LLM. drop_seen: leave out questions a gate was fitted on, instead
+    of refusing it. resamples, seed: of the bootstrap.
+
+    Example:
+        >>> evaluate(["my-gate", "logprob:mean"], "runs/test")  # doctest: +SKIP
+    """
+    asked: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in _several(gates)]
+    _check(asked, runs, data, out)
+    named: Sequence[str | Gate] = asked
+    if data is not None and out is not None:
+        made = answer_now(
+            asked, data, model=model, index=index, out=out, limit=limit, plug_in=plug_in, on_progress=on_progress
+        )
+        runs, named = made.runs, made.gates
+    try:
+        trial = load_trial(run_paths(runs or []))
+        trial = without_seen(trial, asked) if drop_seen else trial
+        return compare(trial, score_gates(trial, named, plug_in=plug_in), resamples=resamples, seed=seed)
+    except ModuleNotFoundError as error:
+        raise MissingExtra("evaluating", "train") from error
+
+
+def _several(gates: GateLike | Sequence[GateLike]) -> list[GateLike]:
+    return list(gates) if isinstance(gates, list | tuple) else [gates]  # type: ignore[list-item]
+
+
+def _check(gates: Sequence[object], runs: Runs | None, data: Data | None, out: str | Path | None) -> None:
+    if (runs is None) == (data is None):
+        raise BadSetting("give either --labels RUN (recorded rows) or --data SPEC (questions to answer now).")
+    if data is not None and out is None:
+        raise BadSetting("--data needs --out DIR: the answered questions are kept there and can be evaluated again.")
+    if not gates:
+        raise BadSetting("no gate is named; 'auto' stands for all that the rows allow. See: knowgate gates")

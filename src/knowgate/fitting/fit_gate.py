@@ -1,0 +1,114 @@
+"""The verb `fit`: a gate's name and label runs in, the fitted gate out.
+
+Knows no gate: their fit functions come from the table of gates, or from entry points of other packages, where the group
+'knowgate.fitted_gates' names the gate's class and 'knowgate.fits' its fit function, both under the gate's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from knowgate.errors import BadSetting, MissingExtra, UnknownName
+from knowgate.fitting.examples import Examples, Target, load_examples
+from knowgate.fitting.fit_options import FitFunction, check_options, handed_to, wanted_by
+from knowgate.fitting.fit_result import FitResult
+from knowgate.fitting.judges.checkpoint import forget_training, training_folder
+from knowgate.fitting.steps import WatchFit, unwatched
+from knowgate.gates import FITTED, FittedGate, load_fitted
+from knowgate.registry import load_target, plugins
+from knowgate.runs import Runs, run_paths
+
+FITS = "knowgate.fits"  # entry points of other packages
+EXTRA = "train"
+
+
+def fit(
+    name: str,
+    runs: Runs,
+    *,
+    out: str | Path,
+    target: Target | None = None,
+    threshold: float | None = None,
+    seed: int = 0,
+    watch: WatchFit | None = None,
+    command: str = "",
+    **options: Any,
+) -> FittedGate:
+    """Fit a gate on label runs, measure it on questions held out, write its folder, and load it from there.
+
+    target: known or benefit; None for what suits the gate and the runs. threshold: None for 0.5, or what answers most
+    questions right where need means that retrieval helps. command: what the card says it was made by. options: those of
+    the gate, see `options_of(fit_function(name))`.
+    """
+    function, folder = fit_function(name), Path(out)
+    _check(name, runs, target, threshold)
+    paths = run_paths(runs)
+    check_options(name, function, options)
+    try:
+        from knowgate.fitting.save import save_fitted
+
+        examples = _examples(paths, function, target, seed)
+        things = {"seed": seed, "work": training_folder(folder), "watch": watch or unwatched}
+        fitted: FitResult = function(examples, **handed_to(function, things), **options)
+        noted = replace(fitted, notes=[*fitted.notes, *_why(examples, function, target)])
+        save_fitted(noted, examples, folder, command=command, threshold=threshold)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("knowgate"):
+            raise
+        raise MissingExtra(f"fitting {name}", EXTRA) from error
+    forget_training(folder)
+    return load_fitted(str(folder))
+
+
+def fit_names() -> list[str]:
+    """The gates that can be fitted: ours, then those of other packages."""
+    own = [name for name, entry in FITTED.items() if entry.fit]
+    return [*own, *sorted(set(plugins(FITS)) - set(own))]
+
+
+def fit_function(name: str) -> FitFunction:
+    """The fit function of a gate. What it can be told is in its signature: see `options_of`."""
+    if name in FITTED and FITTED[name].fit:
+        found: FitFunction = load_target(FITTED[name].fit, f"fitting {name}", FITTED[name].extra)
+        return found
+    outside = plugins(FITS)
+    if name in outside:
+        return _loaded(name, outside[name])
+    if name in plugins("knowgate.fitted_gates"):
+        raise BadSetting(f"the gate '{name}' can be loaded but not fitted: its package has no entry point in '{FITS}'.")
+    raise UnknownName("fitted gate", name, fit_names())
+
+
+def _loaded(name: str, point: Any) -> FitFunction:
+    try:
+        function: FitFunction = point.load()
+    except (ImportError, AttributeError) as error:
+        raise BadSetting(f"the fit function of '{name}', {point.value}, cannot be loaded: {error}.") from error
+    return function
+
+
+def _check(name: str, runs: Runs, target: str | None, threshold: float | None) -> None:
+    if not runs:
+        raise BadSetting(f"fit {name} learns from label runs: give --labels RUN, made by knowgate label.")
+    if target not in (None, *get_args(Target)):
+        raise BadSetting(f"fit {name}: target is '{target}'; allowed: {', '.join(get_args(Target))}.")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise BadSetting(f"fit {name}: the threshold is {threshold}; it must be between 0 and 1.")
+
+
+def _examples(paths: Sequence[Path], function: FitFunction, target: Target | None, seed: int) -> Examples:
+    wanted = wanted_by(function)
+    layers = None if wanted.reads_states else ()
+    return load_examples(paths, target=target or wanted.target, layers=layers, seed=seed)
+
+
+def _why(examples: Examples, function: FitFunction, target: Target | None) -> list[str]:
+    """Why this target, where rows decided it."""
+    without = sum(row.benefit is None for row in examples.rows)
+    was_chosen = target is None and wanted_by(function).target is None and examples.target == "known"
+    if not (was_chosen and 0 < without < len(examples.rows)):
+        return []
+    return [f"'known' was chosen because {without} of {len(examples.rows)} rows have no open-book answer"]

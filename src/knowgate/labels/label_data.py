@@ -1,0 +1,105 @@
+"""`label`: questions and an LLM in, a label run out. What `knowgate label` calls; prints nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from knowgate.datasets import Data, data_name, gather_questions
+from knowgate.errors import BadSetting
+from knowgate.labels.grading import load_grader
+from knowgate.labels.labeller import Labeller, Plan
+from knowgate.labels.layers import layer_numbers
+from knowgate.labels.session import Tally, label_run
+from knowgate.models import as_model
+from knowgate.prompts import load_answer_prompts
+from knowgate.retrieval import as_retriever
+from knowgate.runs import RunFolder
+from knowgate.signals import SAMPLES
+from knowgate.types import Model, Retriever
+
+log = logging.getLogger(__name__)
+STYLES = ("implies", "contains")
+
+
+def label(
+    data: Data,
+    *,
+    out: str | Path,
+    model: str | Model = "smollm",
+    index: str | Path | Retriever | None = None,
+    samples: int = 30,
+    open_samples: int | None = None,
+    temperature: float = 1.0,
+    max_tokens: int = 32,
+    grade: str = "contains",
+    judge: str | Model | None = None,
+    judge_prompt: str = "implies",
+    mask: bool = False,
+    k: int | None = None,
+    layers: str | Sequence[int] = "mid,late,last",
+    closed_book: bool = False,
+    limit: int | None = None,
+    seed: int = 0,
+    seakr: bool = False,
+    lang: str | None = None,
+    prompts: str | Path | None = None,
+    retry_failed: bool = False,
+    on_progress: Callable[[Tally], None] = lambda tally: None,
+) -> RunFolder:
+    """Answer questions closed- and open-book, sample, grade, and keep it all in the folder `out`.
+
+    A run that was interrupted goes on with the same call; one that is finished is given back as it is.
+
+    data: 'jsonl:FILE', 'bench:NAME/SPLIT', 'hub:NAME?split=...', or a list of `Question` (with gold `answers`).
+    index: index folder, http:URL or a retriever; without one, the passages are the questions' own `contexts`.
+    samples: sampled answers per question and way of answering; open_samples: with passages, if not as many.
+    grade: exact, contains, choice, or judge (an LLM, given as `judge`, with the prompt 'implies' or 'contains').
+    mask: also answer with the gold answers in the passages replaced. closed_book: retrieve nothing.
+    k: passages; 3 from an index, all of the questions' own, unless given.
+    layers: hidden states to keep: mid, late, last, numbers, or 'none'. seakr: also how far apart samples end.
+    prompts: TOML file with your own wording; lang forces 'en' or 'zh'.
+    retry_failed: try questions again that failed before. on_progress: told how far the run is, batch by batch.
+
+    Example:
+        >>> run = label("jsonl:questions.jsonl", model="smollm", out="runs/mine", samples=10)  # doctest: +SKIP
+    """
+    _check_counts(samples=(samples, 0), open_samples=(open_samples, 0), max_tokens=(max_tokens, 1), k=(k, 1))
+    questions = gather_questions(data, limit)
+    llm = as_model(model)
+    plan = Plan(
+        samples=samples,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        layers=layer_numbers(layers, llm),
+        mask=mask,
+        k=k,
+        open_book=not closed_book,
+        seakr=SAMPLES if seakr else 0,
+        open_samples=open_samples,
+    )
+    grader = load_grader(grade, as_model(judge) if judge is not None else None, _style(judge_prompt))
+    retriever = as_retriever(index) if index is not None else None
+    wording = load_answer_prompts(Path(prompts) if prompts is not None else None, lang)
+    folder = RunFolder(Path(out).expanduser())
+    if retry_failed and (folder.path / folder.manifest_name).is_file():
+        log.info("trying %d failed questions again", folder.drop_failed())
+    labeller = Labeller(llm, grader, plan, wording, retriever)
+    label_run(folder, questions, labeller, data=data_name(data), on_progress=on_progress)
+    return folder
+
+
+def _check_counts(**counts: tuple[int | None, int]) -> None:
+    """Each with the least it may be."""
+    for name, (given, least) in counts.items():
+        if given is not None and given < least:
+            raise BadSetting(f"{name} is {given}; it must be at least {least}.")
+
+
+def _style(word: str) -> Any:
+    if word not in STYLES:
+        raise BadSetting(f"--judge-prompt is '{word}'; allowed: {', '.join(STYLES)}.")
+    return word

@@ -1,0 +1,88 @@
+"""A transformers model on this machine: its weights, its tokenizer, its window. Reads and generates nothing itself."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from knowgate.errors import BadInput
+from knowgate.models.hf import load as hf_load
+from knowgate.models.hf.batches import Work, limits_of, run_batched
+from knowgate.models.hf.prefix import Prefixes
+from knowgate.types import Prompt, Result
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """What everything that reads from a loaded model needs of it. Nothing is loaded before it is used."""
+
+    source: str
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.label or f"hf:{self.source}"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        local = Path(self.source).is_dir()
+        commit = None if local else getattr(self.loaded.model.config, "_commit_hash", None)
+        return hf_load.fingerprint(self.source, commit)
+
+    @functools.cached_property
+    def loaded(self) -> hf_load.Loaded:
+        return hf_load.load(self.source)
+
+    @functools.cached_property
+    def prefixes(self) -> Prefixes:
+        return Prefixes()
+
+    @functools.cached_property
+    def stop(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        generation = getattr(self.loaded.model, "generation_config", None)
+        named = [getattr(generation, "eos_token_id", None), self.loaded.tokenizer.eos_token_id]
+        flat = [item for ids in named for item in (ids if isinstance(ids, list) else [ids])]
+        return frozenset(item for item in flat if item is not None)
+
+    @property
+    def pad(self) -> int:
+        return int(self.loaded.tokenizer.pad_token_id or 0)
+
+    @property
+    def window(self) -> int:
+        """Tokens the model can see at once."""
+        config = self.loaded.model.config
+        return int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
+
+    @property
+    def depth(self) -> int:
+        return int(self.loaded.model.config.get_text_config().num_hidden_layers) + 1
+
+    def render(self, text: str) -> str:
+        """The text as a user turn, up to where the answer begins. Models without a chat template get it bare."""
+        tokenizer = self.loaded.tokenizer
+        if not tokenizer.chat_template:
+            return text
+        turn = [{"role": "user", "content": text}]
+        return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+
+    def tokenise(self, text: str, *, special: bool = False) -> list[int]:
+        return list(self.loaded.tokenizer.encode(text, add_special_tokens=special))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of the whole input, in the chat template where there is one."""
+        chat = not prompt.raw and bool(self.loaded.tokenizer.chat_template)
+        text = self.render(prompt.text) if chat else prompt.text
+        return self.tokenise(text, special=not chat)
+
+    def check_length(self, n_tokens: int, room: int) -> None:
+        if n_tokens + room > self.window:
+            raise BadInput(
+                f"the prompt has {n_tokens} tokens and the answer may take {room}, but {self.name} sees only "
+                f"{self.window}. Shorten the question, or use fewer or shorter passages."
+            )
+
+    def batched(self, ids: list[list[int]], work: Work[Result], rows: int = 1) -> list[Result]:
+        return run_batched(ids, limits_of(self.loaded.device), work, rows)

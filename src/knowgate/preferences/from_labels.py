@@ -1,0 +1,126 @@
+"""The verb `prefer`: label runs in, a folder of preferences out. Gathers questions, model, candidates and source.
+
+Knows label runs and specs; how shifts are measured and rows are kept is `measure`'s and `session`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from knowgate.datasets import load_questions
+from knowgate.errors import BadInput, BadSetting
+from knowgate.gates import ProbeGate, load_gate
+from knowgate.labels import load_grader
+from knowgate.models import load_model
+from knowgate.preferences.measure import Benefit, Confidence, Likelihood, Preferrer, Source
+from knowgate.preferences.record import TOP, PreferenceFolder
+from knowgate.preferences.session import PreferenceCounts, prefer_run
+from knowgate.prompts import AnswerPrompts
+from knowgate.retrieval import load_retriever
+from knowgate.runs import RunFolder, question_of
+from knowgate.types import Model, Question
+
+CANDIDATES = 20
+SOURCES = ("confidence", "benefit", "likelihood")
+SPLITS = ("train", "dev", "test")
+Run = str | Path | RunFolder
+
+
+def prefer(
+    runs: Run | Iterable[Run],
+    out: str | Path,
+    *,
+    source: str = "confidence",
+    gate: str | None = None,
+    index: str | None = None,
+    data: str | None = None,
+    candidates: int = CANDIDATES,
+    top: int = TOP,
+    model: str | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    prompts: AnswerPrompts | None = None,
+    watch: Callable[[PreferenceCounts], None] = lambda counts: None,
+) -> PreferenceCounts:
+    """Measure what each candidate passage does to the LLM that was labelled; the same call goes on where it stopped.
+
+    source: confidence (shift of the fitted probe `gate`), benefit (answers turned right) or likelihood (of the gold
+    answer). Candidates come from `index`, from the contexts of `data`, or from the runs' own passages. split: puts all
+    questions in train, dev or test; None divides them as `fit` does.
+    """
+    _check(source, split, index, data)
+    folders = _folders(runs)
+    questions = _questions(folders, data, limit, has_index=index is not None)
+    llm = _model(folders, model)
+    measuring = _source(source, llm, gate, prompts or AnswerPrompts())
+    preferrer = Preferrer(measuring, load_retriever(index) if index else None, candidates, top, seed, split)
+    named = data or ", ".join(str(folder.settings().get("data", folder.path.name)) for folder in folders)
+    return prefer_run(PreferenceFolder(Path(out)), questions, preferrer, data=named, on_progress=watch)
+
+
+def _check(source: str, split: str | None, index: str | None, data: str | None) -> None:
+    for option, value, allowed in (("source", source, SOURCES), ("split", split, (None, *SPLITS))):
+        if value not in allowed:
+            raise BadSetting(f"--{option} is '{value}'; allowed: {', '.join(str(word) for word in allowed if word)}.")
+    if index and data:
+        raise BadSetting("candidates come from --index or from the contexts of --data, not from both.")
+
+
+def _folders(runs: Run | Iterable[Run]) -> list[RunFolder]:
+    several: Iterable[Run] = [runs] if isinstance(runs, Run) else runs
+    return [run if isinstance(run, RunFolder) else RunFolder(Path(run)) for run in several]
+
+
+def _questions(folders: Sequence[RunFolder], data: str | None, limit: int | None, *, has_index: bool) -> list[Question]:
+    """Each labelled question once, with its candidates as contexts unless an index gives them."""
+    questions: dict[str, Question] = {}
+    for folder in folders:
+        for row in folder.rows():
+            if row.error is None and (limit is None or len(questions) < limit):
+                own = () if has_index or data else row.passages
+                questions.setdefault(row.id, replace(question_of(row), contexts=own))
+    if not questions:
+        raise BadInput(f"{', '.join(str(folder.path) for folder in folders)}: no labelled question to start from.")
+    return _with_contexts(questions, data) if data else list(questions.values())
+
+
+def _with_contexts(questions: Mapping[str, Question], data: str) -> list[Question]:
+    contexts = {question.id: question.contexts for question in load_questions(data)}
+    missing = [name for name in questions if name not in contexts]
+    if missing:
+        raise BadInput(
+            f"{data} lacks {len(missing)} of the {len(questions)} labelled questions ('{missing[0]}', for one). "
+            "Name the data the run was made from, or an --index."
+        )
+    return [replace(question, contexts=contexts[name]) for name, question in questions.items()]
+
+
+def _model(folders: Sequence[RunFolder], spec: str | None) -> Model:
+    """The LLM that was labelled; another one would mix up whose preferences these are."""
+    settings = [folder.settings() for folder in folders]
+    llm = load_model(spec or settings[0]["model"])
+    for folder, made in zip(folders, settings, strict=True):
+        if made.get("model_fingerprint") != llm.fingerprint:
+            raise BadSetting(
+                f"'{folder.path}' was labelled by {made.get('model')} ({made.get('model_fingerprint')}), not by "
+                f"{llm.name} ({llm.fingerprint}). Label with this model, or give the other as --model."
+            )
+    return llm
+
+
+def _source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> Source:
+    if name == "benefit":
+        return Benefit(llm, load_grader("contains", None, "implies"), prompts)
+    if name == "likelihood":
+        return Likelihood(llm, prompts)
+    probe = load_gate(gate) if gate else None
+    if not isinstance(probe, ProbeGate):
+        given = f"is '{gate}'" if gate else "is missing"
+        raise BadSetting(
+            f"--source confidence reads a fitted probe; --gate {given}. "
+            "Fit one: knowgate fit probe --labels RUN --out DIR"
+        )
+    return Confidence(llm, probe.bind(llm, prompts.fingerprint), prompts)

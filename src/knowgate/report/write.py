@@ -1,0 +1,41 @@
+"""`write_report`: an evaluation, or label runs, as files for people and programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from knowgate.display import Sheet, markdown_tables
+from knowgate.evaluation import Evaluation, evaluation_json, read_runs, run_report_json
+from knowgate.files import write_json, write_text
+from knowgate.report.boundary.page import write_page
+from knowgate.report.boundary.terminal import every_sheet
+from knowgate.report.comparison.page import write_eval_page
+from knowgate.report.comparison.sheets import all_sheets
+from knowgate.runs import Runs, run_paths
+
+PAGE, SUMMARY, TABLES = "report.html", "summary.json", "table.md"
+
+
+def write_report(about: Evaluation | Runs, out: str | Path, *, html: bool = True) -> Path:
+    """Gates compared (an evaluation), or the knowledge boundary of label runs, as report.html, summary.json, table.md.
+
+    out: the folder they are written to. html: False leaves the page out, which needs the 'report' extra.
+    Gives back the folder.
+    """
+    folder = Path(out).expanduser()
+    if isinstance(about, Evaluation):
+        _write(folder, evaluation_json(about), list(all_sheets(about)))
+        if html:
+            write_eval_page(about, folder / PAGE)
+        return folder
+    runs = read_runs(run_paths(about))
+    _write(folder, {"runs": [run_report_json(run) for run in runs]}, list(every_sheet(runs)))
+    if html:
+        write_page(runs, folder / PAGE)
+    return folder
+
+
+def _write(folder: Path, summary: dict[str, Any], sheets: list[Sheet]) -> None:
+    write_json(folder / SUMMARY, summary)
+    write_text(folder / TABLES, markdown_tables(sheets))

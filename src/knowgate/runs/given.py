@@ -1,0 +1,27 @@
+"""Label runs as callers hand them over: opened, or by their folders, one or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from knowgate.errors import BadSetting
+from knowgate.runs.run_folder import RunFolder
+
+Run = RunFolder | str | Path
+Runs = Run | Sequence[Run]
+
+
+def open_run(path: str | Path) -> RunFolder:
+    """The label run in this folder; refuses a folder that is none."""
+    folder = RunFolder(Path(path).expanduser())
+    folder.manifest()
+    return folder
+
+
+def run_paths(runs: Runs) -> list[Path]:
+    """The folders of these runs, in order."""
+    several = [runs] if isinstance(runs, RunFolder | str | Path) else list(runs)
+    if not several:
+        raise BadSetting("no label run is named; make one: knowgate label")
+    return [run.path if isinstance(run, RunFolder) else Path(run).expanduser() for run in several]

@@ -1,0 +1,67 @@
+"""`calibrate`: a gate and label runs in, a threshold with its evidence out. What `knowgate calibrate` calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from knowgate.errors import BadSetting
+from knowgate.gates import folder_of, gate_name
+from knowgate.runs import Runs, run_paths
+from knowgate.thresholds.calibration import Calibration, Target, find_threshold, store
+from knowgate.types import Gate
+
+CONFIDENCE = 0.95  # of a guarantee, unless given
+
+
+def calibrate(
+    gate: str | Path | Gate,
+    runs: Runs,
+    *,
+    max_loss: float | None = None,
+    confidence: float | None = None,
+    retrieval_rate: float | None = None,
+    best_accuracy: bool = False,
+    held_out: float = 0.5,
+    out: str | Path | None = None,
+    seed: int = 0,
+) -> Calibration:
+    """Choose a gate's threshold by guarantee, by budget or by accuracy; questions it was fitted on are left out.
+
+    gate: folder of a fitted gate, the gate itself, or a plain one such as 'logprob:mean'. A fitted gate's threshold is
+    written into its folder with the evidence, or into a copy of it at `out`. A gate in hand keeps the threshold it has,
+    for using a thing does not change it: go on with the `gate` of what comes back.
+    runs: label runs of the gate's own LLM, with open-book answers; no LLM is run.
+    Exactly one of: max_loss, accuracy lost against always retrieving, at most, with `confidence` (0.95);
+    retrieval_rate, the share of questions to retrieve for, never above it; best_accuracy, most right answers.
+    held_out: share of the questions kept back to try the threshold on. seed: of that split.
+
+    Example:
+        >>> calibrate("my-gate", "runs/calibration", max_loss=0.02)  # doctest: +SKIP
+    """
+    target = target_of(max_loss, confidence, retrieval_rate, best_accuracy)
+    given = str(gate) if isinstance(gate, Path) else gate
+    folder = folder_of(given)
+    if out is not None and folder is None:
+        raise BadSetting(
+            f"'{gate_name(given)}' is not a fitted gate, so there is nothing to write to --out; leave it away."
+        )
+    found = find_threshold(given, run_paths(runs), target, share=held_out, seed=seed)
+    if folder is None:
+        return found
+    return replace(found, source=str(store(found, folder, Path(out) if out is not None else None)))
+
+
+def target_of(loss: float | None, confidence: float | None, rate: float | None, best: bool) -> Target:
+    """What the threshold is for; exactly one thing."""
+    given = (loss is not None) + (rate is not None) + best
+    if given != 1:
+        raise BadSetting(
+            f"say what the threshold is for: exactly one of --max-loss 0.02, --retrieval-rate 0.5, --best-accuracy "
+            f"({given} were given)."
+        )
+    if loss is not None:
+        return Target("guarantee", loss, round(1 - (CONFIDENCE if confidence is None else confidence), 12))
+    if confidence is not None:
+        raise BadSetting("--confidence belongs to --max-loss; the other targets give no guarantee.")
+    return Target("accuracy") if rate is None else Target("budget", rate)

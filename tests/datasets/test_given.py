@@ -1,0 +1,43 @@
+import pytest
+
+from knowgate.datasets.given import data_name, gather_questions
+from knowgate.errors import BadInput, BadSetting
+from knowgate.types import Question
+
+
+def test_questions_without_an_id_are_numbered_from_one():
+    given = [Question("a?"), Question("b?", id="own"), Question("c?")]
+    assert [one.id for one in gather_questions(given)] == ["1", "own", "3"]
+
+
+def test_a_limit_takes_the_first():
+    assert [one.text for one in gather_questions([Question("a?"), Question("b?")], limit=1)] == ["a?"]
+
+
+def test_a_spec_is_read(tmp_path):
+    (tmp_path / "q.jsonl").write_text('{"question": "a?"}\n')
+    assert [one.text for one in gather_questions(f"jsonl:{tmp_path}/q.jsonl")] == ["a?"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "the list is empty"),
+        ([Question(" ")], "question '1' is empty"),
+        ([Question("a?", id="x"), Question("b?", id="x")], "two questions have the id 'x'"),
+        ([Question("a?", id="2"), Question("b?")], "two questions have the id '2'"),
+    ],
+)
+def test_lists_that_cannot_be_labelled_are_explained(given, message):
+    with pytest.raises(BadInput, match=message):
+        gather_questions(given)
+
+
+def test_a_limit_below_one_is_refused():
+    with pytest.raises(BadSetting, match="the limit is 0"):
+        gather_questions([Question("a?")], limit=0)
+
+
+def test_a_run_names_its_data_by_the_spec_or_says_that_questions_were_given():
+    assert data_name("jsonl:q.jsonl") == "jsonl:q.jsonl"
+    assert data_name([Question("a?")]) == "questions"

@@ -1,0 +1,178 @@
+"""What gates need is put together in the same way, whether a model gives it or a record."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from knowgate.errors import BadSetting, NotOffered
+from knowgate.gates.live import ModelSource, bind_gate, read_questions
+from knowgate.gates.reading import gather_readings
+from knowgate.gates.recorded import RecordSource, automatic, offers, score_gate
+from knowgate.models.fake import FakeModel
+from knowgate.prompts.answer import AnswerPrompts
+from knowgate.runs.trial import load_trial
+from knowgate.types import Completion, Gate, LabelPrompt, Neighbour, Question, Reading, Signal, Want
+from tests.support.counting import CountingModel
+from tests.support.planted_run import MODEL, SETTINGS, planted_rows, write_run
+
+ASKED = [Question("a", id="a"), Question("b", id="b")]
+
+
+@dataclass(frozen=True)
+class RecallingGate(Gate):
+    """Remembers one question for each; asks with it."""
+
+    needs = frozenset({Signal.LABELS})
+    labels = ("yes", "no")
+
+    def recall(self, questions):
+        return [(Neighbour(question.text * 2, "known", 1.0),) for question in questions]
+
+    def ask(self, questions, readings):
+        return [LabelPrompt((reading.neighbours["recalling"][0].question,)) for reading in readings]
+
+    def score(self, questions, readings):
+        return [0.5 for _ in questions]
+
+
+@dataclass(frozen=True)
+class DraftGate(Gate):
+    draft_tokens: int
+    answered_by = "told"
+    labels = ("yes", "no")
+    needs = frozenset({Signal.DRAFT, Signal.LABELS})
+
+    @property
+    def want(self):
+        return Want(draft_tokens=self.draft_tokens)
+
+    def ask(self, questions, readings):
+        return [LabelPrompt((question.text,)) for question in questions]
+
+    def score(self, questions, readings):
+        return [0.5 for _ in questions]
+
+
+@dataclass
+class Spying:
+    """A source that writes down what it is asked for."""
+
+    told: bool
+    asked: list
+
+    def bind(self, gate):
+        return gate
+
+    def read(self, questions, want):
+        self.asked.append(want)
+        signals = {"told": 1.0} if self.told else {}
+        return [Reading(Completion(question.text), signals=signals) for question in questions]
+
+    def ask(self, gate, questions, readings):
+        self.asked.append([prompt.parts[0] for prompt in gate.ask(questions, readings)])
+        return [np.array([[1.0, 0.0]], dtype=np.float32) for _ in questions]
+
+
+def test_the_wants_of_all_gates_are_one_pass_and_each_asks_with_what_it_recalled():
+    source = Spying(False, [])
+    readings = gather_readings(source, [DraftGate(3), RecallingGate(), DraftGate(8)], ASKED)
+    assert source.asked == [Want(draft_tokens=8), ["a", "b"], ["aa", "bb"], ["a", "b"]]
+    assert [reading.draft.text for reading in readings] == ["a", "b"]
+    assert [reading.neighbours["recalling"][0].question for reading in readings] == ["aa", "bb"]
+    assert set(readings[0].labels) == {"draft", "recalling"}
+
+
+def test_nobody_is_asked_where_the_answer_is_on_record():
+    source = Spying(True, [])
+    assert not gather_readings(source, [DraftGate(3)], ASKED)[0].labels
+    assert source.asked == [Want(draft_tokens=3)]
+
+
+def test_without_questions_nothing_is_read():
+    source = Spying(False, [])
+    assert gather_readings(source, [DraftGate(3), RecallingGate()], []) == []
+    assert source.asked == []
+
+
+def test_a_gate_that_needs_labels_and_names_none_is_told_so():
+    silent = type("SilentGate", (RecallingGate,), {"labels": ()})()
+    with pytest.raises(BadSetting, match="gate 'silent' needs labels but has none"):
+        gather_readings(Spying(False, []), [silent], ASKED)
+
+
+# --- a model --------------------------------------------------------------------------------------
+
+
+def test_a_model_is_not_run_where_nothing_is_wanted():
+    model = CountingModel(FakeModel())
+    assert read_questions(model, [RecallingGate()], ASKED, AnswerPrompts())[0].draft is None
+    assert model.calls == [("label_logits", 2)]
+
+
+def test_a_gate_that_needs_what_the_model_lacks_is_refused_when_it_is_bound():
+    with pytest.raises(NotOffered, match="needs labels"):
+        bind_gate(RecallingGate(), FakeModel(offers=frozenset({Signal.DRAFT})), AnswerPrompts())
+
+
+def test_a_model_tells_a_gate_who_it_is():
+    seen = []
+
+    class NosyGate(RecallingGate):
+        def bind(self, model, prompts):
+            seen.append((model.name, model.fingerprint, model.depth, prompts))
+            return self
+
+    ModelSource(FakeModel(), AnswerPrompts()).bind(NosyGate())
+    assert seen == [("fake", FakeModel().fingerprint, 5, AnswerPrompts().fingerprint)]
+
+
+# --- a record -------------------------------------------------------------------------------------
+
+
+def trial(tmp_path, **signals):
+    rows, states = planted_rows(4)
+    told = [type(row)(**{**vars(row), "signals": signals}) for row in rows]
+    return load_trial([write_run(tmp_path / "run", told, states)])
+
+
+def test_a_run_tells_a_gate_which_model_it_was_made_with(tmp_path):
+    identity = RecordSource(trial(tmp_path), "x").identity
+    assert (identity.name, identity.fingerprint) == (MODEL.name, SETTINGS["model_fingerprint"])
+
+
+def test_recorded_numbers_are_given_back_as_numbers(tmp_path):
+    rows = trial(tmp_path, self_assessment=0.25, seakr=-6.0)
+    readings = gather_readings(RecordSource(rows, "x"), [], rows.questions)
+    assert [dict(reading.signals) for reading in readings] == [{"self_assessment": 0.25, "seakr": -6.0}] * 4
+    assert [(dict(reading.labels), reading.sample_states) for reading in readings] == [({}, None)] * 4
+
+
+def test_recorded_numbers_stand_for_the_signals_they_were_read_off(tmp_path):
+    assert Signal.LABELS not in offers(trial(tmp_path / "without"))
+    assert Signal.LABELS in offers(trial(tmp_path / "with", self_assessment=0.25))
+
+
+def test_gates_whose_numbers_are_on_record_are_among_the_automatic_ones(tmp_path):
+    assert {"prompt", "seakr"}.isdisjoint(automatic(trial(tmp_path / "without")))
+    assert {"prompt", "seakr"} <= set(automatic(trial(tmp_path / "with", self_assessment=0.25, seakr=-6.0)))
+
+
+def test_recorded_gates_score_by_the_number(tmp_path):
+    rows = trial(tmp_path, self_assessment=float(np.log(3)), seakr=-6.0)
+    assert score_gate(rows, "prompt").needs == pytest.approx([0.25] * 4, abs=1e-6)
+    assert score_gate(rows, "seakr").needs == pytest.approx([0.5] * 4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message", "brief"),
+    [
+        ("prompt", "needs labels, which the rows lack. Label again", "the rows lack labels"),
+        ("prompt:yes/no", "asks the LLM in words of its own", "asks the LLM in words of its own"),
+        ("selfrag", "knowgate eval --data SPEC --model planted --gates selfrag", "asks the LLM in words of its own"),
+    ],
+)
+def test_what_the_rows_do_not_hold_is_said(tmp_path, spec, message, brief):
+    with pytest.raises(NotOffered, match=message) as caught:
+        score_gate(trial(tmp_path), spec)
+    assert caught.value.brief == brief

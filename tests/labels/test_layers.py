@@ -1,0 +1,33 @@
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.labels.layers import layer_numbers
+from knowgate.models.fake import FakeModel
+from knowgate.types import Signal
+
+MODEL = FakeModel(layers=11)  # depth 12: the embeddings and eleven layers
+
+
+@pytest.mark.parametrize(
+    ("layers", "numbers"),
+    [
+        ("mid,late,last", (6, 9, 11)),
+        ("last, mid", (6, 11)),
+        ("3,-1", (3, 11)),
+        ("mid,6", (6,)),
+        ("none", ()),
+        ([3, -1], (3, 11)),
+        ([], ()),
+    ],
+)
+def test_words_and_figures_become_layer_numbers(layers, numbers):
+    assert layer_numbers(layers, MODEL) == numbers
+
+
+def test_a_backend_without_hidden_states_keeps_none():
+    assert layer_numbers("mid", FakeModel(offers=frozenset({Signal.DRAFT}))) == ()
+
+
+def test_an_unknown_word_is_refused():
+    with pytest.raises(BadSetting, match="'top' is neither a number nor one of mid, late, last, none"):
+        layer_numbers("mid,top", MODEL)

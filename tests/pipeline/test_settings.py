@@ -1,0 +1,54 @@
+"""Settings, a pipeline built from them, and answers as JSON: as a server would use them."""
+
+import json
+
+import pytest
+
+import knowgate as kg
+from tests.support.invented import write_invented
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return write_invented(tmp_path / "in", 4)
+
+
+def test_settings_become_a_pipeline(made):
+    rag = kg.build_pipeline(kg.Settings(model=made.model, gate="prompt", docs=made.docs, k=1))
+    answers = rag.answer_many(made.questions)
+    assert [answer.decision.retrieve for answer in answers] == [False, True, False, True]
+    assert [answer.text for answer in answers] == [question.answers[0] for question in made.questions]
+
+
+def test_without_a_file_settings_are_the_defaults(made):
+    assert kg.load_settings() == kg.Settings()
+
+
+def test_a_file_is_found_here_or_named_by_a_text(made, tmp_path):
+    (tmp_path / "knowgate.toml").write_text('gate = "never"\nk = 2\n')
+    (tmp_path / "other.toml").write_text("k = 5\n")
+    assert kg.load_settings(k=4) == kg.Settings(gate="never", k=4)
+    assert kg.load_settings(str(tmp_path / "other.toml")) == kg.Settings(k=5)
+
+
+def test_an_answer_as_a_record_is_plain_json(made):
+    rag = kg.build_pipeline(kg.Settings(model=made.model, gate="always", docs=made.docs, k=1))
+    answer = rag.answer(made.questions[1].text)
+    record = json.loads(json.dumps(kg.answer_record(answer, rag)))
+    assert record["answer"] == made.questions[1].answers[0]
+    assert (record["retrieve"], record["gate"], record["model"]) == (True, "always", "fake")
+    assert [passage["id"] for passage in record["passages"]] == [answer.passages[0].id]
+    assert kg.decision_record(answer.decision).items() <= record.items()
+
+
+def test_a_preset_that_lacks_its_parts_is_refused(made):
+    with pytest.raises(kg.KnowgateError, match="--preset cbdr decides by a fitted probe"):
+        kg.build_pipeline(kg.Settings(model=made.model, preset="cbdr", docs=made.docs))
+
+
+def test_a_pipeline_says_what_it_is_made_of(made):
+    rag = kg.build_pipeline(kg.Settings(model=made.model, gate="prompt", docs=made.docs, threshold=0.25))
+    assert repr(rag) == "<AdaptiveRAG: fake, gate prompt with threshold 0.25, 3 passages from bm25>"
+    assert repr(kg.AdaptiveRAG(rag.model, kg.load_gate("never"))).endswith("no documents>")

@@ -1,0 +1,100 @@
+"""Splits by hash: laws that hold for any questions, and the values that gates on disk rest on."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from knowgate.runs.split import SHARES, dev_part, hashed_share, held_out, question_key, seen_key, split_questions
+from knowgate.types import Question
+
+TEXTS = [f"question number {i}?" for i in range(20)]
+WORDS = st.text(min_size=1, max_size=12)
+SPLITS = {
+    "fit": lambda texts: part_numbers(split_questions(texts, 0), len(texts)),
+    "dev": lambda texts: dev_part(texts).tolist(),
+    "held out": lambda texts: held_out(texts, 0.4).tolist(),
+}
+SIZES = {"fit": SHARES["test"], "dev": 0.3, "held out": 0.4}
+
+
+def part_numbers(split, n):
+    """For each row the number of its part."""
+    numbers = {place: number for number, name in enumerate(SHARES) for place in getattr(split, name).tolist()}
+    return [numbers[place] for place in range(n)]
+
+
+# --- values on disk -------------------------------------------------------------------------------
+
+
+def test_a_share_is_the_hash_behind_the_point():
+    digest = hashlib.sha256(b"".join(len(text).to_bytes(8, "big") + text for text in (b"salt", b"key"))).hexdigest()
+    assert hashed_share("salt", "key", digits=8) == int(digest[:8], 16) / 2**32
+    assert hashed_share("salt", "key") == int(digest[:12], 16) / 2**48
+
+
+def test_the_split_of_a_fit_is_the_one_that_gates_on_disk_were_made_with():
+    found = {name: getattr(split_questions(TEXTS, 7), name).tolist() for name in SHARES}
+    assert found == {
+        "train": [0, 1, 2, 5, 6, 9, 10, 17, 19],
+        "dev": [4, 11, 16],
+        "calibration": [7, 13],
+        "test": [3, 8, 12, 14, 15, 18],
+    }
+
+
+def test_the_dev_rows_of_an_evaluation_are_those_of_earlier_evaluations():
+    assert np.flatnonzero(dev_part([f"q{i}" for i in range(20)])).tolist() == [4, 7, 11, 12, 14, 15, 18]
+
+
+def test_the_questions_held_out_are_those_that_thresholds_on_disk_were_not_chosen_on():
+    keys = [f"key {i}" for i in range(20)]
+    assert np.flatnonzero(held_out(keys, 0.5)).tolist() == [0, 1, 4, 8, 9, 12, 13, 14, 15, 17, 18]
+    assert np.flatnonzero(held_out(keys, 0.3, seed=3)).tolist() == [2, 5, 6, 9, 12, 14, 15]
+
+
+# --- laws -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@given(texts=st.lists(WORDS, min_size=1, max_size=20))
+def test_equal_questions_stay_together(name, texts):
+    found = SPLITS[name](texts + texts)
+    assert found[: len(texts)] == found[len(texts) :]
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@given(texts=st.lists(WORDS, min_size=1, max_size=20), more=st.lists(WORDS, max_size=20))
+def test_adding_rows_moves_none(name, texts, more):
+    assert SPLITS[name](texts + more)[: len(texts)] == SPLITS[name](texts)
+
+
+@given(texts=st.lists(WORDS, max_size=30), seed=st.integers(0, 9))
+def test_every_row_is_in_exactly_one_part_of_a_fit(texts, seed):
+    split = split_questions(texts, seed)
+    numbers = [place for name in SHARES for place in getattr(split, name).tolist()]
+    assert sorted(numbers) == list(range(len(texts)))
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@given(start=st.integers(0, 10**6))
+def test_parts_are_near_their_share(name, start):
+    found = np.array(SPLITS[name]([f"question {start + i}" for i in range(400)]))
+    inside = found == list(SHARES).index("test") if name == "fit" else found
+    assert abs(inside.mean() - SIZES[name]) < 0.15  # six standard deviations
+
+
+@given(WORDS, st.floats(0, 1), st.floats(0, 1))
+def test_a_larger_share_holds_out_what_a_smaller_one_does(key, one, other):
+    small, large = sorted((one, other))
+    assert held_out([key], large)[0] or not held_out([key], small)[0]
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def test_a_question_without_its_text_is_told_by_its_id():
+    assert question_key(Question("Who?", id="7")) == seen_key("who")
+    assert question_key(Question("", id="7")) == seen_key("id:7")

@@ -1,0 +1,105 @@
+"""One way of drawing and one record of a value with its interval, whatever is measured."""
+
+import numpy as np
+import pytest
+
+from knowgate.errors import BadInput
+from knowgate.statistics.bootstrap import QUALITY, Draws, Estimate, estimate, estimate_mean, estimate_quality
+from knowgate.statistics.measures import auroc, brier, weighted_mean
+
+
+def outcomes(n):
+    rng = np.random.default_rng(0)
+    needs = rng.random(n)
+    return rng.random(n) < needs, needs
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+
+def test_every_resample_draws_as_many_questions_as_there_are():
+    draws = Draws(7, resamples=600)
+    weights = [draws.portion(number) for number in range(1, draws.portions)]
+    assert sum(len(part) for part in weights) == 600
+    assert all((part.sum(axis=1) == 7).all() for part in weights)
+
+
+def test_the_first_value_is_that_of_the_questions_as_they_are():
+    values = np.array([0.0, 1.0, 5.0])
+    (found,) = Draws(3, resamples=10).apply([lambda weights: {"mean": weighted_mean(weights, values)}])
+    assert (found["mean"][0], len(found["mean"])) == (2.0, 11)
+
+
+def test_two_measures_of_as_many_questions_are_paired():
+    """The same draws: the difference of a measure and itself is 0 in every resample."""
+    values = np.random.default_rng(0).random(40)
+
+    def mean(weights):
+        return {"mean": weighted_mean(weights, values)}
+
+    first, second = (Draws(40, resamples=30).apply([mean])[0]["mean"] for _ in range(2))
+    assert (first - second == 0).all()
+
+
+# --- estimates ------------------------------------------------------------------------------------
+
+
+def test_an_estimate_is_the_plain_value_with_the_middle_95_percent_of_the_resamples():
+    found = estimate(np.array([0.5, *np.arange(1001) / 1000]))
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.025, 0.975))
+
+
+def test_resamples_in_which_a_measure_is_not_defined_are_left_out():
+    assert estimate(np.array([0.5, np.nan, 0.4, 0.4])) == Estimate(0.5, 0.4, 0.4)
+    assert estimate(np.array([np.nan, 0.4])).shown() == "not defined"
+
+
+def test_the_interval_of_a_coin_is_about_the_normal_one():
+    found = estimate_mean(np.array([1.0, 0.0] * 200))
+    half = 1.96 * 0.5 / np.sqrt(400)
+    assert found.value == 0.5
+    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half), abs=0.006)
+
+
+def test_a_paired_interval_is_narrower_than_the_two_systems_are_spread():
+    rng = np.random.default_rng(0)
+    hard = rng.random(200)
+    better = np.clip(hard + 0.05 + 0.01 * rng.standard_normal(200), 0, None)
+    gain, spread = estimate_mean(better - hard), estimate_mean(hard)
+    assert gain.low > 0.045
+    assert gain.high < 0.055
+    assert spread.high - spread.low > 0.06
+
+
+def test_a_mean_of_nothing_is_an_error():
+    with pytest.raises(BadInput, match="no question"):
+        estimate_mean(np.array([]))
+
+
+# --- the quality of needs -------------------------------------------------------------------------
+
+
+def test_quality_has_the_plain_measures_as_values():
+    needed, needs = outcomes(300)
+    found = estimate_quality(needed, needs, resamples=5)
+    assert tuple(found) == QUALITY
+    assert found["auroc"].value == auroc(needed, needs)
+    assert found["brier"].value == brier(needed, needs)
+
+
+def test_what_one_kind_leaves_open_is_not_defined():
+    found = estimate_quality(np.array([True, True]), np.array([0.2, 0.9]))
+    assert found["auroc"].value is None
+    assert found["brier"].value == pytest.approx((0.64 + 0.01) / 2)
+
+
+def test_without_questions_nothing_is_defined():
+    assert set(estimate_quality(np.empty(0, dtype=bool), np.empty(0)).values()) == {Estimate(None)}
+
+
+def test_intervals_hold_the_value_and_shrink_with_more_rows():
+    needed, needs = outcomes(2000)
+    wide, narrow = (estimate_quality(needed[:n], needs[:n], resamples=100)["brier"] for n in (100, 2000))
+    assert wide.low < wide.value < wide.high
+    assert narrow.low < narrow.value < narrow.high
+    assert (narrow.high - narrow.low) < (wide.high - wide.low) / 2

@@ -1,0 +1,82 @@
+"""One small artefact of every fitted gate, all of one fake model and one label run; the kbm judge is a tiny Llama.
+
+How well they decide is not asked here: each is fitted on a few questions, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from knowgate.fitting.adaptive import fit_adaptive
+from knowgate.fitting.examples import Examples, load_examples
+from knowgate.fitting.fusion import fit_fusion
+from knowgate.fitting.judges.ik import fit_ik_text
+from knowgate.fitting.judges.kbm import fit_kbm
+from knowgate.fitting.probe import fit_probe
+from knowgate.fitting.save import FitResult, save_fitted
+from knowgate.fitting.uar import fit_uar
+from knowgate.gates import load_gate
+from knowgate.gates.fitted.base import FittedGate
+from knowgate.labels.grading import StringGrader
+from knowgate.labels.labeller import Labeller, Plan
+from knowgate.labels.session import label_run
+from knowgate.models.fake import FakeModel
+from knowgate.runs.run_folder import RunFolder
+from knowgate.types import Gate, Passage, Question
+from tests.support.hash_embedder import HashEmbedder
+from tests.support.judge_data import QUICK, quick
+from tests.support.word_llama import save_word_llama
+
+PASSAGE = Passage("p", "It is right.")
+FACTS = [Question(f"fact {i:03d}?", id=str(i), answers=("right",), contexts=(PASSAGE,)) for i in range(90)]
+CRITERIA = {
+    name: [
+        Question(f"{name} {i:02d}?", id=f"{name}{i}", meta={"need_retrieval_by_criterion": i % 2 == 0})
+        for i in range(40)
+    ]
+    for name in ("intent", "knowledge", "time")
+}
+TABLE = {
+    **{q.text: {"closed": "right" if i % 3 else "wrong", "known": bool(i % 3)} for i, q in enumerate(FACTS)},
+    **{q.text: {"open": "right" if i % 2 else "wrong"} for i, q in enumerate(FACTS) if i % 3 == 0},
+}
+MODEL = FakeModel(TABLE)
+Fit = Callable[[Examples, Path], FitResult]
+FITS: dict[str, Fit] = {
+    "probe": lambda examples, work: fit_probe(examples, kind="linear"),
+    "fusion": lambda examples, work: fit_fusion(examples),
+    "uar": lambda examples, work: fit_uar(examples, MODEL, CRITERIA),
+    "adaptive": lambda examples, work: fit_adaptive(examples, embedder=HashEmbedder()),
+    "ik": lambda examples, work: fit_ik_text(examples, embedder=HashEmbedder()),
+    "kbm": lambda examples, work: fit_kbm(
+        examples,
+        base=f"hf:{save_word_llama(work / 'llama')}",
+        training=replace(QUICK, epochs=1),
+        work=work / "training",
+    ),
+}
+
+
+def label_facts(path: Path) -> Path:
+    """The run they are fitted on, with everything that a gate reads."""
+    plan = Plan(samples=20, layers=(2, 4), seakr=20)
+    label_run(RunFolder(path), FACTS, Labeller(MODEL, StringGrader(), plan), data="test")
+    return path
+
+
+def fit_every_gate(folder: Path) -> Path:
+    """`folder` with the artefact of each gate under its name."""
+    with quick():
+        examples = load_examples([label_facts(folder / "run")], target="known")
+        for name, fit in FITS.items():
+            save_fitted(fit(examples, folder / "work"), examples, folder / name)
+    return folder
+
+
+def open_fitted(folder: Path, *, plug_in: bool = False) -> Gate:
+    """The gate in a folder, with the embedding it was fitted with."""
+    gate = load_gate(str(folder), plug_in=plug_in)
+    assert isinstance(gate, FittedGate)
+    return replace(gate, embedder=HashEmbedder()) if "embedder" in gate.artefact.options else gate

@@ -1,0 +1,87 @@
+"""What a gate is that says nothing of itself but its score."""
+
+import doctest
+from dataclasses import dataclass, replace
+
+import pytest
+
+import knowgate
+from knowgate.types import Gate, Question, Reading, Signal, Want, gate
+
+ASKED = [Question("a"), Question("b")]
+
+
+class HalfGate(Gate):
+    def score(self, questions, readings):
+        return [0.5 for _ in questions]
+
+
+def test_a_gate_is_one_method():
+    assert HalfGate().score(ASKED, [Reading()] * 2) == [0.5, 0.5]
+    with pytest.raises(TypeError, match="score"):
+        type("Empty", (Gate,), {})()
+
+
+def test_the_base_is_a_public_name():
+    assert knowgate.Gate is Gate
+
+
+def test_a_bare_gate_needs_nothing_and_says_nothing():
+    bare, readings = HalfGate(), [Reading()] * 2
+    assert (bare.name, bare.needs, bare.want, bare.threshold, bare.note) == ("half", frozenset(), Want(), 0.5, "")
+    assert bare.bind(None, "") is bare
+    assert bare.recall(ASKED) == [(), ()]
+    assert (bare.labels, bare.ask(ASKED, readings), bare.answered_by) == ((), [], "")
+    assert (bare.explain(ASKED, readings), bare.steps(ASKED, readings)) == (["", ""], [1, 1])
+    assert bare.second_look is None
+
+
+@pytest.mark.parametrize(
+    ("needs", "want"),
+    [
+        ({Signal.DRAFT}, Want(draft_tokens=32)),
+        ({Signal.LOGPROBS}, Want(draft_tokens=32)),
+        ({Signal.DRAFT, Signal.SAMPLES}, Want(draft_tokens=32, samples=10)),
+        ({Signal.LABELS}, Want()),
+        ({Signal.HIDDEN}, Want()),
+    ],
+)
+def test_what_it_wants_follows_from_what_it_needs(needs, want):
+    assert type("SomeGate", (HalfGate,), {"needs": frozenset(needs)})().want == want
+
+
+def test_every_default_may_become_a_field():
+    @dataclass(frozen=True)
+    class FieldsGate(HalfGate):
+        threshold: float
+        name: str = "mine"
+        note: str = ""
+
+    made = FieldsGate(0.25)
+    assert (made.threshold, made.name, made.note) == (0.25, "mine", "")
+    assert replace(made, note="so").note == "so"
+
+
+def test_a_field_without_a_default_does_not_get_that_of_the_base():
+    @dataclass(frozen=True)
+    class FieldsGate(HalfGate):
+        threshold: float
+
+    with pytest.raises(TypeError, match="threshold"):
+        FieldsGate()
+
+
+def test_every_default_may_become_a_property_or_a_plain_attribute():
+    class OtherGate(HalfGate):
+        name = "other"
+
+        @property
+        def threshold(self):
+            return 0.1
+
+    assert (OtherGate().name, OtherGate().threshold) == ("other", 0.1)
+
+
+def test_its_example_runs():
+    result = doctest.testmod(gate)
+    assert (result.failed, result.attempted > 0) == (0, True)
