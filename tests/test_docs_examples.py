@@ -14,12 +14,8 @@ import pytest
 
 from knowgate.cli import run
 from knowgate.errors import ModelError, NotOffered
-from knowgate.fitting.examples import load_examples
-from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate
 from knowgate.models import load_model
 from knowgate.pipeline import AdaptiveRAG
-from knowgate.prompts.answer import AnswerPrompts
 from knowgate.retrieval import load_retriever
 from knowgate.types import Prompt, Want
 from tests.support import entry_points
@@ -111,14 +107,13 @@ def length_run(tmp_path):
     return write_run(tmp_path / "run", rows)
 
 
-@pytest.mark.parametrize("unit", ["words", "characters"])
-def test_the_fitted_gate_is_fitted_saved_and_loaded(tmp_path, monkeypatch, length_run, unit):
-    points = {"knowgate.fitted_gates": {"length": "length_gate:LengthGate"}}
+def test_the_fitted_gate_is_fitted_and_decides_from_the_command_line(tmp_path, monkeypatch, length_run, capsys):
+    groups = {"knowgate.fitted_gates": "LengthGate", "knowgate.fits": "fit_length"}
+    points = {group: {"length": f"length_gate:{thing}"} for group, thing in groups.items()}
     entry_points.install(tmp_path, points, EXAMPLES, monkeypatch)
-    fit_length = importlib.import_module("length_gate").fit_length
-    examples = load_examples([length_run], target="known")
-    save_fitted(fit_length(examples, unit=unit), examples, tmp_path / "gate")
-    gate = load_gate(str(tmp_path / "gate"), plug_in=True)
-    rag = AdaptiveRAG(load_model("fake"), gate, prompts=AnswerPrompts())
-    short, long = (decision.need for decision in rag.decide_many(QUESTIONS))
+    fitted = str(tmp_path / "gate")
+    assert run(["fit", "length", "--labels", str(length_run), "--unit", "characters", "--out", fitted]) == 0
+    capsys.readouterr()
+    assert run(["decide", "--json", "--model", "fake", "--gate", fitted, "--plug-in", *QUESTIONS]) == 0
+    short, long = (json.loads(line)["need"] for line in capsys.readouterr().out.splitlines())
     assert short < 0.5 < long

@@ -6,21 +6,27 @@ import re
 import shlex
 import shutil
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import knowgate as kg
 from knowgate.cli import run
 from knowgate.cli.demo import demo_folder
 from knowgate.cli.usage import CommandLineError
+from knowgate.files import read_jsonl
 from knowgate.pipeline import Settings
 from knowgate.registry import load_target
 from tests.support import command_lines, entry_points, readme_tables
 from tests.support.house import ROOT
+from tests.support.invented import write_invented
 from tests.support.markdown_pages import EXAMPLES, Block, blocks, inline_code
 
 CONSOLE, PYTHON, TOML = blocks("console"), blocks("python"), blocks("toml")
+PAGES_WITH_PYTHON = sorted({block.page for block in PYTHON})
 HARMLESS = {"echo"}
+LEARN, TUNE, TEST = 60, 340, 60  # questions; half of those to tune on are held out, and a guarantee takes 149
 
 
 def listed_points(block: Block) -> dict[str, dict[str, str]]:
@@ -87,8 +93,6 @@ def check_extras(requirement: str) -> None:
 def test_every_shell_line_is_one_the_command_line_takes(block, top):
     programs = list(command_lines.programs(block.text))
     assert programs
-    if block.page.name == "write-a-fitted-gate.md" and not command_lines.is_group(top.commands["fit"]):
-        pytest.skip("gates of other packages are fitted once `knowgate fit` is a group")
     for words in programs:
         check_program(top, words)
 
@@ -142,11 +146,29 @@ def test_the_ask_commands_run_on_a_folder(docs, capsys):
 # --- Python and TOML ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=str)
-def test_every_python_block_runs(block, docs, examples):
-    """With the fake model in the place of the embedded one."""
-    code = block.text.replace('"smollm"', '"fake"')
-    exec(compile(code, str(block), "exec", dont_inherit=True), {"__name__": "shown"})
+@pytest.fixture
+def lands(tmp_path, monkeypatch):
+    """A place to run the blocks in, with what they name: documents, questions, label runs. Gives the fake model."""
+    monkeypatch.chdir(tmp_path)
+    made = write_invented(tmp_path / "made", LEARN + TUNE + TEST)
+    rows = (tmp_path / "made" / "questions.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    Path("train.jsonl").write_text("".join(rows[:LEARN]), encoding="utf-8")
+    Path("docs").mkdir()
+    for number, (_, document) in enumerate(read_jsonl(made.docs)):
+        Path("docs", f"{number}.txt").write_text(document["text"], encoding="utf-8")
+    kg.build_index("docs", "made/index")
+    for out, part in {"run2": made.questions[LEARN:-TEST], "test-run": made.questions[-TEST:]}.items():
+        kg.label(part, model=made.model, index="made/index", out=out, samples=0)
+    return made.model
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=lambda page: page.name)
+def test_the_python_of_every_page_runs(page, lands, examples):
+    """Its blocks one after another, with the fake model in the place of the embedded one."""
+    names = {"__name__": "shown"}
+    for block in [block for block in PYTHON if block.page == page]:
+        code = block.text.replace('"smollm"', repr(lands))
+        exec(compile(code, str(block), "exec", dont_inherit=True), names)
 
 
 @pytest.mark.model

@@ -21,11 +21,7 @@ class Command:
     path: str
     node: Any
     context: Any
-
-    @property
-    def panel(self) -> str:
-        panel = getattr(self.node, "rich_help_panel", None)
-        return panel if isinstance(panel, str) and panel else PLAIN
+    panel: str = PLAIN
 
     @property
     def help(self) -> str:
@@ -37,7 +33,13 @@ class Command:
             node = self.node.get_command(self.context, name)
             if not node.hidden:
                 context = self.context.__class__(node, info_name=name, parent=self.context)
-                yield Command(f"{self.path} {name}", node, context)
+                yield Command(f"{self.path} {name}", node, context, self._panel(name, node))
+
+    def _panel(self, name: str, node: Any) -> str:
+        """The heading a command stands under: its table's, where the group is made from one, or its own."""
+        verbs = getattr(self.node, "verbs", dict)()
+        panel = getattr(verbs.get(name), "panel", None) or getattr(node, "rich_help_panel", None)
+        return panel if isinstance(panel, str) and panel else PLAIN
 
     def params(self) -> list[Any]:
         """What may be typed, arguments first; hidden options are old names."""
@@ -58,7 +60,7 @@ def walk(command: Command) -> Iterator[Command]:
 
 def markdown() -> str:
     top = root()
-    return "\n\n".join([top.help, _overview(top), *(_section(command) for command in walk(top))])
+    return "\n\n".join([_overview(top), *(_section(command) for command in walk(top))])
 
 
 def _overview(top: Command) -> str:

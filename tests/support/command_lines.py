@@ -68,7 +68,7 @@ def _parse(node: Any, name: str, words: list[str], parent: Any) -> None:
 
 def _refuse_hidden(node: Any, words: Sequence[str]) -> None:
     hidden = {name for param in node.params if getattr(param, "hidden", False) for name in param.opts}
-    old = [word for word in words if word.split("=")[0] in hidden]
+    old = [word for word in words if word.split("=")[0] in {*hidden, *getattr(node, "renamed", ())}]
     assert not old, f"{old} are old names"
 
 
