@@ -57,7 +57,7 @@ def prefer(call, *options: str):
 
 
 def test_a_reranker_is_aligned_measured_and_used(call, made, tmp_path):
-    from tests.support.tiny_cross_encoder import save_tiny_cross_encoder
+    from tests.support.tiny_models import save_tiny_cross_encoder
 
     done = prefer(call, "--gate", "probe", "--data", "jsonl:data.jsonl")
     assert done.code == 0, done.err
