@@ -27,7 +27,7 @@ from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Gate, Passage, Question
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.judge_data import QUICK, quick
-from tests.support.word_llama import save_word_llama
+from tests.support.tiny_models import save_word_llama
 
 PASSAGE = Passage("p", "It is right.")
 FACTS = [Question(f"fact {i:03d}?", id=str(i), answers=("right",), contexts=(PASSAGE,)) for i in range(90)]
