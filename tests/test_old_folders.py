@@ -115,8 +115,8 @@ def test_a_label_run_has_its_rows_and_what_is_on_record(name: str, trials: dict[
 
 def test_a_label_run_has_its_verdicts(trials: dict[str, Trial]):
     trial, accuracy = trials["run"], EXPECTED["run"]["accuracy"]
-    assert trial.opened is not None
-    assert (trial.closed.mean(), trial.opened.mean()) == near((accuracy["closed"], accuracy["open"]))
+    assert trial.open_right is not None
+    assert (trial.closed_right.mean(), trial.open_right.mean()) == near((accuracy["closed"], accuracy["open"]))
 
 
 def test_a_label_run_has_its_hidden_states():

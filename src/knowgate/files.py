@@ -118,7 +118,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     wait: until whoever holds it lets go; else BlockingIOError. Systems without POSIX locks lock nothing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with path.open("ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

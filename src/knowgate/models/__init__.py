@@ -13,7 +13,6 @@ from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Model
 
-
 if TYPE_CHECKING:
     from knowgate.models.backend import Backend
     from knowgate.models.hf.labels import MarkedTokens, head_logits, label_ids, read_labels
