@@ -78,7 +78,7 @@ def test_interrupting_gives_one_line_and_130():
     ):
         until(asked.is_set, process)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=Patience().timeout / 2)  # the server is silent: it is not waited for
+        out, err = process.communicate(timeout=0.9 * Patience().timeout)  # the silent server is not waited for
     assert (process.returncode, out, err) == (130, "", "Error: interrupted.\n")
 
 

@@ -17,7 +17,7 @@ from knowgate.types import Prompt, Want
 from tests.support.chat_server import ChatServer, EventStream, as_line
 
 URL = "http://server.test/v1"
-QUICK = Patience(timeout=5, total=10, retries=2, backoff=0.0)
+QUICK = Patience(timeout=120, total=360, retries=2, backoff=0.0)
 ASKED = Prompt("why is it so?")
 
 
