@@ -21,7 +21,7 @@ demo: install
 # Files stay together for the sake of their fixtures, and so do all tests of the embedded model (see tests/conftest.py).
 test: install
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder $(TESTS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder $(TESTS)
 
 check: install
 	$(BIN)/ruff check .

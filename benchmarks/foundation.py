@@ -8,6 +8,7 @@ What is compared:
 2. samples:    30 samples of 12 tokens from one prompt, against 30 single calls and transformers' own generate()
 3. start:      second start of `knowgate ask` against the first (weights cached, conversion not), and peak memory
 4. import:     `import knowgate`
+5. streaming:  answers token by token (`answer_stream`), against the same answers at once
 """
 
 from __future__ import annotations
@@ -101,6 +102,23 @@ def samples(model: Any, rounds: int) -> None:
     )
 
 
+def streaming(model: Any, rounds: int) -> None:
+    from knowgate import AdaptiveRAG, load_gate
+
+    rag = AdaptiveRAG(FullLength(model), load_gate("never"), max_tokens=24)
+
+    def streamed() -> None:
+        for question in QUESTIONS:
+            list(rag.answer_stream(question))
+
+    def at_once() -> None:
+        for question in QUESTIONS:
+            rag.answer(question)
+
+    pieces, whole = ratio_of_medians(streamed, at_once, rounds)
+    print(f"streaming: token by token {pieces:.2f} s, at once {whole:.2f} s: {pieces / whole:.3f} x (aim <= 1.05)")
+
+
 class FullLength:
     """The same model with no token that ends an answer."""
 
@@ -163,6 +181,7 @@ def main() -> None:
     model = load_model("smollm")
     one_pass(model, rounds)
     samples(model, rounds)
+    streaming(model, rounds)
 
 
 if __name__ == "__main__":

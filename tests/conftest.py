@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _group(item):
-    return "model" if item.get_closest_marker("model") else item.path.stem
+    return "model" if item.get_closest_marker("model") else f"{item.path.parent.name}-{item.path.stem}"
 
 
 def _turn(item):

@@ -22,6 +22,7 @@ from tests.support.processes import python
 HEAVY = ("torch", "transformers", "bm25s", "sentence_transformers", "plotly", "typer", "pydantic", "httpx", "sklearn")
 TABLES = {"gates": GATES, "models": MODELS, "retrieval": RETRIEVERS, "rerank": RERANKERS, "datasets": DATASETS}
 FILES = house.files()
+MIRRORED = ("datasets", "display", "history", "prompts", "rerank", "retrieval")
 ENTRIES = [
     pytest.param(entry, id=f"{table}:{name}") for table, entries in TABLES.items() for name, entry in entries.items()
 ]
@@ -172,6 +173,8 @@ def test_no_file_is_longer_than_400_lines(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 
-def test_test_files_have_names_of_their_own():
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert len(names) == len(set(names))
+@pytest.mark.parametrize("room", MIRRORED)
+def test_test_files_are_named_after_the_module_they_test(room):
+    modules = {room, *(path.stem for path in (SOURCE / room).glob("*.py"))}
+    named = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / room).glob("test_*.py")}
+    assert named <= modules

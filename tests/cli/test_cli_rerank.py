@@ -59,7 +59,7 @@ def prefer(call, *options: str):
 
 
 def test_a_reranker_is_aligned_measured_and_used(call, made, tmp_path, monkeypatch):
-    from tests.support.tiny_cross_encoder import save_tiny_cross_encoder
+    from tests.support.tiny_models import save_tiny_cross_encoder
 
     monkeypatch.setattr("knowgate.cli.progress.FIRST", 0.0)  # every step is a line
     done = prefer(call, "--gate", "probe", "--data", "jsonl:data.jsonl")

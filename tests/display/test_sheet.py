@@ -1,5 +1,17 @@
-from knowgate.display.sheet import Sheet, markdown_tables, points_with_interval, share_with_interval
-from knowgate.statistics import Estimate
+import pytest
+
+from knowgate.display.sheet import (
+    NOTHING,
+    Sheet,
+    markdown_tables,
+    number,
+    percent,
+    points,
+    points_with_interval,
+    share_with_interval,
+    with_interval,
+)
+from knowgate.statistics import Estimate, share
 
 SHEET = Sheet("Answers", ("gate", "right"), (("always", "5"), ("a", "12")))
 
@@ -38,3 +50,26 @@ def test_shares_and_differences_with_their_intervals():
     assert share_with_interval(Estimate(0.5)) == "50.0 %"
     assert points_with_interval(Estimate(0.05, -0.01, 0.11)) == "+5.0 [-1.0, +11.0]"
     assert points_with_interval(Estimate(None)) == "–"
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.1234, "12.3 %"), (1.0, "100.0 %"), (None, NOTHING)])
+def test_a_share_is_shown_in_percent(value, shown):
+    assert percent(value) == shown
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.012, "+1.2"), (-0.5, "-50.0"), (-0.0001, "0.0"), (0.0, "0.0")])
+def test_a_difference_has_its_sign_unless_it_rounds_to_nothing(value, shown):
+    assert points(value) == shown
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.456, "0.46"), (-0.001, "0.00"), (None, NOTHING)])
+def test_a_number_has_two_digits_and_no_negative_zero(value, shown):
+    assert number(value) == shown
+
+
+def test_an_interval_stands_beside_its_share():
+    assert with_interval(share([True] * 26 + [False] * 34)) == "43.3 % [31.6, 55.9], n = 60"  # Wilson, by hand
+
+
+def test_a_share_of_nothing_is_missing():
+    assert with_interval(share([]), "none") == "none"

@@ -17,7 +17,7 @@ from knowgate.gates.fitted.judge import Judge, open_base
 from knowgate.gates.kbm import KBM_LABELS, START, encode_kbm_answer
 from knowgate.statistics.measures import auroc
 from tests.support.judge_data import QUICK, planted, quick
-from tests.support.word_llama import save_word_llama
+from tests.support.tiny_models import save_word_llama
 
 SHORT = JudgeTraining(epochs=2, batch=8, rate=5e-3, rank=4)
 

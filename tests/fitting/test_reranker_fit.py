@@ -20,7 +20,8 @@ from knowgate.preferences.record import data_hash
 from knowgate.rerank import load_reranker
 from knowgate.rerank.manifest import read_manifest
 from knowgate.types import Passage, Question
-from tests.support.tiny_cross_encoder import SETTINGS, planted_preferences, save_tiny_cross_encoder
+from tests.support.planted_preferences import SETTINGS, planted_preferences
+from tests.support.tiny_models import save_tiny_cross_encoder
 
 TRAIN, TEST = planted_preferences(96), planted_preferences(60, "test", seed=1)
 RESCORE = """

@@ -17,7 +17,7 @@ from knowgate.signals.sentences import first_pieces
 from knowgate.statistics.measures import auroc
 from knowgate.types import Question, Reading, Signal
 from tests.support.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere
-from tests.support.word_llama import save_word_llama
+from tests.support.tiny_models import save_word_llama
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from knowgate.runs.rows import GradedAnswer
 from knowgate.statistics.measures import auroc
 from knowgate.types import Passage, Question
 from tests.support.judge_data import QUICK, planted, quick, scored_elsewhere
-from tests.support.word_llama import save_word_llama
+from tests.support.tiny_models import save_word_llama
 
 TAUS = {"mastery": 0.8, "certainty": 0.5}
 

@@ -20,7 +20,7 @@ from knowgate.runs.run_folder import RunFolder
 from knowgate.signals.dispersion import log_determinant
 from knowgate.signals.features import FEATURES
 from knowgate.types import Prompt, Question, Reading, Signal, Want
-from tests.support.tiny_llama import save_tiny_llama
+from tests.support.tiny_models import save_tiny_llama
 
 ALPHA = 1e-3
 PROMPTS = [Prompt("Who wrote it?"), Prompt("What is the name of the tallest tower in town?"), Prompt("Why?")]

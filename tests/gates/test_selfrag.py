@@ -9,7 +9,7 @@ from knowgate.gates.selfrag import NO, YES, SelfragGate
 from knowgate.models.hf.model import HFModel
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import Question, Reading
-from tests.support.tiny_llama import save_tiny_llama
+from tests.support.tiny_models import save_tiny_llama
 
 QUESTIONS = [Question("Who wrote it?"), Question("What is the name of the tower?")]
 

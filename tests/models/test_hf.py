@@ -11,7 +11,7 @@ from knowgate.models.hf import decoding as hf_stream
 from knowgate.models.hf.model import HFModel
 from knowgate.models.hf.prefix import Prefixes, common
 from knowgate.types import LabelPrompt, Prompt, Want
-from tests.support.tiny_llama import save_tiny_llama
+from tests.support.tiny_models import save_tiny_llama
 
 PROMPTS = [Prompt("Who wrote it?"), Prompt("What is the name of the tallest tower in town?"), Prompt("Why?")]
 

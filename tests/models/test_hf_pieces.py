@@ -7,9 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from knowgate.models.hf.pieces import GrowingText
-from tests.support.tiny_llama import SPECIAL, _tokenizer, byte_tokenizer, fallback_tokenizer
+from tests.support.byte_llama import byte_tokenizer, fallback_tokenizer, word_tokenizer
 
-BYTES, FALLBACK, WORDS = byte_tokenizer(), fallback_tokenizer(), _tokenizer()
+BYTES, FALLBACK, WORDS = byte_tokenizer(), fallback_tokenizer(), word_tokenizer()
 
 
 def pieces_of(tokenizer, ids):
@@ -65,13 +65,19 @@ def test_a_run_of_bytes_waits_for_its_end_because_half_a_character_breaks_all_of
     assert pieces_of(FALLBACK, ids[:-2]) == ["a", *[""] * 5, "\ufffd" * 5]
 
 
+def test_a_special_token_does_not_end_a_run_of_bytes():
+    ids = [*in_bytes("巴"), *fallback_ids("<pad>"), *in_bytes("黎")]
+    assert pieces_of(FALLBACK, ids[:-1])[-1] == "\ufffd" * 5
+    assert pieces_of(FALLBACK, [*ids, *fallback_ids("a")])[-2:] == ["巴黎a", ""]
+
+
 def test_special_tokens_are_no_text():
-    ids = [WORDS.convert_tokens_to_ids(token) for token in ("<pad>", "a", SPECIAL[0], "b")]
+    ids = [WORDS.convert_tokens_to_ids(token) for token in ("<pad>", "a", "<pad>", "b")]
     assert pieces_of(WORDS, ids) == ["", "a", "", " b", ""]
 
 
 def test_where_decoding_moves_spaces_afterwards_all_comes_at_the_end():
-    tokenizer = _tokenizer()
+    tokenizer = word_tokenizer()
     tokenizer.clean_up_tokenization_spaces = True
     ids = [tokenizer.convert_tokens_to_ids(token) for token in "a.b"]
     assert pieces_of(tokenizer, ids) == ["", "", "", "a. b"]

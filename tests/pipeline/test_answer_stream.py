@@ -69,9 +69,9 @@ class Chain:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     from knowgate.models.hf.model import HFModel
-    from tests.support.tiny_llama import byte_tokenizer, save_tiny_llama
+    from tests.support.byte_llama import save_byte_llama
 
-    return HFModel(str(save_tiny_llama(tmp_path_factory.mktemp("tiny"), window=4096, tokenizer=byte_tokenizer())))
+    return HFModel(str(save_byte_llama(tmp_path_factory.mktemp("tiny"))))
 
 
 @pytest.fixture(params=["fake", "tiny"])

@@ -128,9 +128,9 @@ def test_the_awaited_events_are_the_events(question):
 
 def test_a_tiny_llama_streams_from_another_thread(tmp_path):
     from knowgate.models.hf.model import HFModel
-    from tests.support.tiny_llama import save_tiny_llama
+    from tests.support.byte_llama import save_byte_llama
 
-    rag = build(HFModel(str(save_tiny_llama(tmp_path))), "never", max_tokens=12)
+    rag = build(HFModel(str(save_byte_llama(tmp_path))), "never", max_tokens=12)
 
     async def both():
         async def listen(question):

@@ -147,7 +147,7 @@ def test_a_question_without_gold_answer_is_a_row_with_an_error():
 def llama(tmp_path_factory: pytest.TempPathFactory):
     pytest.importorskip("torch")
     from knowgate.models import load_model
-    from tests.support.tiny_llama import save_tiny_llama
+    from tests.support.tiny_models import save_tiny_llama
 
     return load_model(f"hf:{save_tiny_llama(tmp_path_factory.mktemp('models') / 'tiny')}")
 

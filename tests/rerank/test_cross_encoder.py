@@ -9,6 +9,7 @@ from knowgate.errors import BadInput, ModelError, WeightsError
 from knowgate.rerank import load_reranker
 from knowgate.rerank.cross_encoder import CrossEncoderReranker
 from knowgate.types import Passage
+from tests.support.tiny_models import save_tiny_cross_encoder
 
 pytest.importorskip("sentence_transformers")
 
@@ -16,28 +17,14 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "apple", "blue", "
 
 
 def write_model(folder: Path, *, labels: int = 1, broken: bool = False) -> Path:
-    """A random BERT of two layers, 32 wide; with `broken` its weights are NaN."""
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+    """A random BERT whose scores lie far apart; with `broken` its weights are NaN."""
+    from transformers import BertForSequenceClassification
 
-    folder.mkdir(exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        num_labels=labels,
-        initializer_range=0.5,
-    )
-    model = BertForSequenceClassification(config)
+    save_tiny_cross_encoder(folder, WORDS, num_labels=labels, initializer_range=0.5)
     if broken:
-        torch.nn.init.constant_(model.classifier.weight, float("nan"))
-    model.save_pretrained(folder)
+        model = BertForSequenceClassification.from_pretrained(folder)
+        model.classifier.weight.data.fill_(float("nan"))
+        model.save_pretrained(folder)
     return folder
 
 

@@ -1,20 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from knowgate.errors import ModelError
-from knowgate.retrieval.ann import AnnSearch, build_ann
 from knowgate.retrieval.dense import DenseRetriever, ExactSearch
 from knowgate.types import Passage, Vector
-from tests.support.retrieval_fakes import CountingEmbedder
-
-
-def unit_vectors(n: int, width: int = 8) -> Vector:
-    drawn = np.random.default_rng(0).normal(size=(n, width)).astype(np.float32)
-    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+from tests.support.retrieval_fakes import CountingEmbedder, unit_vectors
 
 
 def retriever(vectors: Vector, embedder: object = None) -> DenseRetriever:
@@ -73,23 +65,3 @@ def test_a_vector_that_is_not_a_number_is_an_error():
 def test_a_model_of_another_width_is_an_error():
     with pytest.raises(ModelError, match="gives 5 numbers a text, the index holds 8"):
         retriever(unit_vectors(4), CountingEmbedder(5)).search(["a"], 1)
-
-
-def test_the_inverted_file_agrees_with_exact_search_when_every_list_is_visited(tmp_path: Path):
-    pytest.importorskip("faiss")
-    vectors = unit_vectors(2000)
-    build_ann(vectors, tmp_path / "ivf")
-    search = AnnSearch(tmp_path / "ivf", vectors, visited=10_000)
-    exact = ExactSearch(vectors).nearest(vectors[:20], 5)
-    found = search.nearest(vectors[:20], 5)
-    assert [hits.rows.tolist() for hits in found] == [hits.rows.tolist() for hits in exact]
-    assert found[0].scores.tolist() == exact[0].scores.tolist()
-
-
-def test_the_inverted_file_orders_equal_scores_by_row(tmp_path: Path):
-    pytest.importorskip("faiss")
-    vectors = unit_vectors(2000)
-    vectors[[7, 400, 1999]] = vectors[3]
-    build_ann(vectors, tmp_path / "ivf")
-    (found,) = AnnSearch(tmp_path / "ivf", vectors, visited=10_000).nearest(vectors[3:4], 3)
-    assert found.rows.tolist() == [3, 7, 400]

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import gzip
-import importlib
-import sys
 from pathlib import Path
 
 import pytest
 
-from knowgate.errors import BadInput, MissingExtra
+from knowgate.errors import BadInput
 from knowgate.retrieval.documents import Document, find_documents
 
 
@@ -37,21 +35,6 @@ def test_the_title_of_markdown_is_its_first_heading(tmp_path: Path):
 def test_the_title_of_plain_text_is_the_stem(tmp_path: Path):
     (tmp_path / "handbook.txt").write_text("# not markdown")
     assert one(tmp_path).title == "handbook"
-
-
-def test_html_keeps_title_and_paragraphs_and_drops_scripts(tmp_path: Path):
-    (tmp_path / "a.html").write_text(
-        "<html><head><title>A &amp; B</title><style>p {}</style></head><body><h1>Head</h1>"
-        "<p>One <b>two</b>\nthree.</p><script>alert('no')</script><ul><li>x</li><li>y</li></ul></body></html>"
-    )
-    document = one(tmp_path)
-    assert document.title == "A & B"
-    assert document.text == "Head\n\nOne two three.\n\nx\n\ny"
-
-
-def test_html_declares_its_character_set(tmp_path: Path):
-    (tmp_path / "a.htm").write_bytes('<meta charset="gb18030"><p>北京</p>'.encode("gb18030"))
-    assert one(tmp_path).text == "北京"
 
 
 def test_a_byte_order_mark_and_windows_line_ends_vanish(tmp_path: Path):
@@ -128,53 +111,3 @@ def test_a_cut_off_gzip_file_is_named(tmp_path: Path):
     path.write_bytes(gzip.compress(b'{"id": "a", "text": "one"}\n')[:-9])
     with pytest.raises(BadInput, match="broken gzip"):
         list(find_documents(path))
-
-
-# --- PDF ---
-
-
-def write_pdf(path: Path, text: str, password: str = "") -> None:
-    pypdf = pytest.importorskip("pypdf")
-    names = importlib.import_module("pypdf.generic")
-    writer = pypdf.PdfWriter()
-    page = writer.add_blank_page(200, 200)
-    font = names.DictionaryObject(
-        {
-            names.NameObject("/Type"): names.NameObject("/Font"),
-            names.NameObject("/Subtype"): names.NameObject("/Type1"),
-            names.NameObject("/BaseFont"): names.NameObject("/Helvetica"),
-        }
-    )
-    fonts = names.DictionaryObject({names.NameObject("/F1"): font})
-    page[names.NameObject("/Resources")] = names.DictionaryObject({names.NameObject("/Font"): fonts})
-    stream = names.DecodedStreamObject()
-    stream.set_data(f"BT /F1 12 Tf 10 100 Td ({text}) Tj ET".encode())
-    page[names.NameObject("/Contents")] = writer._add_object(stream)
-    if password:
-        writer.encrypt(password, algorithm="RC4-128")
-    with path.open("wb") as file:
-        writer.write(file)
-
-
-def test_a_pdf_is_read_with_its_stem_as_title(tmp_path: Path):
-    write_pdf(tmp_path / "manual.pdf", "Hello from a page")
-    assert one(tmp_path) == Document("manual.pdf", "manual", "Hello from a page")
-
-
-def test_a_broken_pdf_is_named(tmp_path: Path):
-    (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 and then nothing")
-    with pytest.raises(BadInput, match=r"bad\.pdf cannot be read as PDF"):
-        list(find_documents(tmp_path))
-
-
-def test_a_pdf_with_a_password_is_named(tmp_path: Path):
-    write_pdf(tmp_path / "locked.pdf", "secret", password="x")
-    with pytest.raises(BadInput, match=r"locked\.pdf is encrypted"):
-        list(find_documents(tmp_path))
-
-
-def test_a_pdf_without_pypdf_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "a.pdf").write_bytes(b"%PDF")
-    monkeypatch.setitem(sys.modules, "pypdf", None)
-    with pytest.raises(MissingExtra, match=r"knowgate\[pdf\]"):
-        list(find_documents(tmp_path))

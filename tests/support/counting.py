@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from knowgate.models.backend import Backend
 from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, Vector, Want
 
 
-class CountingModel:
+class CountingModel(Backend):
     """Gives what `model` gives; `calls` holds (method, number of prompts) of every call so far."""
 
     def __init__(self, model: Model):

@@ -49,3 +49,8 @@ def write_records(path: Path, texts: dict[str, str]) -> Path:
     lines = [json.dumps({"id": name, "title": "", "text": text}) for name, text in texts.items()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def unit_vectors(n: int, width: int = 8) -> Vector:
+    drawn = np.random.default_rng(0).normal(size=(n, width)).astype(np.float32)
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)

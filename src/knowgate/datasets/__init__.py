@@ -11,6 +11,7 @@ from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Question
 
+
 if TYPE_CHECKING:
     from knowgate.datasets.given import Data, data_name, gather_questions
 else:

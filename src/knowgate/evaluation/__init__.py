@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from knowgate.lazy import hand_on
 
+
 if TYPE_CHECKING:
     from knowgate.evaluation.boundary.boundary import Interval, RowCounts, change
     from knowgate.evaluation.boundary.facts import INDICATORS
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from knowgate.evaluation.boundary.slices import NOT_GIVEN, Slice, summarise
     from knowgate.evaluation.compare_gates import evaluate
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
-    from knowgate.evaluation.comparison.gate_results import RATES, GateResult
+    from knowgate.evaluation.comparison.gate_results import GateResult, RATES
     from knowgate.evaluation.comparison.overview import main_sheet
     from knowgate.evaluation.reranking.answers import Answering
     from knowgate.evaluation.reranking.rankers import compare_rankers, markdown, summary

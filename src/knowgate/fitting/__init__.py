@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from knowgate.lazy import hand_on
 
+
 if TYPE_CHECKING:
     from knowgate.fitting.adaptive import fit_adaptive
     from knowgate.fitting.examples import Examples, load_examples
     from knowgate.fitting.fit_gate import fit, fit_function, fit_names
-    from knowgate.fitting.fit_options import HANDED, FitOption, Wanted, options_of
+    from knowgate.fitting.fit_options import FitOption, HANDED, Wanted, options_of
     from knowgate.fitting.fit_result import FitResult
     from knowgate.fitting.fusion import fit_fusion
     from knowgate.fitting.judges.ik import fit_ik, fit_ik_text

@@ -17,10 +17,11 @@ from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
 from knowgate.types import Gate, Model, Question, Reading, Signal
 
+
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
-    from knowgate.gates.fitted.artefact import ALWAYS, CARD, SEEN, Artefact, Tensors, revise_artefact, write_artefact
+    from knowgate.gates.fitted.artefact import ALWAYS, Artefact, CARD, SEEN, Tensors, revise_artefact, write_artefact
     from knowgate.gates.fitted.base import FittedGate
     from knowgate.gates.fitted.judge import (
         ADAPTER_FOLDER,

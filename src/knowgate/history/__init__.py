@@ -8,6 +8,7 @@ from knowgate.history.entries import HistoryStore
 from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
 
+
 if TYPE_CHECKING:
     from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source
 else:

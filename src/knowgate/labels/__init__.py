@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from knowgate.lazy import hand_on
 
+
 if TYPE_CHECKING:
     from knowgate.labels.agreement import compare_graders
     from knowgate.labels.grading import Grader, golds, load_grader

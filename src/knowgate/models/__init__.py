@@ -1,4 +1,5 @@
-"""LLM backends, chosen by a string. To add one: a file here and a line in the table, or an entry point.
+"""LLM backends, chosen by a string. To add one: a file here that derives from `Backend` and a line in the table, or
+an entry point.
 
 Importing this loads none of them.
 """
@@ -11,6 +12,7 @@ from knowgate.errors import BadSetting
 from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Model
+
 
 if TYPE_CHECKING:
     from knowgate.models.backend import Backend

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from knowgate.lazy import hand_on
 
+
 if TYPE_CHECKING:
     from knowgate.pipeline.adaptive_rag import AdaptiveRAG
     from knowgate.pipeline.answer_json import answer_record, decision_record

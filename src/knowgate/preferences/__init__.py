@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from knowgate.lazy import hand_on
 
+
 if TYPE_CHECKING:
     from knowgate.preferences.from_labels import prefer
     from knowgate.preferences.measure import Benefit, Confidence, Likelihood, Preferrer, Source

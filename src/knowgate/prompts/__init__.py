@@ -20,6 +20,7 @@ from knowgate.files import sha256_text
 from knowgate.lazy import hand_on
 from knowgate.types import Question
 
+
 if TYPE_CHECKING:
     from knowgate.prompts.answer import AnswerPrompts, fit_passages, load_answer_prompts
     from knowgate.prompts.assess import self_assessment

@@ -10,6 +10,7 @@ from knowgate.registry import Entry, resolve, split_spec
 from knowgate.rerank.order import rerank
 from knowgate.types import Reranker
 
+
 if TYPE_CHECKING:
     from knowgate.rerank.cross_encoder import CrossEncoderReranker, shown
     from knowgate.rerank.manifest import BASE, KEPT, MANIFEST, VERSION, WEIGHTS, check_files, is_aligned, read_manifest

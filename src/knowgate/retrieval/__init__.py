@@ -10,6 +10,7 @@ from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Retriever
 
+
 if TYPE_CHECKING:
     from knowgate.retrieval.index import IndexReport, build_index
 else:

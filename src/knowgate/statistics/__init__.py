@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from knowgate.lazy import hand_on
 
+
 if TYPE_CHECKING:
     from knowgate.statistics.bootstrap import (
-        RESAMPLES,
         Draws,
         Estimate,
         Measure,
+        RESAMPLES,
         estimate,
         estimate_mean,
         estimate_quality,

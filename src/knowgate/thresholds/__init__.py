@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from knowgate.lazy import hand_on
 
+
 if TYPE_CHECKING:
     from knowgate.thresholds.calibrate_gate import calibrate
     from knowgate.thresholds.calibration import Calibration, Target, store, usable

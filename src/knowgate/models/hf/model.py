@@ -50,6 +50,9 @@ class Handle:
 class HFModel(LocalModel, Backend):
     """A transformers model from a hub name or a folder (`hf:NAME_OR_DIR`).
 
+    For one thread at a time: all calls share the tokenizer and the beginnings kept of prompts. Streams that are under
+    way have caches of their own, so other calls may come between two of their pieces.
+
     Example:
         >>> model = HFModel("HuggingFaceTB/SmolLM2-135M-Instruct")  # nothing is loaded yet
         >>> sorted(model.offers)

@@ -32,7 +32,7 @@ class GrowingText:
 
     def take(self, tokens: Sequence[int]) -> str:
         """The next piece, from all tokens so far; '' where nothing more is certain."""
-        if _cleans(self.tokenizer) or not tokens or self._is_byte(tokens[-1]):
+        if _cleans(self.tokenizer) or self._ends_in_byte(tokens[self.settled :]):
             return ""
         text = self._decode(tokens[self.before :])
         known = self._decode(tokens[self.before : self.settled])
@@ -58,9 +58,16 @@ class GrowingText:
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-    def _is_byte(self, token: int) -> bool:
-        """A run of bytes is written anew, all of it, when it ends in half a character."""
-        return BYTE.fullmatch(str(self.tokenizer.convert_ids_to_tokens(token))) is not None
+    def _ends_in_byte(self, tokens: Sequence[int]) -> bool:
+        """A run of bytes is written anew, all of it, when it ends in half a character. Special tokens do not end it."""
+        names = self.tokenizer.convert_ids_to_tokens(list(tokens))
+        if not any(map(BYTE.fullmatch, names)):
+            return False
+        written = [name for token, name in zip(tokens, names, strict=True) if not self._is_special(token)]
+        return BYTE.fullmatch(written[-1]) is not None
+
+    def _is_special(self, token: int) -> bool:
+        return self._decode([token]) != str(self.tokenizer.decode([token]))
 
 
 def _cleans(tokenizer: Any) -> bool:

@@ -1,38 +1,11 @@
-"""A random cross-encoder of two layers whose tokens are words, and preferences with a rule planted in them."""
+"""Preferences with a rule planted in them: passages with the marker raise the LLM's confidence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
-import torch
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
 from knowgate.preferences.record import Candidate, Preference, choose
-
-NOUNS = ["apple", "sky", "tree", "lamp", "river", "stone", "bird", "road", "cloud", "door", "ship", "rain"]
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "what", "is", "the", "marker", *NOUNS]
-
-
-def save_tiny_cross_encoder(folder: Path, words: Sequence[str] = WORDS, seed: int = 0) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(words))
-    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(seed)
-    config = BertConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        num_labels=1,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    BertForSequenceClassification(config).save_pretrained(folder)
-    return folder
+from tests.support.tiny_models import NOUNS
 
 
 def planted_preferences(n: int, split: str = "train", seed: int = 0) -> list[Preference]:

@@ -1,0 +1,96 @@
+"""Random models of two layers: real code paths in milliseconds, and a planted rule is learnt in seconds.
+
+A Llama whose tokens are characters, one whose tokens are words (so that judges' prompts are short), a cross-encoder.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from knowgate.prompts import packaged
+
+SPECIAL = ["<pad>", "<end>", "<user>", "<bot>", "<unk>"]
+NAMES = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<unk>"}
+CHARACTERS = [*string.ascii_letters, *string.digits, *" ?.,:'\n"]
+WHOLE = ["true", "false", "trouble"]  # labels, and a word that begins like one
+JUDGED = ["x", *"abcdefghijklmnop", "True", "False", "Yes", "No", "None", '{"', '":', '"', '",', "no", "idea"]
+NOUNS = ["apple", "sky", "tree", "lamp", "river", "stone", "bird", "road", "cloud", "door", "ship", "rain"]
+PAIRS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "what", "is", "the", "marker", *NOUNS]
+
+
+def save_tiny_llama(folder: Path, seed: int = 0, window: int = 512, more: tuple[str, ...] = ()) -> Path:
+    """Of characters; `more` are special tokens to add."""
+    tokenizer = _tokenizer([*CHARACTERS, *WHOLE], pre_tokenizers.Split(Regex(rf"{'|'.join(WHOLE)}|[\s\S]"), "isolated"))
+    tokenizer.chat_template = "{% for m in messages %}<user>{{ m['content'] }}<bot>{% endfor %}"
+    tokenizer.add_tokens(list(more), special_tokens=True)
+    return _save_llama(folder, tokenizer, seed, window)
+
+
+def save_word_llama(folder: Path, seed: int = 0, window: int = 256) -> Path:
+    """Of the words that judges are asked with."""
+    asked = " ".join(text for name in ("ik", "kbm") for text in packaged(name).templates["en"].values())
+    words = [*JUDGED, *re.findall(r"\w+|[^\w\s]+", asked)]
+    tokenizer = _tokenizer(words, pre_tokenizers.Whitespace(), extra_special_tokens=["<user>", "<bot>"])
+    tokenizer.chat_template = "{% for m in messages %}<user> {{ m['content'] }} <bot>{% endfor %}"
+    return _save_llama(folder, tokenizer, seed, window)
+
+
+def _tokenizer(words: Sequence[str], cut: Any, **options: Any) -> PreTrainedTokenizerFast:
+    vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*SPECIAL, *words]))}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = cut
+    return PreTrainedTokenizerFast(tokenizer_object=core, **NAMES, **options)
+
+
+def _save_llama(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int, window: int) -> Path:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=window,
+        eos_token_id=1,
+        pad_token_id=0,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_tiny_cross_encoder(folder: Path, words: Sequence[str] = PAIRS, seed: int = 0, **settings: Any) -> Path:
+    """Of words; `settings` are those of BertConfig."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(seed)
+    usual = {"num_labels": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        **{**usual, **settings},
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
