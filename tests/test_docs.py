@@ -135,6 +135,14 @@ def test_lines_with_a_name_become_a_list_and_examples_code():
     assert as_markdown(told) == expected
 
 
+def test_a_line_of_a_sentence_with_a_colon_is_no_item():
+    needs("griffe")
+    from docs.from_code.docstrings import as_markdown
+
+    told = "It does.\n\nk: how many, and not more,\nfor that would be too much of it: so few."
+    assert as_markdown(told).endswith("- **k**: how many, and not more,\n  for that would be too much of it: so few.")
+
+
 def test_a_cell_of_a_table_stays_in_its_column():
     from docs.from_code.tables import table
 

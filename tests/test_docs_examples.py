@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import doctest
 import importlib
@@ -14,10 +15,11 @@ import pytest
 
 from knowgate.cli import run
 from knowgate.errors import ModelError, NotOffered
+from knowgate.gates import load_gate
 from knowgate.models import load_model
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.retrieval import load_retriever
-from knowgate.types import Prompt, Want
+from knowgate.types import Prompt, TextEvent, Want
 from tests.support import entry_points
 from tests.support.house import ROOT
 from tests.support.markdown_pages import EXAMPLES
@@ -75,6 +77,12 @@ def test_the_backend_answers_and_its_draft_can_be_gated(command_model, example):
     ]
     gate = example("long_answer_gate").LongAnswerGate(words=1)
     assert AdaptiveRAG(model, gate).decide("What is it?").need == 1.0
+
+
+def test_the_backend_can_be_streamed_and_awaited(command_model):
+    rag = AdaptiveRAG(command_model("print('Paris')"), load_gate("never"))
+    assert [event.text for event in rag.answer_stream("Where?") if isinstance(event, TextEvent)] == ["Paris"]
+    assert asyncio.run(rag.aanswer("Where?")).text == "Paris"
 
 
 def test_the_backend_refuses_what_it_does_not_offer(command_model):

@@ -6,10 +6,11 @@ import subprocess
 from collections.abc import Sequence
 
 from knowgate.errors import ModelError, NotOffered
+from knowgate.models import Backend
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Vector, Want
 
 
-class CommandModel:
+class CommandModel(Backend):
     """Starts `command` for each prompt. It drafts and answers; it shows no probabilities and no hidden states."""
 
     offers = frozenset({Signal.DRAFT})

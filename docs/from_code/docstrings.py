@@ -13,7 +13,7 @@ from typing import Any
 
 import griffe
 
-ITEM = re.compile(r"([\w ,./*()]{1,40}): (?=\S)")
+ITEM = re.compile(r"(\w+(?:(?: / |, | )\w+){0,3}): (?=\S)")  # a name or a few; more words are a sentence
 LATER_ITEM = re.compile(r"(?<=[.;)]) (?=(?:[a-z_]+|Cost per question): )")  # one that begins within a line
 EXAMPLE = re.compile(r"^Examples?:$", flags=re.MULTILINE)
 
