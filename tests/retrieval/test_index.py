@@ -110,7 +110,7 @@ def test_nothing_changed_leaves_the_folder_untouched(tmp_path: Path):
 def test_a_kill_in_the_middle_leaves_the_old_index_whole(tmp_path: Path, error: type[BaseException]):
     class Killed(CountingEmbedder):
         def embed(self, texts: Sequence[str]) -> Vector:
-            raise error
+            raise error("stopped")
 
     build(tmp_path, TEXTS, CountingEmbedder())
     before = snapshot(tmp_path / "index")

@@ -13,10 +13,10 @@ from knowgate.fitting.adaptive import fit_adaptive
 from knowgate.fitting.examples import Examples, load_examples
 from knowgate.fitting.fusion import fit_fusion
 from knowgate.fitting.judges.ik import fit_ik_text
-from knowgate.fitting.judges.kbm import fit_kbm
+from knowgate.fitting.judges.kbm import fit_kbm_judge
 from knowgate.fitting.probe import fit_probe
 from knowgate.fitting.save import FitResult, save_fitted
-from knowgate.fitting.uar import fit_uar
+from knowgate.fitting.uar import fit_heads
 from knowgate.gates import load_gate
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.labels.grading import StringGrader
@@ -47,10 +47,10 @@ Fit = Callable[[Examples, Path], FitResult]
 FITS: dict[str, Fit] = {
     "probe": lambda examples, work: fit_probe(examples, kind="linear"),
     "fusion": lambda examples, work: fit_fusion(examples),
-    "uar": lambda examples, work: fit_uar(examples, MODEL, CRITERIA),
+    "uar": lambda examples, work: fit_heads(examples, MODEL, CRITERIA),
     "adaptive": lambda examples, work: fit_adaptive(examples, embedder=HashEmbedder()),
     "ik": lambda examples, work: fit_ik_text(examples, embedder=HashEmbedder()),
-    "kbm": lambda examples, work: fit_kbm(
+    "kbm": lambda examples, work: fit_kbm_judge(
         examples,
         base=f"hf:{save_word_llama(work / 'llama')}",
         training=replace(QUICK, epochs=1),

@@ -66,7 +66,8 @@ def write_run(path: Path, rows: list[LabelRow], states: dict[str, Any] | None = 
     """A run folder with these rows; `states` has one line for each of them."""
     folder = RunFolder(path)
     folder.start({**SETTINGS, **settings}, {})
-    folder.append(rows, states or {})
+    kept = [row.error is None for row in rows]
+    folder.append(rows, {name: block[kept] for name, block in (states or {}).items()})
     return path
 
 
