@@ -55,15 +55,15 @@ def replay_command(
     """
     prices = Prices(price_retrieval, price_input_token, price_output_token)
     tried = parse_thresholds(thresholds)
-    found = read_run(log, gate) if log.is_dir() else read_log(log)
-    marks = _marks(found, gate)
-    traffic = Traffic(found.events)
+    logged = read_run(log, gate) if log.is_dir() else read_log(log)
+    marks = _marks(logged, gate)
+    traffic = Traffic(logged.events)
     lines = replay(traffic, [*tried, *marks], prices)
     if as_json:
-        typer.echo(json.dumps(_record(found, lines, prices, marks), ensure_ascii=False, allow_nan=False))
+        typer.echo(json.dumps(_record(logged, lines, prices, marks), ensure_ascii=False, allow_nan=False))
     else:
         _print(_table(lines, marks, prices))
-    _explain(found, traffic)
+    _explain(logged, traffic)
 
 
 def _print(table: Table) -> None:
@@ -87,20 +87,20 @@ def parse_thresholds(text: str) -> list[float]:
     return values
 
 
-def _marks(found: Log, gate: str | None) -> dict[float, str]:
+def _marks(log: Log, gate: str | None) -> dict[float, str]:
     """Thresholds with a name: the one the traffic ran with, and the one of --gate."""
-    ran = dict.fromkeys(found.thresholds, "as it ran") if len(found.thresholds) == 1 else {}
+    ran = dict.fromkeys(log.thresholds, "as it ran") if len(log.thresholds) == 1 else {}
     if gate is None:
         return ran
-    own = found.own if found.own is not None else _own_threshold(found, gate)
+    own = log.own if log.own is not None else _own_threshold(log, gate)
     return {own: "the gate's own", **ran}
 
 
-def _own_threshold(found: Log, gate: str) -> float:
+def _own_threshold(log: Log, gate: str) -> float:
     loaded = load_gate(gate)
-    if loaded.name not in found.gates:
+    if loaded.name not in log.gates:
         raise BadSetting(
-            f"the log holds needs of the gate {', '.join(found.gates)}, not of '{gate}' ({loaded.name}); "
+            f"the log holds needs of the gate {', '.join(log.gates)}, not of '{gate}' ({loaded.name}); "
             "a threshold means nothing for another gate's needs."
         )
     return loaded.threshold
@@ -108,7 +108,7 @@ def _own_threshold(found: Log, gate: str) -> float:
 
 def _table(lines: Sequence[ThresholdLine], marks: dict[float, str], prices: Prices) -> Table:
     kinds = ["retrievals", "tokens", "seconds", *(["money"] if prices.are_given else [])]
-    risks = {name: RISKS[name].format(found.n) for name, found in lines[0].risks.items()}
+    risks = {name: RISKS[name].format(share.n) for name, share in lines[0].risks.items()}
     table = Table("threshold", "retrieved", *(f"{kind} saved" for kind in kinds), *risks.values(), box=None)
     for line in lines:
         name = "always" if line.threshold < 0 else f"{line.threshold:g}"
@@ -118,48 +118,46 @@ def _table(lines: Sequence[ThresholdLine], marks: dict[float, str], prices: Pric
     return table
 
 
-def _saving(found: TrafficSaving | None) -> str:
-    if found is None:
+def _saving(saving: TrafficSaving | None) -> str:
+    if saving is None:
         return "-"
-    share = f" ({found.saved / found.always:.0%})" if found.always else ""
-    return (f"{found.saved:,.0f}" if abs(found.saved) >= 100 else f"{found.saved:.3g}") + share
+    share = f" ({saving.saved / saving.always:.0%})" if saving.always else ""
+    return (f"{saving.saved:,.0f}" if abs(saving.saved) >= 100 else f"{saving.saved:.3g}") + share
 
 
-def _share(found: Share) -> str:
-    return "-" if found.value is None else f"{found.value:.1%} [{found.low:.1%}, {found.high:.1%}]"
+def _share(share: Share) -> str:
+    return "-" if share.value is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
 
 
-def _explain(found: Log, traffic: Traffic) -> None:
+def _explain(log: Log, traffic: Traffic) -> None:
     """What the numbers rest on."""
-    n = len(found.events)
-    WORDS.print(f"{n} questions of the gate {', '.join(found.gates)} on {', '.join(found.models)}.")
-    if found.bad:
-        WORDS.print(f"Lines left out: {shown_bad(found)}.")
-    if found.left_out:
-        WORDS.print(
-            "Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in found.left_out.items()) + "."
-        )
+    n = len(log.events)
+    WORDS.print(f"{n} questions of the gate {', '.join(log.gates)} on {', '.join(log.models)}.")
+    if log.bad:
+        WORDS.print(f"Lines left out: {shown_bad(log)}.")
+    if log.left_out:
+        WORDS.print("Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + ".")
     known = {way: traffic.known(way) for way in ("closed", "opened")}
     if min(known.values()) < n:
         WORDS.print(
             f"What retrieving costs is on record for {known['opened']} of them, what skipping costs for "
             f"{known['closed']}; the others are taken at the mean."
         )
-    if found.estimated:
-        WORDS.print(f"Prompt tokens are estimated from the text for {found.estimated} of them.")
+    if log.estimated:
+        WORDS.print(f"Prompt tokens are estimated from the text for {log.estimated} of them.")
     if not traffic.checks:
         WORDS.print("No question has both answers, so the risk is unknown: use a gate that drafts, or a label run.")
 
 
-def _record(found: Log, lines: Sequence[ThresholdLine], prices: Prices, marks: dict[float, str]) -> dict[str, Any]:
+def _record(log: Log, lines: Sequence[ThresholdLine], prices: Prices, marks: dict[float, str]) -> dict[str, Any]:
     return {
-        "log": str(found.path),
-        "questions": len(found.events),
-        "gate": ", ".join(found.gates),
-        "model": ", ".join(found.models),
-        "bad_lines": {reason: len(numbers) for reason, numbers in found.bad.items()},
-        "left_out": found.left_out,
-        "estimated_prompts": found.estimated,
+        "log": str(log.path),
+        "questions": len(log.events),
+        "gate": ", ".join(log.gates),
+        "model": ", ".join(log.models),
+        "bad_lines": {reason: len(numbers) for reason, numbers in log.bad.items()},
+        "left_out": log.left_out,
+        "estimated_prompts": log.estimated,
         "prices": asdict(prices),
         "thresholds": [{**asdict(line), "mark": marks.get(line.threshold, "")} for line in lines],
     }

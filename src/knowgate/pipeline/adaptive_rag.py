@@ -160,8 +160,8 @@ class AdaptiveRAG:
     def promise(self) -> str:
         """What is proven about the gate's threshold and whether it holds here; '' where nothing is."""
         reorders = self.reranker is not None or self.second_look is not None
-        found = self.retriever.fingerprint if self.retriever else None
-        return promise(self.bound, Deployment(self.threshold, found, self.k, reorders))
+        searched = self.retriever.fingerprint if self.retriever else None
+        return promise(self.bound, Deployment(self.threshold, searched, self.k, reorders))
 
     @property
     def _alone(self) -> threading.Lock:
@@ -249,15 +249,17 @@ class AdaptiveRAG:
     ) -> list[list[Passage]]:
         """Reorder what the retriever is not sure of; later rounds mix its scores with others, so they are reordered."""
         unsure = []
-        for place, case in enumerate(cases):
-            if not case.passages and found[place] and is_sure(found[place], self.rerank_margin):
+        for number, case in enumerate(cases):
+            if not case.passages and found[number] and is_sure(found[number], self.rerank_margin):
                 case.notes.append(Note.NOT_RERANKED)
             else:
-                unsure.append(place)
-        with self._alone, timed([cases[place] for place in unsure], "rerank"):
-            best = rerank(reranker, [queries[place] for place in unsure], [found[place] for place in unsure], self.k)
+                unsure.append(number)
+        with self._alone, timed([cases[number] for number in unsure], "rerank"):
+            best = rerank(
+                reranker, [queries[number] for number in unsure], [found[number] for number in unsure], self.k
+            )
         reordered = dict(zip(unsure, best, strict=True))
-        return [reordered.get(place, passages) for place, passages in enumerate(found)]
+        return [reordered.get(number, passages) for number, passages in enumerate(found)]
 
     def _go_deeper(self, cases: list[Case], speak: Speak) -> Iterator[Event]:
         """Look up question and last answer together, answer again; until nothing new comes or the answer repeats."""
