@@ -10,7 +10,7 @@ import sys
 
 import knowgate as kg
 
-MODEL, DATA, DOCS, OUT = sys.argv[1:]
+MODEL, DATA, DOCS, OUT = sys.argv[1:] or sys.exit(__doc__)
 
 questions = kg.load_questions(DATA, limit=120)
 kg.build_index(DOCS, f"{OUT}/index")

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from knowgate.errors import BadInput
+from knowgate.errors import ArtefactError, BadInput
 
 try:
     import fcntl
@@ -86,6 +86,12 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not valid JSON: {error}.") from None
+
+
+def check_replaceable(path: Path, marker: str, what: str) -> None:
+    """Refuse to put a folder where something else is, which would be lost. marker: the file that tells such folders."""
+    if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
+        raise ArtefactError(f"'{path}' exists and is not {what}; choose another --out.")
 
 
 @contextlib.contextmanager

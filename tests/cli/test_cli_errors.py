@@ -30,7 +30,7 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--gate", "logprob:foo=1"], "unknown option 'foo'. Known options: statistic"),
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
         (["--nope"], "unknown option '--nope'. Known: --beta, --config, --docs"),
-        (["--retriever", "nope"], "unknown kind of index 'nope'. Known: bm25, dense, hybrid."),
+        (["--retriever", "nope"], "unknown retriever 'nope'. Known: bm25, dense, hybrid."),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
         (["--threshold", "2"], "the threshold is 2.0; it must be between 0 and 1."),
         (["--threshold", "nan"], "it must be between 0 and 1."),

@@ -80,7 +80,11 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["probe", "--out", "x", "--cheap"], 1, "unknown option '--cheap'. Known: --kind, --labels, --layer"),
+        (
+            ["probe", "--out", "x", "--cheap"],
+            1,
+            "'--cheap'. It is an option of: fusion. Known: --kind, --",
+        ),
         (["probe", "--out", "x"], 1, "fit probe learns from label runs: give --labels RUN"),
         (["prob", "--out", "x"], 1, "unknown fitted gate 'prob'. Did you mean 'probe'?"),
         (["probe", "--labels", "run"], 2, "Missing option '--out'"),

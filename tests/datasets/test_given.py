@@ -41,3 +41,15 @@ def test_a_limit_below_one_is_refused():
 def test_a_run_names_its_data_by_the_spec_or_says_that_questions_were_given():
     assert data_name("jsonl:q.jsonl") == "jsonl:q.jsonl"
     assert data_name([Question("a?")]) == "questions"
+
+
+def test_a_text_is_no_question_with_answers():
+    with pytest.raises(BadInput, match=r"'Who\?' is no Question: to label it takes Question\("):
+        gather_questions(["Who?"])
+
+
+def test_a_file_without_its_kind_is_named_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text("{}", encoding="utf-8")
+    with pytest.raises(BadSetting, match=r"'mine.jsonl' is a file: write jsonl:mine.jsonl"):
+        gather_questions("mine.jsonl")

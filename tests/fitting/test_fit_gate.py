@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from knowgate.errors import BadSetting, MissingExtra, UnknownName
+from knowgate.errors import ArtefactError, BadSetting, MissingExtra, UnknownName
 from knowgate.fitting import fit, fit_function, fit_names, options_of
 from knowgate.fitting.fit_options import handed_to, wanted_by
 from knowgate.gates import FITTED
@@ -78,6 +78,18 @@ def test_what_cannot_be_used_is_a_sentence(run, tmp_path, name, options, said):
     with pytest.raises(BadSetting, match=re.escape(said)):
         fit(name, run, out=tmp_path / "gate", **options)
     assert not (tmp_path / "gate").exists()
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(run, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
+    with pytest.raises(ArtefactError, match="exists and is not a fitted gate; choose another --out"):
+        fit("probe", run, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_gate_takes_the_place_of_an_earlier_one(run, tmp_path):
+    fit("probe", run, out=tmp_path / "gate", kind="linear", seed=1)
+    assert fit("probe", run, out=tmp_path / "gate", kind="linear").artefact.manifest["gate"] == "probe"
 
 
 def test_no_runs_and_an_unknown_gate_are_refused(tmp_path):

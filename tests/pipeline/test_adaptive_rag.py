@@ -5,6 +5,7 @@ import pytest
 
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import load_gate
+from knowgate.models import load_model
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG, fit_passages
 from knowgate.prompts.answer import AnswerPrompts
@@ -356,3 +357,26 @@ def test_a_retrieved_question_has_the_times_of_its_stages():
     assert set(seconds) == {"read", "gate", "retrieve", "rerank", "second look", "fit", "answer", "total"}
     assert seconds["total"] == pytest.approx(sum(seconds.values()) / 2)
     assert all(value >= 0 for value in seconds.values())
+
+
+# --- what is no part of a pipeline ----------------------------------------------------------------
+
+
+def test_specs_in_the_place_of_things_are_refused_with_what_makes_them():
+    model, gate = load_model("fake"), load_gate("never")
+    with pytest.raises(BadSetting, match=r"give a model, load_model\('fake'\)"):
+        AdaptiveRAG("fake", gate)
+    with pytest.raises(BadSetting, match="the gate is 'logprob:mean': give a gate"):
+        AdaptiveRAG(model, "logprob:mean")
+    with pytest.raises(BadSetting, match="the retriever is the text 'index'"):
+        AdaptiveRAG(model, gate, "index")
+
+
+def test_what_is_no_question_is_refused():
+    rag = AdaptiveRAG(load_model("fake"), load_gate("never"))
+    with pytest.raises(BadInput, match="a question is a text or a Question, not 3"):
+        rag.answer(3)
+    with pytest.raises(BadInput, match="questions are a list"):
+        rag.answer_many("Who?")
+    with pytest.raises(BadInput, match="questions are a list"):
+        rag.decide_many("Who?")

@@ -141,6 +141,12 @@ def test_what_keeps_it_from_holding_is_named(tmp_path, options, reason):
         raise AssertionError(used(saved(tmp_path), **options))
 
 
+def test_a_run_with_an_index_and_no_k_showed_three_passages(tmp_path):
+    folder = saved(tmp_path, k=None)
+    assert "shown for 3 passages, not for 1" in used(folder, k=1)
+    assert "does not hold" not in used(folder, k=3)
+
+
 def test_a_stricter_threshold_keeps_the_guarantee(tmp_path):
     assert "does not hold" not in used(saved(tmp_path), threshold=0.2)
 

@@ -76,7 +76,16 @@ class FitVerb(Verb):
             return str(error)
 
     def load(self, name: str) -> Any:
-        return make_command(name, gate_command(name), {**RENAMED, **RENAMED_OF.get(name, {})})
+        command = make_command(name, gate_command(name), {**RENAMED, **RENAMED_OF.get(name, {})})
+        command.elsewhere = elsewhere
+        return command
+
+
+def elsewhere(option: str) -> str:
+    """Whose option it is, for who gives it to another gate."""
+    name = option.lstrip("-").removeprefix("no-").replace("-", "_")
+    owners = [gate for gate in FITTED if name in options_of(fit_function(gate))]
+    return f" It is an option of: {', '.join(owners)}." if owners else ""
 
 
 class FitGroup(LazyGroup):

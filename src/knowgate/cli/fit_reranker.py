@@ -49,11 +49,14 @@ def reranker(
 
     Example: knowgate fit reranker --pref pref --out my-reranker
     """
+    from knowgate.files import check_replaceable
     from knowgate.fitting import MINILM, RerankTraining, fit_reranker, save_reranker
     from knowgate.preferences import PreferenceFolder, data_hash, shared_settings
+    from knowgate.rerank import MANIFEST
 
     if not pref:
         raise BadSetting("fit reranker learns from preferences: give --pref PREF, made by knowgate prefer.")
+    check_replaceable(out, MANIFEST, "a reranker of ours")  # before the work, not after it
     folders = [PreferenceFolder(folder) for folder in pref]
     settings = shared_settings(folders)
     rows = [row for folder in folders for row in folder.rows()]

@@ -12,7 +12,7 @@ from knowgate.cli.eval import split_specs, wide_console
 from knowgate.cli.options import Gates, Labels, PlugIn
 from knowgate.cli.paths import path
 from knowgate.display import Sheet, markdown_tables
-from knowgate.errors import MissingExtra
+from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluation import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
 from knowgate.gates import score_gates
 from knowgate.report import render
@@ -82,6 +82,8 @@ def plug_in_matrix(labels: Labels, gates: Gates = None, markdown: AsMarkdown = F
 
     Example: knowgate sweep plug-in --gates gate-of-a,gate-of-b --labels runs-of-a --labels runs-of-b
     """
+    if not gates:
+        raise BadSetting("sweep plug-in compares fitted gates: name their folders, --gates GATE,GATE")
     show([sweep_plug_in(split_specs(gates), labels)], markdown)
 
 

@@ -19,11 +19,12 @@ def explain(error: Any) -> tuple[str, int]:
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
         return _unknown_option(error), 1
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was named"
+    sentence += "" if sentence.endswith("?") else "."
     context = getattr(error, "ctx", None)
     is_value = getattr(error, "param", None) is not None
     known = ", ".join(getattr(context.command, "commands", ())) if context and not is_value else ""
     hint = f"Known: {known}." if known else f"See: {context.command_path if context else 'knowgate'} --help"
-    return f"{sentence}. {hint}", 2
+    return f"{sentence} {hint}", 2
 
 
 def _unknown_option(error: Any) -> str:
@@ -36,6 +37,7 @@ def _unknown_option(error: Any) -> str:
     words = {opt.lstrip("-"): new for opt, new in meant.items()}
     near = difflib.get_close_matches(name.lstrip("-"), words, n=1)
     hint = f" Did you mean '{words[near[0]]}'?" if near else ""
+    hint += getattr(command, "elsewhere", lambda option: "")(name)
     if getattr(command, "commands", None):
         hint += f" Options of a command follow its name: {error.ctx.command_path} NAME {name}."
     return f"unknown option '{name}'.{hint} Known: {', '.join(known)}."

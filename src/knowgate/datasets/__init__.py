@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from knowgate.errors import BadInput, BadSetting
@@ -33,6 +34,8 @@ DATASETS = {
 def load_questions(spec: str, limit: int | None = None) -> list[Question]:
     """The questions a spec names, ids unique, at most `limit` of them."""
     name, value = split_spec(spec)
+    if name not in DATASETS and Path(spec).is_file():
+        raise BadSetting(f"'{spec}' is a file: write jsonl:{spec}")
     source = resolve(DATASETS, "data source", name, "knowgate.datasets")
     if not value and name in DATASETS:
         raise BadSetting(f"data source '{name}' needs a value: {DATASETS[name].summary}.")

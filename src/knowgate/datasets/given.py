@@ -19,6 +19,9 @@ def gather_questions(data: Data, limit: int | None = None) -> list[Question]:
         raise BadSetting(f"the limit is {limit}; it must be at least 1.")
     if isinstance(data, str):
         return load_questions(data, limit)
+    wrong = [one for one in data if not isinstance(one, Question)]
+    if wrong:
+        raise BadInput(f"{wrong[0]!r} is no Question: to label it takes Question('...', answers=('...',)).")
     questions = [replace(one, id=one.id or str(number)) for number, one in enumerate(data[:limit], start=1)]
     _check(questions)
     return questions

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
+from knowgate.files import check_replaceable
 from knowgate.fitting.examples import Examples, Target, load_examples
 from knowgate.fitting.fit_options import FitFunction, check_options, handed_to, wanted_by
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.checkpoint import forget_training, training_folder
 from knowgate.fitting.steps import WatchFit, unwatched
-from knowgate.gates import FITTED, FittedGate, load_fitted
+from knowgate.gates import FITTED, KIND, MANIFEST, FittedGate, load_fitted
 from knowgate.registry import load_target, plugins
 from knowgate.runs import Runs, run_paths
 
@@ -45,6 +46,7 @@ def fit(
     """
     function, folder = fit_function(name), Path(out)
     _check(name, runs, target, threshold)
+    check_replaceable(folder, MANIFEST, KIND)  # before the work, not after it
     paths = run_paths(runs)
     check_options(name, function, options)
     try:

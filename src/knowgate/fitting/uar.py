@@ -48,7 +48,17 @@ def _questions(spec: str) -> dict[str, list[Question]]:
     pairs = [part.partition("=") for part in spec.split(",")]
     if any(not (equals and value.strip()) for _, equals, value in pairs):
         raise BadSetting(f"uar: criteria is '{spec}'; write intent=SPEC,knowledge=SPEC,time=SPEC.")
-    return {name.strip(): load_questions(value.strip()) for name, _, value in pairs}
+    return {name.strip(): _labelled(name.strip(), value.strip()) for name, _, value in pairs}
+
+
+def _labelled(criterion: str, spec: str) -> list[Question]:
+    try:
+        return load_questions(spec)
+    except BadSetting as error:
+        raise BadSetting(
+            f"uar: the questions labelled by {criterion} cannot be had: {error} "
+            "Name your own: --criteria intent=SPEC,knowledge=SPEC,time=SPEC"
+        ) from error
 
 
 def fit_heads(

@@ -20,7 +20,17 @@ from knowgate.types import Gate, Model, Question, Reading, Signal
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
-    from knowgate.gates.fitted.artefact import ALWAYS, CARD, SEEN, Artefact, Tensors, revise_artefact, write_artefact
+    from knowgate.gates.fitted.artefact import (
+        ALWAYS,
+        CARD,
+        KIND,
+        MANIFEST,
+        SEEN,
+        Artefact,
+        Tensors,
+        revise_artefact,
+        write_artefact,
+    )
     from knowgate.gates.fitted.base import FittedGate
     from knowgate.gates.fitted.judge import (
         ADAPTER_FOLDER,
@@ -61,6 +71,8 @@ __all__ = [
     "Judge",
     "KBM_HEADS",
     "KBM_LABELS",
+    "KIND",
+    "MANIFEST",
     "PACKAGED",
     "PLAIN",
     "ProbeGate",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from knowgate.labels.imported import import_answers
     from knowgate.labels.kbsat import make_sets
     from knowgate.labels.label_data import label
-    from knowgate.labels.labeller import Labeller, Plan
+    from knowgate.labels.labeller import Labeller, Plan, passages_shown
     from knowgate.labels.logbook import entries_of, scope_of
     from knowgate.labels.mask import is_mask, says_mask
     from knowgate.labels.runner import LocalRunner
@@ -36,6 +36,7 @@ __all__ = [
     "label_run",
     "load_grader",
     "make_sets",
+    "passages_shown",
     "says_mask",
     "scope_of",
 ]

@@ -31,6 +31,7 @@ from knowgate.signals import (
 from knowgate.text import contains_tokens, tokens
 from knowgate.types import Completion, Model, Passage, Prompt, Question, Reading, Retriever, Signal, Vector, Want
 
+FOUND = 3  # passages taken from an index, unless the plan says how many
 FREQUENCY_CAP = 100  # passages looked at when counting how often an answer occurs in the corpus
 
 
@@ -201,7 +202,7 @@ class Labeller:
             return [[] for _ in questions]
         if self.retriever is None:
             return [list(question.contexts[: self.plan.k]) for question in questions]
-        return self.retriever.search([question.text for question in questions], self.plan.k or 3)
+        return self.retriever.search([question.text for question in questions], self.plan.k or FOUND)
 
     def _frequencies(self, questions: Sequence[Question]) -> list[int | None]:
         """Passages that hold a gold answer, up to a cap: what is rare in the corpus is long-tail knowledge."""
@@ -293,3 +294,8 @@ def _halved(block: Vector) -> Vector:
 
 def _count(reading: Reading) -> int:
     return (reading.draft.n_tokens if reading.draft else 0) + sum(sample.n_tokens for sample in reading.samples)
+
+
+def passages_shown(k: int | None, retriever: str | None) -> int | None:
+    """How many passages the LLM was shown in a run with this k and retriever fingerprint; None: the data's own, all."""
+    return FOUND if k is None and retriever is not None else k

@@ -80,6 +80,12 @@ class AdaptiveRAG:
     max_tokens: int = 32
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, str):
+            raise BadSetting(f"the model is the text '{self.model}': give a model, load_model('{self.model}').")
+        if not isinstance(self.gate, Gate):
+            raise BadSetting(f"the gate is {self.gate!r}: give a gate, as load_gate('logprob:mean') does.")
+        if isinstance(self.retriever, str):
+            raise BadSetting(f"the retriever is the text '{self.retriever}': give one, as load_retriever does.")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise BadSetting(f"the threshold is {self.threshold}; it must be between 0 and 1.")
         if self.k < 1 or self.max_tokens < 1:
@@ -105,7 +111,7 @@ class AdaptiveRAG:
 
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
         """Decisions alone: nothing is retrieved, nothing generated beyond what the gate reads."""
-        checked = [as_question(question) for question in questions]
+        checked = [question for batch in _batches(questions, BATCH) for question in batch]
         return [decided.decision for decided in self.decide_stream(checked)]
 
     def decide_stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[DecidedQuestion]:
@@ -319,6 +325,8 @@ class AdaptiveRAG:
 
 
 def _batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Question]]:
+    if isinstance(questions, str):
+        raise BadInput("questions are a list; for one question there are `answer` and `decide`.")
     waiting = iter(questions)
     while taken := [as_question(question) for question in islice(waiting, size)]:
         yield taken
@@ -327,6 +335,8 @@ def _batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Qu
 def as_question(question: str | Question) -> Question:
     """A question record; text is checked, not changed."""
     record = Question(question) if isinstance(question, str) else question
+    if not isinstance(record, Question):
+        raise BadInput(f"a question is a text or a Question, not {question!r}.")
     if not record.text.strip():
         raise BadInput("the question is empty: ask something.")
     return record

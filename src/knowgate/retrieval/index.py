@@ -88,7 +88,7 @@ def build_index(
 
 def _check(out: Path, kind: str, max_words: int) -> None:
     if kind not in KINDS:
-        raise UnknownName("kind of index", kind, KINDS)
+        raise UnknownName("retriever", kind, KINDS)
     if max_words < 1:
         raise BadSetting(f"max_words is {max_words}; a passage holds at least 1 word.")
     if out.exists() and not (out.is_dir() and may_replace(out)):

@@ -15,6 +15,7 @@ from knowgate.display import Sheet
 from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.files import sha256_text
 from knowgate.gates import SEEN, Artefact, folder_of, gate_name, load_gate, read_artefact, score_gate, seen_by
+from knowgate.labels import passages_shown
 from knowgate.markup import escape
 from knowgate.runs import Trial, held_out, load_trial, question_key
 from knowgate.thresholds.choice import for_accuracy, for_rate
@@ -232,7 +233,7 @@ def describe(trial: Trial, outcomes: Outcomes, keys: Sequence[str]) -> dict[str,
         "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
         "prompts": settings["prompts_fingerprint"],
         "retriever": {"name": settings.get("retriever"), "fingerprint": settings.get("retriever_fingerprint")},
-        "k": settings.get("k"),
+        "k": passages_shown(settings.get("k"), settings.get("retriever_fingerprint")),
         "grader": ", ".join(sorted({row.grader for row in trial.rows})),
         "runs": [Path(run).name for run in trial.runs],
         "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in sorted(lines)))[:16],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from knowgate.gates import ALWAYS, FittedGate
+from knowgate.labels import passages_shown
 from knowgate.thresholds.evidence import sentence
 from knowgate.types import Gate
 
@@ -41,7 +42,8 @@ def _against(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, An
     made = evidence["retriever"]
     if made["fingerprint"] != deployment.retriever:
         yield f"it was shown for passages from {made['name']} ({made['fingerprint'] or 'no fingerprint'}), not for those of this index ({deployment.retriever})"  # noqa: E501
-    if evidence["k"] not in (None, deployment.k):
-        yield f"it was shown for {evidence['k']} passages, not for {deployment.k}"
+    shown = passages_shown(evidence["k"], made["fingerprint"])
+    if shown not in (None, deployment.k):
+        yield f"it was shown for {shown} passages, not for {deployment.k}"
     if deployment.reorders:
         yield "it was shown without reranking or a second look"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from knowgate.files import new_folder, sha256_file, write_json, write_text
+from knowgate.files import check_replaceable, new_folder, sha256_file, write_json, write_text
 from knowgate.fitting.reranker.alignment import AlignedReranker
 from knowgate.fitting.reranker.base import save_cross_encoder
 from knowgate.fitting.reranker.training import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog
@@ -45,6 +45,7 @@ def save_reranker(
     settings: of the preference folder, which say what the reranker was aligned to.
     """
     manifest = describe(fitted, settings, data_hash)
+    check_replaceable(out, MANIFEST, "a reranker of ours")
     with new_folder(out) as folder:
         save_cross_encoder(fitted.model, folder)
         if fitted.base is not None:

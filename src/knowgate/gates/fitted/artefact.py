@@ -19,11 +19,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from knowgate.errors import ArtefactError, BadInput
-from knowgate.files import new_folder, read_json, sha256_text, write_json, write_text
+from knowgate.files import check_replaceable, new_folder, read_json, sha256_text, write_json, write_text
 
 VERSION = 1
 MANIFEST, WEIGHTS, CARD, SEEN = "gate.json", "weights.safetensors", "README.md", "seen.txt"
 ALWAYS = -1.0  # a threshold below every need: the gate retrieves for each question
+KIND = "a fitted gate"
 Tensors = Mapping[str, NDArray[Any]]
 
 
@@ -82,7 +83,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def write_artefact(
     path: Path, manifest: Mapping[str, Any], tensors: Tensors, card: str, files: Mapping[str, bytes] | None = None
 ) -> None:
-    """Save a fitted gate; an earlier one in the same place is replaced as a whole."""
+    """Save a fitted gate; an earlier one in the same place is replaced as a whole, anything else is left alone."""
+    check_replaceable(path, MANIFEST, KIND)
     data = save({name: np.ascontiguousarray(block) for name, block in tensors.items()}) if tensors else b""
     with new_folder(path) as folder:
         if data:
@@ -100,8 +102,7 @@ def revise_artefact(artefact: Artefact, manifest: Mapping[str, Any], texts: Mapp
     if out.exists() and out.resolve() == artefact.path.resolve():
         _revise(out, manifest, texts)
         return
-    if out.exists() and not is_artefact(out) and (out.is_file() or any(out.iterdir())):
-        raise ArtefactError(f"'{out}' exists and is not a fitted gate; choose another --out.")
+    check_replaceable(out, MANIFEST, KIND)
     with new_folder(out) as folder:
         shutil.copytree(artefact.path, folder, dirs_exist_ok=True)
         _revise(folder, manifest, texts)
@@ -130,6 +131,6 @@ def check_bound(artefact: Artefact, model: str, prompts: str, *, plug_in: bool) 
         raise ArtefactError(
             f"the gate '{artefact.path.name}' was fitted on {made['name']} (model {made['fingerprint']}, prompts "
             f"{artefact.manifest['prompts']}), not on this model ({model}, prompts {prompts}). "
-            "Fit it on this one, or use it as it is with --plug-in."
+            f"Use it with its own (--model {made['name']}), fit it on this one, or use it as it is with --plug-in."
         )
     return f"plug-in, fitted on {made['name']}"
