@@ -23,13 +23,28 @@ if TYPE_CHECKING:
     from knowgate.fitting import fit
     from knowgate.gates import FittedGate, default_gate, load_gate
     from knowgate.labels import label
-    from knowgate.models import load_model
+    from knowgate.models import Backend, load_model
     from knowgate.pipeline import AdaptiveRAG, Settings, answer_record, build_pipeline, decision_record, load_settings
     from knowgate.report import write_report
     from knowgate.retrieval import build_index, load_retriever
     from knowgate.runs import RunFolder, open_run
     from knowgate.thresholds import Calibration, calibrate
-    from knowgate.types import Answer, Completion, Decision, Gate, Passage, Question, Reading, Signal, Want
+    from knowgate.types import (
+        Answer,
+        AnswerEvent,
+        Completion,
+        Decision,
+        DecisionEvent,
+        Gate,
+        Note,
+        Passage,
+        PassagesEvent,
+        Question,
+        Reading,
+        Signal,
+        TextEvent,
+        Want,
+    )
 else:
     __getattr__, __dir__ = hand_on(__name__)
 
@@ -37,19 +52,25 @@ __version__ = "0.1.0"
 __all__ = [
     "AdaptiveRAG",
     "Answer",
+    "AnswerEvent",
+    "Backend",
     "Calibration",
     "Completion",
     "Decision",
+    "DecisionEvent",
     "Evaluation",
     "FittedGate",
     "Gate",
     "KnowgateError",
+    "Note",
     "Passage",
+    "PassagesEvent",
     "Question",
     "Reading",
     "RunFolder",
     "Settings",
     "Signal",
+    "TextEvent",
     "Want",
     "answer_record",
     "build_index",

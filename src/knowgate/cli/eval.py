@@ -77,6 +77,9 @@ def eval_(
     if out is not None:
         write_report(evaluation, out, html=html)
         _say_page(out / "report.html", html=html)
+    if data is not None:
+        kept = " ".join(f"--labels {run}" for run in evaluation.trial.runs)
+        WORDS.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}", markup=False)
 
 
 def split_specs(given: Sequence[str] | None) -> list[str]:
