@@ -1,9 +1,11 @@
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Literal
 
 import pytest
 
+from knowgate import registry
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.registry import Entry, load_target, parse_options, resolve, split_spec
 
@@ -157,3 +159,10 @@ def test_a_wrong_option_is_refused_with_what_is_allowed(text, message):
 def test_where_there_are_no_options_none_is_taken(text):
     with pytest.raises(BadSetting, match="Known options: none"):
         parse_options(NoOptions, text, "thing")
+
+
+def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch):
+    point = metadata.EntryPoint("worse", "no_such_module:Gate", "knowgate.gates")
+    monkeypatch.setattr(registry, "plugins", lambda group: {"worse": point})
+    with pytest.raises(BadSetting, match="gate 'worse', no_such_module:Gate, cannot be loaded: No module named"):
+        resolve({}, "gate", "worse", "knowgate.gates")

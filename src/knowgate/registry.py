@@ -38,7 +38,7 @@ def resolve(table: Mapping[str, Entry], what: str, name: str, group: str = "") -
         return load_target(table[name].target, f"{what} '{name}'", table[name].extra)
     outside = plugins(group) if group else {}
     if name in outside:
-        return outside[name].load()
+        return load_plugin(outside[name], f"{what} '{name}'")
     raise UnknownName(what, name, [*table, *outside])
 
 
@@ -47,6 +47,14 @@ def plugins(group: str) -> dict[str, Any]:
     from importlib import metadata  # here and not above: it takes 40 ms, and most names are in the table
 
     return {point.name: point for point in metadata.entry_points(group=group)}
+
+
+def load_plugin(point: Any, feature: str) -> Any:
+    """What an entry point of another package names; a package that cannot be loaded is named in a sentence."""
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise BadSetting(f"{feature}, {point.value}, cannot be loaded: {error}.") from error
 
 
 def load_target(target: str, feature: str, extra: str) -> Any:

@@ -1,9 +1,10 @@
+import asyncio
 import math
 from dataclasses import dataclass
 
 import pytest
 
-from knowgate.errors import BadInput, BadSetting, NotOffered
+from knowgate.errors import BadInput, BadSetting, ModelError, NotOffered
 from knowgate.gates import load_gate
 from knowgate.models import load_model
 from knowgate.models.fake import FakeModel
@@ -380,3 +381,34 @@ def test_what_is_no_question_is_refused():
         rag.answer_many("Who?")
     with pytest.raises(BadInput, match="questions are a list"):
         rag.decide_many("Who?")
+    with pytest.raises(BadInput, match="questions are a list"):
+        asyncio.run(rag.aanswer_many("Who?"))
+
+
+@dataclass(frozen=True)
+class Careless(Gate):
+    """A gate of somebody else: says what it was told to."""
+
+    needs_given: object = (0.5,)
+    reasons: tuple[str, ...] = ("",)
+
+    def score(self, questions, readings):
+        return self.needs_given
+
+    def explain(self, questions, readings):
+        return list(self.reasons)
+
+
+@pytest.mark.parametrize(
+    ("gate", "said"),
+    [
+        (Careless([]), "gate 'careless' gave 0 needs for 1 questions"),
+        (Careless([0.1, 0.2]), "gave 2 needs for 1 questions"),
+        (Careless(None), "gave no list of numbers"),
+        (Careless([None]), "gave no list of numbers"),
+        (Careless(reasons=("a", "b")), "gave 2 explanations for 1 questions"),
+    ],
+)
+def test_a_careless_gate_is_named(gate, said):
+    with pytest.raises(ModelError, match=said):
+        AdaptiveRAG(load_model("fake"), gate).decide("Who?")

@@ -19,7 +19,7 @@ from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.checkpoint import forget_training, training_folder
 from knowgate.fitting.steps import WatchFit, unwatched
 from knowgate.gates import FITTED, KIND, MANIFEST, FittedGate, load_fitted
-from knowgate.registry import load_target, plugins
+from knowgate.registry import load_plugin, load_target, plugins
 from knowgate.runs import Runs, run_paths
 
 FITS = "knowgate.fits"  # entry points of other packages
@@ -78,18 +78,11 @@ def fit_function(name: str) -> FitFunction:
         return found
     outside = plugins(FITS)
     if name in outside:
-        return _loaded(name, outside[name])
+        function: FitFunction = load_plugin(outside[name], f"the fit function of '{name}'")
+        return function
     if name in plugins("knowgate.fitted_gates"):
         raise BadSetting(f"the gate '{name}' can be loaded but not fitted: its package has no entry point in '{FITS}'.")
     raise UnknownName("fitted gate", name, fit_names())
-
-
-def _loaded(name: str, point: Any) -> FitFunction:
-    try:
-        function: FitFunction = point.load()
-    except (ImportError, AttributeError) as error:
-        raise BadSetting(f"the fit function of '{name}', {point.value}, cannot be loaded: {error}.") from error
-    return function
 
 
 def _check(name: str, runs: Runs, target: str | None, threshold: float | None) -> None:

@@ -88,6 +88,7 @@ __all__ = [
     "apply_heads",
     "apply_network",
     "bind_gate",
+    "check_count",
     "check_offers",
     "default_gate",
     "draft_embeddings",
@@ -315,8 +316,18 @@ def markdown_table() -> str:
 
 def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
     """The gate's needs, checked: one per question, each a number in [0, 1]."""
-    needs = [float(need) for need in gate.score(questions, readings)]
+    try:
+        needs = [float(need) for need in gate.score(questions, readings)]
+    except TypeError as error:
+        raise ModelError(f"gate '{gate.name}' gave no list of numbers ({error}): `score` gives a need each.") from error
+    check_count(gate, "needs", needs, questions)
     for question, need in zip(questions, needs, strict=True):
         if not (math.isfinite(need) and 0 <= need <= 1):
             raise ModelError(f"gate '{gate.name}' gave {need} for '{question.text[:60]}': not a number in [0, 1].")
     return needs
+
+
+def check_count(gate: Gate, what: str, given: Sequence[object], questions: Sequence[Question]) -> None:
+    """A gate of another package may give too few or too many; nobody would know whose is whose."""
+    if len(given) != len(questions):
+        raise ModelError(f"gate '{gate.name}' gave {len(given)} {what} for {len(questions)} questions; one each.")

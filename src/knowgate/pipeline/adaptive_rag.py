@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import bind_gate, read_questions, score_questions
+from knowgate.gates import bind_gate, check_count, read_questions, score_questions
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, merged, timed, with_total
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
@@ -147,6 +147,7 @@ class AdaptiveRAG:
         self, questions: Iterable[str | Question] | AsyncIterable[str | Question], batch: int = BATCH
     ) -> AsyncGenerator[Answer, None]:
         """Like `stream`. Cancelled, it stops after the batch that is being answered."""
+        _check_several(questions)
         async with aclosing(take_batches(questions, batch)) as batches:
             async for taken in batches:
                 answers = functools.partial(self._answer, [as_question(question) for question in taken])
@@ -214,6 +215,8 @@ class AdaptiveRAG:
             needs = score_questions(gate, questions, readings)
             reasons = gate.explain(questions, readings)
             steps = gate.steps(questions, readings)
+            check_count(gate, "explanations", reasons, questions)
+            check_count(gate, "numbers of rounds", steps, questions)
         threshold = self.gate.threshold if self.threshold is None else self.threshold
         for case, reading, need, why, rounds in zip(cases, readings, needs, reasons, steps, strict=True):
             case.reading, case.steps = reading, min(rounds, ROUNDS)
@@ -325,11 +328,16 @@ class AdaptiveRAG:
 
 
 def _batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Question]]:
-    if isinstance(questions, str):
-        raise BadInput("questions are a list; for one question there are `answer` and `decide`.")
+    _check_several(questions)
     waiting = iter(questions)
     while taken := [as_question(question) for question in islice(waiting, size)]:
         yield taken
+
+
+def _check_several(questions: object) -> None:
+    """A text is a sequence, too: of its letters."""
+    if isinstance(questions, str):
+        raise BadInput("questions are a list; for one question there are `answer` and `decide`.")
 
 
 def as_question(question: str | Question) -> Question:

@@ -21,7 +21,10 @@ def open_run(path: str | Path) -> RunFolder:
 
 def run_paths(runs: Runs) -> list[Path]:
     """The folders of these runs, in order."""
-    several = [runs] if isinstance(runs, RunFolder | str | Path) else list(runs)
+    several = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    wrong = [run for run in several if not isinstance(run, RunFolder | str | Path)]
+    if wrong:
+        raise BadSetting(f"{wrong[0]!r} is no label run: give its folder, or what `label` or `open_run` gave.")
     if not several:
         raise BadSetting("no label run is named; make one: knowgate label")
     return [run.path if isinstance(run, RunFolder) else Path(run).expanduser() for run in several]
