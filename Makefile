@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test check format docs readme bench results clean
+.PHONY: install demo test fuzz check format docs readme bench results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +22,11 @@ demo: install
 test: install
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder $(TESTS)
+
+# Many bad inputs at every door, other ones each time, and the table of them in the documentation. Minutes.
+fuzz: install
+	KNOWGATE_FUZZ=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist load -q tests/fuzz
 
 check: install
 	$(BIN)/ruff check .

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from knowgate.cli import run as command
+from knowgate.doors import read_json
 from knowgate.evaluation import read_log
-from knowgate.files import read_json, sha256_file
+from knowgate.files import sha256_file
 from knowgate.gates import PACKAGED, load_gate, read_artefact, score_gate
 from knowgate.history import Scope, open_history
 from knowgate.models import load_model

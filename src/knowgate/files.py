@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from knowgate.doors import check_regular, parse_json
 from knowgate.errors import ArtefactError, BadInput
 
 try:
@@ -81,13 +82,6 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not valid JSON: {error}.") from None
-
-
 def check_replaceable(path: Path, marker: str, what: str) -> None:
     """Refuse to put a folder where something else is, which would be lost. marker: the file that tells such folders."""
     if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
@@ -143,6 +137,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def open_text(path: Path) -> TextIO:
     """Open a text file, unpacking gzip."""
+    check_regular(path)
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8")
     return path.open(encoding="utf-8")
@@ -152,10 +147,7 @@ def _records(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, 
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BadInput(f"{path} line {number} is not valid JSON: {error.msg}.") from None
+        record = parse_json(line, f"{path} line {number}")
         if not isinstance(record, dict):
             raise BadInput(f"{path} line {number} is not a JSON object.")
         yield number, record

@@ -24,6 +24,7 @@ TOP = "__init__"
 LEVELS = [
     ["markup"],
     ["errors", "types", "lazy"],
+    ["doors"],
     ["files", "text", "registry", "statistics", "nearest"],
     ["prompts", "weights", "display"],
     ["embedding"],

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from knowgate.doors import read_json
 from knowgate.errors import BadInput
-from knowgate.files import read_json, read_jsonl
+from knowgate.files import read_jsonl
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.doors import read_json
 from knowgate.errors import ArtefactError, BadInput
-from knowgate.files import locked, read_json, write_json
+from knowgate.files import locked, write_json
 from knowgate.types import Completion, Reading, Signal, Token, Vector
 
 VERSION = 1

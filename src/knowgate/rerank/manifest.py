@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from knowgate.doors import read_json
 from knowgate.errors import ArtefactError, BadInput, WeightsError
-from knowgate.files import read_json, sha256_file
+from knowgate.files import sha256_file
 
 VERSION = 1
 KEPT = (".json", ".safetensors", ".txt", ".model", ".md", ".jinja")

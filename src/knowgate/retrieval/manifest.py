@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from knowgate.doors import read_json
 from knowgate.errors import BadInput, BrokenIndex
-from knowgate.files import read_json, read_jsonl, write_json
+from knowgate.files import read_jsonl, write_json
 from knowgate.retrieval.store import OFFSETS, PASSAGES
 
 FORMAT, VERSION = "knowgate-index", 1

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from knowgate.doors import read_json
 from knowgate.errors import ArtefactError, BadSetting, KnowgateError
-from knowgate.files import locked, read_json, read_jsonl, write_json, write_text
+from knowgate.files import locked, read_jsonl, write_json, write_text
 
 
 @dataclass(frozen=True)

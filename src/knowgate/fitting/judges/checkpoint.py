@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from knowgate.doors import read_json
 from knowgate.errors import BadSetting
-from knowgate.files import new_folder, read_json, write_json
+from knowgate.files import new_folder, write_json
 
 STATE, WEIGHTS, MOMENTS, BEST = "training.json", "weights.safetensors", "moments.safetensors", "best"
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from knowgate.doors import read_json
 from knowgate.errors import ArtefactError, BadInput
-from knowgate.files import check_replaceable, new_folder, read_json, sha256_text, write_json, write_text
+from knowgate.files import check_replaceable, new_folder, sha256_text, write_json, write_text
 
 VERSION = 1
 MANIFEST, WEIGHTS, CARD, SEEN = "gate.json", "weights.safetensors", "README.md", "seen.txt"

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from knowgate import weights
+from knowgate.doors import read_json
 from knowgate.errors import WeightsError
-from knowgate.files import read_json
 
 SOURCE_FILE = "knowgate-source.json"  # written beside converted weights: what they were made from
 # what transformers and its readers raise for a damaged file

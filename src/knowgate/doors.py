@@ -1,0 +1,131 @@
+"""The doors for text from outside: files, JSON, TOML. What comes through is whole, finite and not deeper than we walk.
+
+Every refusal is a sentence that names the source (`where`: a file, a line of it, a server's reply). Knows nothing of
+what the values mean: the records they become are checked where they are made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import stat
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from knowgate.errors import BadInput
+
+TEXT_BYTES = 256 << 20  # a file read in one piece: more than any manifest, table or document we know of
+DEPTH = 64  # of nested lists and objects; our own files need 6
+DIGITS = 400  # of a whole number; a float ends at 309
+HALVES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # what a half character needs to come in
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is no ordinary file: a pipe waits for ever, a device never ends."""
+    try:
+        mode = path.stat().st_mode
+    except ValueError:  # NUL in the name
+        raise BadInput(f"{str(path)!r} is not a file name.") from None
+    if stat.S_ISDIR(mode):
+        raise BadInput(f"'{path}' is a folder, not a file.")
+    if not stat.S_ISREG(mode):
+        raise BadInput(f"'{path}' is not an ordinary file (a pipe or a device); save its content to a file first.")
+
+
+def read_text(path: Path, *, most: int = TEXT_BYTES) -> str:
+    """A whole UTF-8 file of at most `most` bytes, without its byte order mark."""
+    check_regular(path)
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise BadInput(f"{path} is larger than {most:,} bytes, which is more than is read in one piece.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not a UTF-8 text file: byte {error.start} is part of no character.") from None
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file."""
+    return parse_json(read_text(path), str(path))
+
+
+def parse_json(text: str, where: str) -> Any:
+    """JSON as its standard has it: no NaN, no numbers beyond a float, no half characters, no endless nesting."""
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_int=_whole_number, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        place = f"{error.msg} at character {error.colno}" + (f" of line {error.lineno}" if error.lineno > 1 else "")
+        raise BadInput(f"{where} is not valid JSON: {place}.") from None
+    except RecursionError:
+        raise _too_deep(where) from None
+    except ValueError as error:
+        raise BadInput(f"{where} is not valid JSON: {error}.") from None
+    if HALVES.search(text) or text.count("[") + text.count("{") > DEPTH:  # most rows need no second look
+        check_value(value, where)
+    return value
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = tomllib.loads(text)
+    except RecursionError:
+        raise _too_deep(where) from None
+    except ValueError as error:  # TOMLDecodeError is one
+        raise BadInput(f"{where} is not valid TOML: {error}.") from None
+    check_value(value, where)
+    return value
+
+
+def check_value(value: Any, where: str) -> None:
+    """Refuse half characters and endless nesting in what was parsed; without recursion, which they would break."""
+    level = [value]
+    for _ in range(DEPTH):
+        for text in (one for one in level if isinstance(one, str)):
+            check_text(text, where)
+        level = list(_inside(level))
+        if not level:
+            return
+    raise _too_deep(where)
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse half a character (a lone surrogate), which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise BadInput(f"{where} holds half a character ({half} without its other half); mend or remove it.") from None
+
+
+def _inside(values: list[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, dict):
+            yield from value
+            yield from value.values()
+        elif isinstance(value, list):
+            yield from value
+
+
+def _too_deep(where: str) -> BadInput:
+    return BadInput(f"{where} is nested more than {DEPTH} deep, which is more than is read.")
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON's")
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits is more than is read")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {digits[:40]} is beyond what a computer's number can hold")
+    return value
