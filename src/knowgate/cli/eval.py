@@ -26,12 +26,21 @@ PIPED = 220  # columns
 def eval_(
     labels: Annotated[
         list[Path] | None,
-        typer.Option(parser=path, metavar="RUN", help="Label run to evaluate on; may be repeated. No LLM is run."),
+        typer.Option(parser=path, metavar="RUN", help="Label run to evaluate on; may be repeated."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Instead of --labels: questions (data specs, comma-separated) to answer now.")
     ] = None,
-    model: Annotated[str, typer.Option(help="With --data: model spec.")] = "smollm",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="With --data: model spec (default: smollm). With --labels: the runs' LLM, for gates that ask."
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(parser=path, metavar="FILE", help="With --model and --labels: the runs' own answer prompts."),
+    ] = None,
     index: Annotated[str | None, typer.Option(help="With --data: index folder or http:URL.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="With --data: only the first so many questions.")] = None,
     gates: Annotated[
@@ -46,6 +55,7 @@ def eval_(
     drop_seen: Annotated[
         bool, typer.Option("--drop-seen", help="Leave out questions a gate was fitted on, instead of refusing it.")
     ] = False,
+    record: Annotated[bool, typer.Option("--record", help="Keep what the gates said in the label runs.")] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 2_000,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page (needs the 'report' extra).")] = True,
@@ -61,11 +71,13 @@ def eval_(
             labels or None,
             data=data or None,
             model=model,
+            prompts=prompts,
             index=index,
             out=out,
             limit=limit,
             plug_in=plug_in,
             drop_seen=drop_seen,
+            record=record,
             resamples=resamples,
             seed=seed,
             on_progress=show,

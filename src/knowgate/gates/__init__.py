@@ -49,7 +49,17 @@ if TYPE_CHECKING:
     from knowgate.gates.live import bind_gate, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
-    from knowgate.gates.recorded import GateScores, folder_of, gate_name, score_gate, score_gates, seen_by, without_seen
+    from knowgate.gates.recorded import (
+        GateScores,
+        folder_of,
+        gate_name,
+        is_told,
+        record_scores,
+        score_gate,
+        score_gates,
+        seen_by,
+        without_seen,
+    )
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -98,6 +108,7 @@ __all__ = [
     "hard_tree",
     "ik_needs",
     "is_artefact",
+    "is_told",
     "kbm_confidence",
     "kbm_text_with_passages",
     "load_fitted",
@@ -107,6 +118,7 @@ __all__ = [
     "open_judge",
     "read_artefact",
     "read_questions",
+    "record_scores",
     "retrieval_rule",
     "revise_artefact",
     "score_gate",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.reading import gather_readings
-from knowgate.runs import RecordedNeeds, Trial, question_key
+from knowgate.runs import RecordedNeeds, Trial, names_of, question_key, write_needs
 from knowgate.signals import SEAKR, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
@@ -89,6 +89,18 @@ def score_gates(trial: Trial, gates: Sequence[str | Gate], *, plug_in: bool = Fa
     return told_apart([score_gate(trial, gate, plug_in=plug_in) for gate in different.values()])
 
 
+def record_scores(trial: Trial, scores: Sequence[GateScores]) -> None:
+    """Keep what these gates said beside the rows of the trial's runs."""
+    for run, name in zip(trial.runs, names_of([Path(run) for run in trial.runs]), strict=True):
+        own = {place: row.id for place, row in enumerate(trial.rows) if trial.keys[place] == f"{name}/{row.id}"}
+        write_needs(Path(run), [_to_record(one, own) for one in scores])
+
+
+def _to_record(scores: GateScores, rows: Mapping[int, str]) -> RecordedNeeds:
+    needs = {key: float(scores.needs[place]) for place, key in rows.items()}
+    return RecordedNeeds(scores.name, scores.threshold, needs, scores.note, scores.seconds)
+
+
 def told_apart(scores: Sequence[GateScores]) -> list[GateScores]:
     """Gates of one name (two objects, two folders of that name) numbered from the second on."""
     names = [one.name for one in scores]
@@ -143,6 +155,17 @@ def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> Gate
         extra_tokens=want.samples * float(trial.closed_tokens().mean()),
         note=gate.note,
     )
+
+
+def is_told(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> bool:
+    """Whether the rows are enough for a gate; else the LLM must be asked."""
+    if isinstance(gate, str) and gate in trial.recorded:
+        return True
+    try:
+        RecordSource(trial, gate_name(gate)).bind(load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate)
+    except NotOffered:
+        return False
+    return True
 
 
 def gate_name(gate: str | Gate) -> str:
