@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-Reply = bytes | Callable[[], Iterable[bytes]]  # pieces: each is sent alone; None in between would be a pause
+Reply = bytes | Callable[[], Iterable[bytes]]
 HURRY = 0.01
 
 
@@ -100,9 +100,9 @@ def endless(head: bytes, piece: bytes) -> Callable[[], Iterator[bytes]]:
     return flow
 
 
-def bomb(layers: int = 1, megabytes: int = 200) -> bytes:
+def bomb(layers: int = 1, megabytes: int = 100) -> bytes:
     """Zeros, compressed again and again."""
     data = bytes(megabytes << 20)
     for _ in range(layers):
-        data = gzip.compress(data, 9)
+        data = gzip.compress(data, 6)
     return data
