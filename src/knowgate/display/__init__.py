@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         fitting_axis,
         line_chart,
     )
+    from knowgate.display.controls import harmless, harmless_json, one_harmless_line
     from knowgate.display.sheet import (
         NOT_DEFINED,
         NOTHING,
@@ -44,9 +45,12 @@ __all__ = [
     "Sheet",
     "as_image",
     "fitting_axis",
+    "harmless",
+    "harmless_json",
     "line_chart",
     "markdown_tables",
     "number",
+    "one_harmless_line",
     "percent",
     "points",
     "points_with_interval",
