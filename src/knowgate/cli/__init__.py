@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from knowgate.cli.quiet import quieten_libraries
 from knowgate.cli.usage import CommandLineError, explain
 from knowgate.cli.verbs import Verbs
 from knowgate.display import harmless
@@ -51,6 +52,7 @@ def start(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `knowgate` command."""
+    quieten_libraries()
     sys.exit(run(arguments))
 
 

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
         fitting_axis,
         line_chart,
     )
-    from knowgate.display.controls import harmless, harmless_json, one_harmless_line
+    from knowgate.display.controls import (
+        harmless,
+        harmless_json,
+        markdown_code,
+        markdown_text,
+        one_harmless_line,
+    )
     from knowgate.display.sheet import (
         NOT_DEFINED,
         NOTHING,
@@ -48,7 +54,9 @@ __all__ = [
     "harmless",
     "harmless_json",
     "line_chart",
+    "markdown_code",
     "markdown_tables",
+    "markdown_text",
     "number",
     "one_harmless_line",
     "percent",

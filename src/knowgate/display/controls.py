@@ -32,6 +32,17 @@ def harmless_json(text: str) -> str:
     return STEERING.sub(lambda found: _units(found[0]), text)
 
 
+def markdown_text(text: str) -> str:
+    """One line of Markdown that shows the text: it ends no cell of a table, is no HTML, no link and no picture."""
+    line = one_harmless_line(text).replace("|", "/").replace("](", "]\\(")
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line)
+
+
+def markdown_code(text: str) -> str:
+    """One line for a block of code, which it cannot end."""
+    return re.sub("`{3,}", "``", one_harmless_line(text))
+
+
 def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 

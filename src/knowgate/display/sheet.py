@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.display.controls import one_harmless_line
+from knowgate.display.controls import markdown_text, one_harmless_line
 from knowgate.markup import table
 from knowgate.statistics import Estimate, Share
 
@@ -32,8 +32,8 @@ class Sheet:
     def markdown(self) -> str:
         """The table for a Markdown file, with its title above."""
         lines = [self.columns, ("---",) * len(self.columns), *self.rows]
-        table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-        return f"### {self.title}\n\n{table}\n"
+        table = "\n".join(f"| {' | '.join(map(markdown_text, line))} |" for line in lines)
+        return f"### {markdown_text(self.title)}\n\n{table}\n"
 
     def html(self) -> str:
         """The table for a page or a notebook; every cell is a text."""
