@@ -12,6 +12,8 @@ import pytest
 from knowgate.cli import HarmlessLines
 from knowgate.cli.console import plain_console, print_json
 from knowgate.cli.made_by import made_by
+from knowgate.pipeline import load_settings
+from tests.support.hostile_server import HostileServer, http
 
 LOUD = """
 import logging, sys, warnings
@@ -65,3 +67,29 @@ def test_other_packages_are_silent_beside_a_command():
 def test_a_card_shows_no_login_and_no_key_of_an_address(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["knowgate", "fit", "skr", "--index", "http:https://me:pw@x.test/s?api_key=k1"])
     assert made_by() == "knowgate fit skr --index 'http:https://***@x.test/s?***'"
+
+
+SECRETS = ("hunter22", "kk-secret", "sk-secret")
+
+
+@pytest.mark.parametrize(
+    "reply", [http({"passages": [{"id": "1", "text": "Paris"}]}), http(b"kk-secret hunter22", 403)]
+)
+def test_keys_are_in_no_folder_and_no_word_of_a_run(call, tmp_path, monkeypatch, reply):
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("KNOWGATE_API_KEY", "sk-secret")
+    (tmp_path / "q.jsonl").write_text('{"id": "1", "question": "who?", "answers": ["x"]}\n')
+    with HostileServer() as server:
+        server.reply = reply
+        index = "http:" + server.url.replace("//", "//me:hunter22@") + "/find?api_key=kk-secret"
+        shared = ("--model", "fake", "--index", index)
+        outcomes = [
+            call("label", "--data", "jsonl:q.jsonl", *shared, "--samples", "1", "--out", "run"),
+            call("ask", "who?", *shared, "--gate", "always", "--record", "kept"),
+            call("ask", "who?", *shared, "--gate", "always", "--json"),
+        ]
+        assert len(server.seen) >= 3
+    told = "".join(outcome.out + outcome.err for outcome in outcomes)
+    files = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert not [secret for secret in SECRETS if secret in told or secret.encode() in files]
+    assert "hunter22" not in repr(load_settings(index=index))

@@ -82,24 +82,22 @@ PIECES = [
     " ",
 ]
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=8).map("".join)
-OURS = set(
-    [
-        "section",
-        "h2",
-        "p",
-        "table",
-        "caption",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "figure",
-        "figcaption",
-        "div",
-        "script",
-    ]
-)
+OURS = {
+    "section",
+    "h2",
+    "p",
+    "table",
+    "caption",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "figure",
+    "figcaption",
+    "div",
+    "script",
+}
 SGR = re.compile(r"\x1b\[[0-9;]*m")  # what rich writes itself: colours
 
 
