@@ -14,8 +14,10 @@ from typing import Annotated
 
 import typer
 
+from knowgate.cli.quiet import quieten_libraries
 from knowgate.cli.usage import CommandLineError, explain
 from knowgate.cli.verbs import Verbs
+from knowgate.display import harmless
 from knowgate.errors import KnowgateError
 from knowgate.files import cache_dir
 
@@ -50,6 +52,7 @@ def start(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `knowgate` command."""
+    quieten_libraries()
     sys.exit(run(arguments))
 
 
@@ -79,7 +82,16 @@ def _log_to_stderr() -> None:
     logger.setLevel(logging.INFO)
     for handler in list(logger.handlers):  # of an earlier run in this process, whose stderr may be closed
         logger.removeHandler(handler)
-    logger.addHandler(logging.StreamHandler())
+    handler = logging.StreamHandler()
+    handler.setFormatter(HarmlessLines())
+    logger.addHandler(handler)
+
+
+class HarmlessLines(logging.Formatter):
+    """Messages as they are, but for what could steer the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
 
 
 def _print_any_character() -> None:
@@ -91,11 +103,11 @@ def _print_any_character() -> None:
 
 def _say(message: str, code: int) -> int:
     """One line; nothing in the message is taken for markup."""
-    from rich.console import Console
     from rich.text import Text
 
-    line = Text.assemble(("Error:", "red"), " ", " ".join(message.split()))
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line)
+    from knowgate.cli.console import WORDS
+
+    WORDS.print(Text.assemble(("Error:", "red"), " ", harmless(" ".join(message.split()))))
     return code
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -13,13 +12,13 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.label import labelling_bar
 from knowgate.cli.paths import path
 from knowgate.errors import BadSetting
 from knowgate.evaluation import Evaluation, evaluate, evaluation_json
 from knowgate.report import all_sheets, render, write_report
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 PIPED = 220  # columns
 
 
@@ -83,7 +82,7 @@ def eval_(
             on_progress=show,
         )
     if as_json:
-        typer.echo(json.dumps(evaluation_json(evaluation), ensure_ascii=False))
+        print_json(evaluation_json(evaluation))
     else:
         wide_console().print(tables(evaluation))
     if out is not None:
@@ -91,7 +90,7 @@ def eval_(
         _say_page(out / "report.html", html=html)
     if data is not None:
         kept = " ".join(f"--labels {run}" for run in evaluation.trial.runs)
-        WORDS.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}", markup=False)
+        WORDS.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}")
 
 
 def split_specs(given: Sequence[str] | None) -> list[str]:
@@ -109,7 +108,7 @@ def split_specs(given: Sequence[str] | None) -> list[str]:
 
 def wide_console() -> Console:
     """Room for all columns where the output is not a terminal of a given width."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED)
+    return plain_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED)
 
 
 def tables(evaluation: Evaluation) -> Group:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.options import Json, Limit
 from knowgate.datasets import load_questions
 from knowgate.evaluation import Assessment, assess_direct, assess_freely, assess_with_history
@@ -18,7 +17,6 @@ from knowgate.prompts import AnswerPrompts
 from knowgate.types import Model, Question
 
 LINE = "{:<12} {:<30} {:>9} {:>11} {:>13} {:>7}"
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def eval_self(
@@ -42,12 +40,12 @@ def eval_self(
     for spec in data:
         questions = load_questions(spec, limit)
         if not as_json:
-            Console(soft_wrap=True, highlight=False).print(_title(spec, questions))
+            plain_console().print(_title(spec, questions))
         for row in _rows(llm, questions, words.split(","), history, k, reader):
             if as_json:
-                typer.echo(json.dumps({"data": spec, "model": llm.name, **asdict(row)}))
+                print_json({"data": spec, "model": llm.name, **asdict(row)})
             else:
-                Console(soft_wrap=True, highlight=False).print(_line(row))
+                plain_console().print(_line(row))
 
 
 def _rows(

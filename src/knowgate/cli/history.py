@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.options import Json
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import read_jsonl
@@ -53,7 +51,7 @@ def import_(
             scope = scope_of(folder.settings(), tenant)
             entries = list(entries_of(folder.rows(), scope, rule))  # type: ignore[arg-type]
         _add(store, entries)
-        typer.echo(f"{len(entries)} questions of {run} logged in {history}", err=True)
+        WORDS.print(f"{len(entries)} questions of {run} logged in {history}")
 
 
 @app.command()
@@ -113,7 +111,7 @@ def stats(history: Log = DEFAULT) -> None:
         named = ", ".join(f"{source} {n}" for source, n in sources.items())
         cells = [str(labels[label]) for label in Known]
         table.add_row(scope.model, scope.prompts, scope.tenant or "-", str(count), *cells, named)
-    Console(soft_wrap=True).print(table)
+    plain_console().print(table)
 
 
 @app.command()
@@ -134,7 +132,7 @@ def prune(
     if (model is None) != (prompts is None):
         raise BadSetting("give both --model-fingerprint and --prompts-fingerprint, or neither.")
     keep = Scope(model, prompts, tenant) if model and prompts else None
-    typer.echo(f"{store.prune(keep_scope=keep)} entries deleted", err=True)
+    WORDS.print(f"{store.prune(keep_scope=keep)} entries deleted")
 
 
 @app.command()
@@ -146,7 +144,7 @@ def forget(
     """Delete questions with their vectors, and wipe them from the file."""
     if not contains and not ids:
         raise BadSetting("say what to forget: --contains TEXT or --id NUMBER.")
-    typer.echo(f"{_existing(history).forget(ids=ids or [], contains=contains)} entries deleted", err=True)
+    WORDS.print(f"{_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
 
 
 def _existing(history: str) -> HistoryStore:
@@ -201,12 +199,12 @@ def _from_record(record: dict[str, Any], where: str) -> LogEntry:
 def _show(records: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         for record in records:
-            typer.echo(json.dumps(record, ensure_ascii=False))
+            print_json(record)
         return
     columns = [
         key for key in ("id", "similarity", "label", "outcome", "source", "question") if records and key in records[0]
     ]
     table = Table(*columns, box=None)
     for record in records:
-        table.add_row(*(escape(str(record[key] if record[key] is not None else "-")) for key in columns))
-    Console(soft_wrap=True).print(table)
+        table.add_row(*(str(record[key] if record[key] is not None else "-") for key in columns))
+    plain_console().print(table)

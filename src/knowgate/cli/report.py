@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.paths import path
 from knowgate.evaluation import read_runs, run_report_json
 from knowgate.report import tables, write_page
@@ -27,13 +25,10 @@ def report(
     """Show the knowledge boundary of one or more label runs, side by side."""
     found = read_runs(runs)
     if as_json:
-        has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
-        typer.echo(
-            json.dumps({"runs": [run_report_json(run) for run in found]}, ensure_ascii=not has_utf8, allow_nan=False)
-        )
+        print_json({"runs": [run_report_json(run) for run in found]})
     else:
-        Console(highlight=False).print(tables(found))
+        plain_console(soft_wrap=False).print(tables(found))
     if html:
         file = out or Path("report.html")
         write_page(found, file)
-        typer.echo(f"{file.resolve()}: {file.stat().st_size / 1e6:.1f} MB, readable without network", err=True)
+        WORDS.print(f"{file.resolve()}: {file.stat().st_size / 1e6:.1f} MB, readable without network")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.eval import split_specs, wide_console
 from knowgate.cli.options import Gates, Labels, PlugIn
 from knowgate.cli.paths import path
@@ -18,7 +18,6 @@ from knowgate.gates import score_gates
 from knowgate.report import render
 from knowgate.runs import load_trial
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs.")
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 
@@ -89,9 +88,9 @@ def plug_in_matrix(labels: Labels, gates: Gates = None, markdown: AsMarkdown = F
 
 def show(sheets: list[Sheet], markdown: bool) -> None:
     if markdown:
-        typer.echo(markdown_tables(sheets))
+        plain_console().print(markdown_tables(sheets))
         return
     console = wide_console()
     for sheet in sheets:
-        console.print(sheet.title, style="bold", markup=False)
+        console.print(sheet.title, style="bold")
         console.print(render(sheet))
