@@ -304,3 +304,23 @@ def test_the_cache_folder_comes_from_the_environment(monkeypatch, variables, exp
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert str(cache_dir()) == expected
+
+
+def test_a_refusal_names_the_file_that_was_wanted_not_a_temporary_one(tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(OSError) as caught:
+        write_text(tmp_path / "there", "a file cannot take a folder's place")
+    assert caught.value.filename == str(tmp_path / "there")
+
+
+def test_a_full_disk_is_told_with_the_file_that_was_wanted(tmp_path):
+    with pytest.raises(OSError) as caught, new_file(tmp_path / "big"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "big")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_of_another_file_keeps_its_name(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, new_folder(tmp_path / "made"):
+        (tmp_path / "absent").read_text(encoding="utf-8")
+    assert caught.value.filename == str(tmp_path / "absent")

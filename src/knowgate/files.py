@@ -53,18 +53,32 @@ def sha256_text(*texts: str) -> str:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends well; else the one that was there stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    with _named(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)  # mkstemp makes private files
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A refusal of the system's names what was to be written: a full disk names nothing, and a temporary file's name
+    tells nobody anything."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp makes private files
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        hidden = str(path.absolute().parent / f".{path.name}.")
+        if error.errno is None or not str(error.filename or hidden).startswith(hidden):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -92,12 +106,13 @@ def check_replaceable(path: Path, marker: str, what: str) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """A temporary sibling that replaces `target` when the block ends well, and vanishes when it does not."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        yield temporary
-        _swap(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _named(target):
+        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        try:
+            yield temporary
+            _swap(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _swap(new: Path, target: Path) -> None:
