@@ -6,6 +6,7 @@ Exit codes: 0 good, 1 something the user can mend, 2 wrong usage, 70 a defect of
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import logging
@@ -127,10 +128,11 @@ def _say(message: str, code: int, is_debugging: bool) -> int:
     from rich.text import Text
 
     error = sys.exception()
-    if is_debugging and error is not None:
-        sys.stderr.write(unexpected.traced(error))
     line = Text.assemble(("Error:", "red"), " ", " ".join(message.split()))
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line)
+    with contextlib.suppress(OSError):  # nobody reads it, or its disk is full: the exit code still tells
+        if is_debugging and error is not None:
+            sys.stderr.write(unexpected.traced(error))
+        Console(stderr=True, soft_wrap=True, highlight=False).print(line)
     return code
 
 

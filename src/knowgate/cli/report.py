@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from knowgate.cli.paths import path
+from knowgate.errors import BadInput
 from knowgate.evaluation import read_runs, run_report_json
 from knowgate.report import tables, write_page
 
@@ -26,6 +27,9 @@ def report(
 ) -> None:
     """Show the knowledge boundary of one or more label runs, side by side."""
     found = read_runs(runs)
+    for run in found:
+        if not run.boundary.counts.rows:
+            raise BadInput(f"'{run.path}' has no rows yet. Run its knowgate label again: it goes on where it was.")
     if as_json:
         has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
         typer.echo(

@@ -12,6 +12,7 @@ from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
 from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
 from knowgate.runs import RecordedNeeds, Trial, question_key
 from knowgate.signals import SEAKR, SELF_ASSESSMENT
@@ -65,7 +66,8 @@ class RecordSource:
             listed = ", ".join(sorted(missing))
             message = f"gate '{self.spec}' needs {listed}, which the rows lack. {_advice(missing)}"
             raise NotOffered(message, brief=f"the rows lack {listed}")
-        return gate.bind(self.identity, self.trial.settings["prompts_fingerprint"])
+        with blamed(gate):
+            return gate.bind(self.identity, self.trial.settings["prompts_fingerprint"])
 
     def read(self, questions: Sequence[Question], want: Want) -> list[Reading]:
         """The recorded ones: `questions` are those of the trial."""
