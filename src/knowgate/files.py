@@ -80,10 +80,11 @@ def _named(path: Path) -> Iterator[None]:
     except shutil.Error as error:  # copying a folder gathers what the system refused, as (from, to, words)
         raise OSError(errno.EIO, str(error.args[0][0][2]), str(path)) from error
     except OSError as error:
-        hidden = str(path.absolute().parent / f".{path.name}.")
-        if error.errno is None or not str(error.filename or hidden).startswith(hidden):
+        hidden = path.absolute().parent / f".{path.name}."
+        if error.errno is None or not str(error.filename or hidden).startswith(str(hidden)):
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        inside = Path(error.filename or hidden).relative_to(hidden.parent).parts[1:]
+        raise OSError(error.errno, error.strerror, str(path.joinpath(*inside))) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:

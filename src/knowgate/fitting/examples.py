@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.runs import LabelRow, Split, Trial, load_trial, seen_key, split_questions
+from knowgate.runs import LabelRow, Split, Trial, load_trial, loose_key, seen_key, split_questions
 from knowgate.statistics import Bools
 from knowgate.types import Question, Reading
 
@@ -61,8 +61,9 @@ class Examples:
         """Fingerprints of the questions that fitting looked at."""
         used = np.concatenate([self.split.train, self.split.dev, self.split.calibration])
         asked = [self.questions[number] for number in used]
-        # by text, and by id for rows that were packed without their texts
-        return sorted({seen_key(text) for question in asked for text in (question.text, f"id:{question.id}")})
+        # by text, whole and loosely, and by id for rows that were packed without their texts
+        keys = ((seen_key(one.text), loose_key(one.text), seen_key(f"id:{one.id}")) for one in asked)
+        return sorted({key for each in keys for key in each})
 
 
 def load_examples(

@@ -14,7 +14,7 @@ from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
-from knowgate.runs import RecordedNeeds, Trial, question_key
+from knowgate.runs import RecordedNeeds, Trial, loose_key, question_key
 from knowgate.signals import SEAKR, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
@@ -181,7 +181,7 @@ def _advice(missing: frozenset[Signal]) -> str:
 
 
 def check_unseen(trial: Trial, folder: str) -> None:
-    """Refuse a gate on questions it was fitted on: by text, or by id where the rows hold no text."""
+    """Refuse a gate on questions it was fitted on: by text, however it is written, or by id where there is none."""
     same = sum(seen_by(trial, folder))
     if same:
         raise BadSetting(
@@ -195,7 +195,10 @@ def seen_by(trial: Trial, folder: str | Path) -> list[bool]:
     """Which rows the gate in this folder was fitted on; none where it does not say."""
     file = Path(folder).expanduser() / SEEN
     seen = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
-    return [question_key(question) in seen for question in trial.questions]
+    return [
+        question_key(question) in seen or (bool(question.text) and loose_key(question.text) in seen)
+        for question in trial.questions
+    ]
 
 
 def without_seen(trial: Trial, gates: Sequence[str | Gate]) -> Trial:
