@@ -21,7 +21,7 @@ KILLS = {
     "history import": (0, 6),
     "prefer": (1, 6),
 }
-SMOLLM = ["label", "--data", "jsonl:few.jsonl", "--model", "smollm", "--samples", "2", "--max-tokens", "6", "--out"]
+SMOLLM = ["label", "--data", "jsonl:few.jsonl", "--model", "smollm", "--samples", "1", "--max-tokens", "3", "--out"]
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +80,12 @@ def moment(rng, out, touches, seconds):
 @pytest.mark.model
 @pytest.mark.skipif(not MANY, reason="takes a minute; make fuzz")
 def test_the_embedded_model_goes_on_where_it_was_killed(place):
-    lines = (place / "q.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:12]
+    lines = (place / "q.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:8]
     (place / "few.jsonl").write_text("".join(lines), encoding="utf-8")
     with mortal("knowgate.cli.label", "knowgate.models.hf.model") as running:
         end = running.run(*SMOLLM, "whole", cwd=place, fate=Fate(place="whole"))
         assert end.code == 0, end.words
-        for kill in (0.3, 0.6, 0.9):
+        for kill in (0.4, 0.8):
             fate = Fate(place="again", kill=max(1, round(kill * end.touches)))
             assert running.run(*SMOLLM, "again", cwd=place, fate=fate).was_killed
             TALLY["kill -9", "label, embedded model", "used"] += 1
