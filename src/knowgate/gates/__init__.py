@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
+from knowgate.gates.outside import blamed
 from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
@@ -98,6 +99,7 @@ __all__ = [
     "apply_heads",
     "apply_network",
     "bind_gate",
+    "blamed",
     "check_count",
     "check_offers",
     "default_gate",
@@ -328,9 +330,11 @@ def markdown_table() -> str:
 
 def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
     """The gate's needs, checked: one per question, each a number in [0, 1]."""
+    with blamed(gate):
+        scored = gate.score(questions, readings)
     try:
-        needs = [float(need) for need in gate.score(questions, readings)]
-    except TypeError as error:
+        needs = [float(need) for need in scored]
+    except (TypeError, ValueError) as error:
         raise ModelError(f"gate '{gate.name}' gave no list of numbers ({error}): `score` gives a need each.") from error
     check_count(gate, "needs", needs, questions)
     for question, need in zip(questions, needs, strict=True):

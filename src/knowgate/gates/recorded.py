@@ -12,8 +12,9 @@ from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
 from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
-from knowgate.runs import RecordedNeeds, Trial, names_of, question_key, write_needs
+from knowgate.runs import RecordedNeeds, Trial, loose_key, names_of, question_key, write_needs
 from knowgate.signals import SEAKR, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
@@ -65,7 +66,8 @@ class RecordSource:
             listed = ", ".join(sorted(missing))
             message = f"gate '{self.spec}' needs {listed}, which the rows lack. {_advice(missing)}"
             raise NotOffered(message, brief=f"the rows lack {listed}")
-        return gate.bind(self.identity, self.trial.settings["prompts_fingerprint"])
+        with blamed(gate):
+            return gate.bind(self.identity, self.trial.settings["prompts_fingerprint"])
 
     def read(self, questions: Sequence[Question], want: Want) -> list[Reading]:
         """The recorded ones: `questions` are those of the trial."""
@@ -202,7 +204,7 @@ def _advice(missing: frozenset[Signal]) -> str:
 
 
 def check_unseen(trial: Trial, folder: str) -> None:
-    """Refuse a gate on questions it was fitted on: by text, or by id where the rows hold no text."""
+    """Refuse a gate on questions it was fitted on: by text, however it is written, or by id where there is none."""
     same = sum(seen_by(trial, folder))
     if same:
         raise BadSetting(
@@ -216,7 +218,10 @@ def seen_by(trial: Trial, folder: str | Path) -> list[bool]:
     """Which rows the gate in this folder was fitted on; none where it does not say."""
     file = Path(folder).expanduser() / SEEN
     seen = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
-    return [question_key(question) in seen for question in trial.questions]
+    return [
+        question_key(question) in seen or (bool(question.text) and loose_key(question.text) in seen)
+        for question in trial.questions
+    ]
 
 
 def without_seen(trial: Trial, gates: Sequence[str | Gate]) -> Trial:

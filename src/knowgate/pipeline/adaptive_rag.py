@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import bind_gate, check_count, read_questions, score_questions
+from knowgate.gates import bind_gate, blamed, check_count, read_questions, score_questions
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, merged, timed, with_total
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
@@ -213,8 +213,9 @@ class AdaptiveRAG:
             readings = read_questions(self.model, [gate], questions, self.prompts)
         with self._alone, timed(cases, "gate"):
             needs = score_questions(gate, questions, readings)
-            reasons = gate.explain(questions, readings)
-            steps = gate.steps(questions, readings)
+            with blamed(gate):
+                reasons = gate.explain(questions, readings)
+                steps = gate.steps(questions, readings)
             check_count(gate, "explanations", reasons, questions)
             check_count(gate, "numbers of rounds", steps, questions)
         threshold = self.gate.threshold if self.threshold is None else self.threshold

@@ -86,7 +86,8 @@ class LocalModel:
             )
 
     def batched(self, ids: list[list[int]], work: Work[Result], rows: int = 1) -> list[Result]:
-        return run_batched(ids, limits_of(self.loaded.device), work, rows)
+        loaded = self.loaded
+        return run_batched(ids, limits_of(loaded.model, loaded.device), work, rows, loaded.device)
 
 
 def _as_text(content: str, special_tokens: Sequence[str]) -> str:
