@@ -1,4 +1,4 @@
-"""The doors for text from outside: files, JSON, TOML. What comes through is whole, finite and not deeper than we walk.
+"""The doors for what comes from outside: files, JSON, TOML, numbers. What passes is whole, finite and of known size.
 
 Every refusal is a sentence that names the source (`where`: a file, a line of it, a server's reply). Knows nothing of
 what the values mean: the records they become are checked where they are made.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import re
 import stat
 import tomllib
@@ -15,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, BadSetting
 
 TEXT_BYTES = 256 << 20  # a file read in one piece: more than any manifest, table or document we know of
+COUNT = 1_000_000_000  # the most of anything that can be asked for
 DEPTH = 64  # of nested lists and objects; our own files need 6
 DIGITS = 300  # of a whole number: one that a float can hold, which ends at 309
 HALVES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # what a half character needs to come in
@@ -95,6 +97,15 @@ def check_value(value: Any, where: str, *, halves: bool = False) -> None:
     raise _too_deep(where)
 
 
+def shown(value: object, most: int = 80) -> str:
+    """A value in a sentence: its beginning, where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def check_text(text: str, where: str) -> None:
     """Refuse half a character (a lone surrogate), which no file can hold."""
     try:
@@ -102,6 +113,31 @@ def check_text(text: str, where: str) -> None:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise BadInput(f"{where} holds half a character ({half} without its other half); mend or remove it.") from None
+
+
+def check_whole(value: Any, name: str, *, least: int = 1, most: int = COUNT) -> int:
+    """A whole number within bounds, as an option or argument gives it: not NaN, not 2.5, not 10**400."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= most:
+        raise BadSetting(f"{name} is {shown(value)}; it must be at least {least} and at most {most:,}, and whole.")
+    return int(value)
+
+
+def check_within(value: Any, name: str, *, least: float = 0, most: float = 1) -> float:
+    """A number within bounds, 0 to 1 where nothing else is said; NaN is none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not bool(least <= value <= most):  # type: ignore[operator]
+        raise BadSetting(f"{name} is {shown(value)}; it must be between {least:g} and {most:g}.")
+    return float(value)
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as people write it, '~' for their home; refused where it can be none."""
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise BadSetting(f"{shown(str(text))}: there is no such home folder; write the path in full.") from None
+    if "\0" in str(path):
+        raise BadSetting(f"{shown(str(path))} is not a path: it holds the character NUL.")
+    return path
 
 
 def _inside(values: list[Any]) -> Iterator[Any]:

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from knowgate.doors import check_regular, parse_json
-from knowgate.errors import ArtefactError, BadInput
+from knowgate.doors import check_regular, parse_json, user_path
+from knowgate.errors import ArtefactError, BadInput, BadSetting
 
 LONGEST_LINE = 64 << 20  # characters of one record; a packed file can hold a line that no memory can
 NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how `surrogateescape` writes such bytes
@@ -34,9 +34,12 @@ def cache_dir() -> Path:
     """Where weights and conversions are kept: KNOWGATE_CACHE, else the user's cache folder."""
     chosen = os.environ.get("KNOWGATE_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        return user_path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "knowgate"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "knowgate"
+    except RuntimeError:
+        raise BadSetting("there is no home folder to keep a cache in: set KNOWGATE_CACHE to a folder.") from None
 
 
 def sha256_file(path: Path) -> str:

@@ -25,7 +25,7 @@ LEVELS = [
     ["markup"],
     ["errors", "types", "lazy"],
     ["doors"],
-    ["files", "text", "registry", "statistics", "nearest"],
+    ["files", "text", "registry", "statistics", "nearest", "proxies"],
     ["prompts", "weights", "display"],
     ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],

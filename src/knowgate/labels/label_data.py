@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.datasets import Data, data_name, gather_questions
+from knowgate.doors import user_path
 from knowgate.errors import BadSetting
 from knowgate.labels.grading import load_grader
 from knowgate.labels.labeller import Labeller, Plan
@@ -84,7 +85,7 @@ def label(
     grader = load_grader(grade, as_model(judge) if judge is not None else None, _style(judge_prompt))
     retriever = as_retriever(index) if index is not None else None
     wording = load_answer_prompts(Path(prompts) if prompts is not None else None, lang)
-    folder = RunFolder(Path(out).expanduser())
+    folder = RunFolder(user_path(out))
     if retry_failed and (folder.path / folder.manifest_name).is_file():
         log.info("trying %d failed questions again", folder.drop_failed())
     labeller = Labeller(llm, grader, plan, wording, retriever)

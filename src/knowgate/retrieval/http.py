@@ -15,6 +15,7 @@ import httpx
 
 from knowgate.errors import BadSetting, ServerError
 from knowgate.files import sha256_text
+from knowgate.proxies import open_client
 from knowgate.retrieval.ranking import check_k
 from knowgate.retrieval.reply import read_reply
 from knowgate.types import Passage
@@ -58,7 +59,7 @@ class HttpRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
         with (
-            httpx.Client(headers=self._headers, transport=self._transport) as client,
+            open_client(headers=self._headers, transport=self._transport) as client,
             ThreadPoolExecutor(_AT_ONCE) as pool,
         ):
             return list(pool.map(lambda query: self._search(client, query, k), queries))

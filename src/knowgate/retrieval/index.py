@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from knowgate.doors import user_path
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadInput, BadSetting, UnknownName
 from knowgate.files import new_folder, sha256_text
@@ -82,7 +83,7 @@ def build_index(
     progress: Progress = lambda stage, done, total: None,
 ) -> IndexReport:
     """Index the documents of `source` in the folder `out`; `progress` is called with (stage, done, total)."""
-    source, out = Path(source).expanduser(), Path(out).expanduser()
+    source, out = user_path(source), user_path(out)
     _check(out, kind, max_words)
     corpus = find_documents(source)
     chosen = _embedder(kind, embedder)

@@ -26,6 +26,7 @@ import httpx
 
 from knowgate.errors import BadSetting, ModelError, ServerError
 from knowgate.models.openai.events import DONE, read_events
+from knowgate.proxies import open_client
 
 Result = TypeVar("Result")
 KEY_NAMES = ("KNOWGATE_API_KEY", "OPENAI_API_KEY")
@@ -107,7 +108,7 @@ class Wire:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         limits = httpx.Limits(max_connections=self._connections)
-        client = httpx.Client(headers=headers, limits=limits, transport=self._transport)
+        client = open_client(headers=headers, limits=limits, transport=self._transport)
         weakref.finalize(self, client.close)
         return client
 
