@@ -122,6 +122,11 @@ def check_whole(value: Any, name: str, *, least: int = 1, most: int = COUNT) -> 
     return int(value)
 
 
+def check_seed(value: Any) -> int:
+    """What every generator of random numbers takes."""
+    return check_whole(value, "the seed", least=0, most=2**32 - 1)
+
+
 def check_within(value: Any, name: str, *, least: float = 0, most: float = 1) -> float:
     """A number within bounds, 0 to 1 where nothing else is said; NaN is none."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not bool(least <= value <= most):  # type: ignore[operator]

@@ -102,7 +102,7 @@ def test_every_command_with_a_number_has_a_line_here(place):
     assert {command for command, _ in OPTIONS} <= set(place.lines)
 
 
-CASES = list(itertools.product(OPTIONS, ODD))[:: tries(23, 1)]
+CASES = list(itertools.product(OPTIONS, ODD))[:: tries(67, 4)]
 
 
 @pytest.mark.parametrize(("option", "value"), CASES, ids=[f"{c} {o} {v[:12]!a}" for (c, o), v in CASES])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -87,7 +88,7 @@ def check_sentence(message: str) -> str:
 @contextmanager
 def in_time() -> Iterator[None]:
     """Ends the process, with its stacks on stderr, when the block hangs; even inside C code, where no signal helps."""
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    faulthandler.dump_traceback_later(SECONDS, exit=True, file=sys.__stderr__)  # capsys has put another in its place
     try:
         yield
     finally:

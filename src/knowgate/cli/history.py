@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from knowgate.cli.options import Json
-from knowgate.doors import check_text, check_within, shown, user_path
+from knowgate.doors import COUNT, check_text, check_within, shown, user_path
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import read_jsonl
 from knowgate.history import HistoryStore, Known, LogEntry, Outcome, Scope, Source, open_history
@@ -81,7 +81,7 @@ def add(
 @app.command("list")
 def list_(
     history: Log = DEFAULT,
-    limit: Annotated[int, typer.Option(min=1, help="Newest so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=COUNT, help="Newest so many.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Show logged questions, newest first."""
@@ -92,7 +92,7 @@ def list_(
 def search(
     question: Annotated[str, typer.Argument(help="What to look for.")],
     history: Log = DEFAULT,
-    k: Annotated[int, typer.Option(min=1, help="How many.")] = 10,
+    k: Annotated[int, typer.Option(min=1, max=COUNT, help="How many.")] = 10,
     model: ModelName = None,
     prompts: PromptName = None,
     tenant: Tenant = "",
@@ -143,7 +143,9 @@ def prune(
 def forget(
     history: Log = DEFAULT,
     contains: Annotated[str | None, typer.Option(help="Delete questions that hold this text, in any case.")] = None,
-    ids: Annotated[list[int] | None, typer.Option("--id", help="Delete this entry; may be repeated.")] = None,
+    ids: Annotated[
+        list[int] | None, typer.Option("--id", min=1, max=2**63 - 1, help="Delete this entry; may be repeated.")
+    ] = None,
 ) -> None:
     """Delete questions with their vectors, and wipe them from the file."""
     if not contains and not ids:

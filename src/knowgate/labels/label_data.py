@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.datasets import Data, data_name, gather_questions
-from knowgate.doors import user_path
+from knowgate.doors import check_seed, check_whole, check_within, user_path
 from knowgate.errors import BadSetting
 from knowgate.labels.grading import load_grader
 from knowgate.labels.labeller import Labeller, Plan
@@ -21,6 +21,7 @@ from knowgate.runs import RunFolder
 from knowgate.signals import SAMPLES
 from knowgate.types import Model, Retriever
 
+MOST = 1_000_000  # samples, tokens or passages of one question
 log = logging.getLogger(__name__)
 STYLES = ("implies", "contains")
 
@@ -68,6 +69,8 @@ def label(
         >>> run = label("jsonl:questions.jsonl", model="smollm", out="runs/mine", samples=10)  # doctest: +SKIP
     """
     _check_counts(samples=(samples, 0), open_samples=(open_samples, 0), max_tokens=(max_tokens, 1), k=(k, 1))
+    check_within(temperature, "the temperature", most=100)
+    check_seed(seed)
     questions = gather_questions(data, limit)
     llm = as_model(model)
     plan = Plan(
@@ -96,8 +99,8 @@ def label(
 def _check_counts(**counts: tuple[int | None, int]) -> None:
     """Each with the least it may be."""
     for name, (given, least) in counts.items():
-        if given is not None and given < least:
-            raise BadSetting(f"{name} is {given}; it must be at least {least}.")
+        if given is not None:
+            check_whole(given, name, least=least, most=MOST)
 
 
 def _style(word: str) -> Any:
