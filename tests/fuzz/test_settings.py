@@ -120,10 +120,11 @@ def test_a_proxy_that_cannot_be_used_is_named_without_its_password(name, value, 
         "environment", "proxies", lambda: HttpRetriever("http://127.0.0.1:9/", retries=0, deadline=1).search(["x"], 1)
     )
     assert search.refusal
-    model = load_model("openai:m@http://127.0.0.1:9/v1")
-    asked = attempt("environment", "proxies", lambda: model.generate([Prompt("x")], max_tokens=1))
-    assert asked.refusal
-    assert "secret" not in asked.refusal + search.refusal
+    if refusal:  # else the model would try to reach a server for a while
+        model = load_model("openai:m@http://127.0.0.1:9/v1")
+        asked = attempt("environment", "proxies", lambda: model.generate([Prompt("x")], max_tokens=1))
+        assert asked.refusal == refusal
+    assert "secret" not in search.refusal
 
 
 @pytest.mark.parametrize("home", [None, "", "/dev/null", "/nowhere"])
