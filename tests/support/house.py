@@ -24,7 +24,7 @@ TOP = "__init__"
 LEVELS = [
     ["markup"],
     ["errors", "types", "lazy"],
-    ["doors"],
+    ["doors", "proxies"],
     ["files", "text", "registry", "statistics", "nearest", "servers"],
     ["prompts", "weights", "display"],
     ["embedding"],

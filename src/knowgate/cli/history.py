@@ -13,6 +13,7 @@ from rich.table import Table
 
 from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.options import Json
+from knowgate.doors import COUNT, check_text, check_within, shown, user_path
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import read_jsonl
 from knowgate.history import HistoryStore, Known, LogEntry, Outcome, Scope, Source, open_history
@@ -28,6 +29,7 @@ PromptName = Annotated[str | None, typer.Option("--prompts-fingerprint", help="P
 Tenant = Annotated[str, typer.Option(help="Tenant whose labels are meant.")]
 DEFAULT = "history.db"
 BATCH = 256
+LAST = 1e11  # seconds since 1970: the year 5138
 
 
 @app.command("import")
@@ -68,7 +70,7 @@ def add(
 ) -> None:
     """Log one question."""
     store = open_history(history)
-    expires = None if days is None else time.time() + days * 86_400
+    expires = None if days is None else time.time() + check_within(days, "--days", most=LAST / 86_400 / 2) * 86_400
     record = {"question": question, "label": label, "source": source, "outcome": outcome, "expires": expires}
     scope = _scope(store, model, prompts, tenant)
     _add(store, [_from_record({**record, **asdict(scope)}, "the entry")])
@@ -77,7 +79,7 @@ def add(
 @app.command("list")
 def list_(
     history: Log = DEFAULT,
-    limit: Annotated[int, typer.Option(min=1, help="Newest so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=COUNT, help="Newest so many.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Show logged questions, newest first."""
@@ -88,7 +90,7 @@ def list_(
 def search(
     question: Annotated[str, typer.Argument(help="What to look for.")],
     history: Log = DEFAULT,
-    k: Annotated[int, typer.Option(min=1, help="How many.")] = 10,
+    k: Annotated[int, typer.Option(min=1, max=COUNT, help="How many.")] = 10,
     model: ModelName = None,
     prompts: PromptName = None,
     tenant: Tenant = "",
@@ -139,7 +141,9 @@ def prune(
 def forget(
     history: Log = DEFAULT,
     contains: Annotated[str | None, typer.Option(help="Delete questions that hold this text, in any case.")] = None,
-    ids: Annotated[list[int] | None, typer.Option("--id", help="Delete this entry; may be repeated.")] = None,
+    ids: Annotated[
+        list[int] | None, typer.Option("--id", min=1, max=2**63 - 1, help="Delete this entry; may be repeated.")
+    ] = None,
 ) -> None:
     """Delete questions with their vectors, and wipe them from the file."""
     if not contains and not ids:
@@ -149,7 +153,7 @@ def forget(
 
 def _existing(history: str) -> HistoryStore:
     """Looking into a log must not make an empty one."""
-    if not Path(history.removeprefix("sqlite:")).expanduser().is_file():
+    if not user_path(history.removeprefix("sqlite:")).is_file():
         raise BadInput(f"there is no log '{history}'. Make one: knowgate history import RUN --history {history}")
     return open_history(history)
 
@@ -177,11 +181,13 @@ def _record(entry: LogEntry) -> dict[str, Any]:
 
 
 def _from_record(record: dict[str, Any], where: str) -> LogEntry:
+    for key in ("weight", "created", "expires"):
+        check_within(record.get(key) or 0, f"'{key}' of {where}", most=LAST)
     try:
         scope = Scope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or ""))
         outcome = Outcome(record["outcome"]) if record.get("outcome") else None
         return LogEntry(
-            str(record["question"]),
+            _text(record["question"]),
             Known(record["label"]),
             scope,
             Source(record.get("source") or "human"),
@@ -194,6 +200,13 @@ def _from_record(record: dict[str, Any], where: str) -> LogEntry:
         raise BadInput(
             f"{where}: {error}. Expected question, label (known, unknown, time-sensitive), model, prompts."
         ) from None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"the question is {shown(value)}")
+    check_text(value, "the question")
+    return value
 
 
 def _show(records: list[dict[str, Any]], as_json: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.doors import user_path
 from knowgate.embedding import SentenceEmbedder
 from knowgate.errors import BadSetting
 from knowgate.history.database import Database
@@ -47,7 +48,7 @@ class SqliteHistory:
     """A log in `path`. All entries of one file are embedded by one embedding, named at its first use."""
 
     def __init__(self, path: str | Path, embedder: Embedder | None = None):
-        self.path = Path(path).expanduser()
+        self.path = user_path(path)
         self._embedder = embedder or SentenceEmbedder()
         self._db = Database(self.path)
         self._lock = threading.Lock()

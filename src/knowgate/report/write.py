@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.display import Sheet, markdown_tables
+from knowgate.doors import user_path
 from knowgate.evaluation import Evaluation, evaluation_json, read_runs, run_report_json
 from knowgate.files import write_json, write_text
 from knowgate.report.boundary.page import write_page
@@ -23,7 +24,7 @@ def write_report(about: Evaluation | Runs, out: str | Path, *, html: bool = True
     out: the folder they are written to. html: False leaves the page out, which needs the 'report' extra.
     Gives back the folder.
     """
-    folder = Path(out).expanduser()
+    folder = user_path(out)
     if isinstance(about, Evaluation):
         _write(folder, evaluation_json(about), list(all_sheets(about)))
         if html:

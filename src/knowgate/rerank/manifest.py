@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from knowgate.doors import read_json
+from knowgate.doors import read_json, user_path
 from knowgate.errors import ArtefactError, BadInput, WeightsError
 from knowgate.files import sha256_file
 
@@ -21,12 +21,12 @@ BASE = "base"  # the cross-encoder before alignment, where it was made here
 
 
 def is_aligned(path: str | Path) -> bool:
-    return (Path(path).expanduser() / MANIFEST).is_file()
+    return (user_path(path) / MANIFEST).is_file()
 
 
 def check_files(path: str | Path) -> None:
     """Refuse what could run code when it is loaded: a folder of weights holds safetensors and text, nothing else."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not any(folder.glob("*.safetensors")):
         found = sorted(item.name for item in folder.iterdir() if item.suffix in PICKLES)
         holds = f" (only {', '.join(found)}, which is pickle)" if found else ""
@@ -44,7 +44,7 @@ def _is_foreign(item: Path) -> bool:
 
 def read_manifest(path: str | Path) -> Mapping[str, Any]:
     """The manifest of an aligned reranker, checked against its weights."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not is_aligned(folder):
         raise ArtefactError(
             f"'{path}' is not an aligned reranker: it has no {MANIFEST}. Make one: knowgate fit reranker"

@@ -39,13 +39,17 @@ class EarlierIndex:
 
 @dataclass
 class Scan:
-    """The documents as they are now. `kept` holds for each passage its row in the earlier index, or -1."""
+    """The documents as they are now. `kept` holds for each passage its row in the earlier index, or -1.
+
+    problems: documents that could not be read, and why.
+    """
 
     rows: list[DocumentRow] = field(default_factory=list)
     kept: array[int] = field(default_factory=lambda: array("q"))
     added: int = 0
     changed: int = 0
     without_text: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
 
 
 def read_earlier(folder: Path) -> EarlierIndex:
@@ -63,19 +67,23 @@ def read_earlier(folder: Path) -> EarlierIndex:
 
 def scan_documents(corpus: Corpus, folder: Path, earlier: EarlierIndex, *, max_words: int, progress: Progress) -> Scan:
     """Write the passages of all documents to `folder`."""
-    scan = Scan()
+    scan = Scan(problems=dict(corpus.problems))
     with PassageWriter(folder) as writer:
         for number, document in enumerate(corpus, start=1):
             _add(scan, writer, document, earlier, max_words=max_words)
             if number % _PROGRESS_EVERY == 0:
                 progress("read", number, corpus.total)
     if not scan.kept:
-        raise BadInput(f"the documents of '{corpus.source}' hold no text.")
+        first = f" {next(iter(scan.problems.values()))}" if scan.problems else ""
+        raise BadInput(f"the documents of '{corpus.source}' hold no text.{first}")
     progress("read", number, corpus.total)
     return scan
 
 
 def _add(scan: Scan, writer: PassageWriter, document: Document, earlier: EarlierIndex, *, max_words: int) -> None:
+    if document.problem:
+        scan.problems[document.id] = document.problem
+        return
     passages = cut(document, max_words)
     if not passages:
         scan.without_text += 1

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from knowgate.doors import read_json
+from knowgate.doors import read_json, user_path
 from knowgate.errors import ArtefactError, BadInput
 from knowgate.files import check_replaceable, new_folder, sha256_text, write_json, write_text
 
@@ -44,12 +44,12 @@ class Artefact:
 
 
 def is_artefact(path: str | Path) -> bool:
-    return (Path(path).expanduser() / MANIFEST).is_file()
+    return (user_path(path) / MANIFEST).is_file()
 
 
 def read_artefact(path: str | Path) -> Artefact:
     """Load and check a fitted gate."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not is_artefact(folder):
         raise ArtefactError(f"'{path}' is not a fitted gate: it has no {MANIFEST}. Make one: knowgate fit")
     manifest = _manifest(folder)
