@@ -88,6 +88,14 @@ def check_replaceable(path: Path, marker: str, what: str) -> None:
         raise ArtefactError(f"'{path}' exists and is not {what}; choose another --out.")
 
 
+def check_own(path: Path, marker: str, what: str, option: str = "--record") -> None:
+    """Refuse to write into a folder that is neither new, nor empty, nor what it should be by its `marker`."""
+    if path.exists() and not path.is_dir():
+        raise ArtefactError(f"'{path}' is a file, not a folder; choose another {option}.")
+    if path.exists() and not (path / marker).is_file() and any(path.iterdir()):
+        raise ArtefactError(f"'{path}' is not empty and not {what}; choose another {option}.")
+
+
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A temporary sibling that replaces `target` when the block ends well, and vanishes when it does not."""

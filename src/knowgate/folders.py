@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from knowgate.errors import BadInput, KnowgateError
+from knowgate.errors import KnowgateError
 from knowgate.files import sha256_file
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npz"})  # run code when loaded
@@ -21,15 +21,20 @@ Refusal = Callable[[str], KnowgateError]
 
 def check_folder(folder: Path, refusal: Refusal) -> None:
     """Refuse links that lead out of the folder, what is no ordinary file, and what runs code when it is loaded."""
-    root = folder.resolve()
     for path in walk(folder):
         name = path.relative_to(folder).as_posix()
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
+        if leads_out(path, folder):
             raise refusal(f"'{name}' is a link that leads out of the folder")
-        if not path.is_file() and path.exists():
+        if not path.is_file():
             raise refusal(f"'{name}' is not an ordinary file")
         if path.suffix.lower() in PICKLES:
             raise refusal(f"'{name}' is pickle or the like, which knowgate did not write there")
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether a link inside a folder leads to what lies elsewhere, or round in a circle."""
+    real = Path(os.path.realpath(path))  # Path.resolve raises on circles
+    return path.is_symlink() and (real.is_symlink() or not real.is_relative_to(os.path.realpath(folder)))
 
 
 def walk(folder: Path) -> Iterator[Path]:
@@ -74,8 +79,3 @@ def digest(path: Path) -> str:
             file.seek((size - SAMPLE) * number // (SAMPLES - 1))
             found.update(file.read(SAMPLE))
     return found.hexdigest()
-
-
-def broken(problem: str) -> BadInput:
-    """For callers that add their own words to what is wrong."""
-    return BadInput(problem)

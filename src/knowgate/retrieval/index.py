@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast
 
 import numpy as np
 
@@ -35,7 +36,8 @@ from knowgate.retrieval.tokens import Tokenizer, can_stem
 from knowgate.retrieval.vectors import Progress, write_vectors
 from knowgate.types import Embedder
 
-KINDS = ("bm25", "dense", "hybrid")
+Kind = Literal["bm25", "dense", "hybrid"]
+KINDS: tuple[Kind, ...] = ("bm25", "dense", "hybrid")
 NO_TEXT = "no text"  # how files without text are named in IndexReport.skipped
 
 
@@ -77,7 +79,7 @@ def build_index(
     try:
         with new_folder(out.resolve()) as folder:
             scan = scan_documents(corpus, folder, earlier, max_words=max_words, progress=progress)
-            manifest = _manifest(kind, settings, scan)
+            manifest = _manifest(cast(Kind, kind), settings, scan)
             if manifest == earlier.manifest:
                 raise _NothingChangedError
             _write_parts(folder, manifest, scan, earlier, embedder=chosen, progress=progress)
@@ -111,7 +113,7 @@ def _settings(kind: str, embedder: Embedder | None, max_words: int) -> Settings:
     return Settings(max_words, stem, embedder=name, embedder_fingerprint=embedder.fingerprint)
 
 
-def _manifest(kind: str, settings: Settings, scan: Scan) -> Manifest:
+def _manifest(kind: Kind, settings: Settings, scan: Scan) -> Manifest:
     """The fingerprint leaves out where the embedding model lies: moving a folder changes no search."""
     way = json.dumps([kind, settings.max_words, settings.stem, settings.embedder_fingerprint])
     documents = (text for row in scan.rows for text in (row.id, row.sha256))

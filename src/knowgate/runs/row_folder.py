@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from knowgate.doors import parse_json, read_json
 from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
 from knowgate.files import locked, write_json, write_text
-from knowgate.folders import inside
+from knowgate.folders import inside, leads_out
 from knowgate.typed import read_record
 
 
@@ -72,7 +72,7 @@ class RowFolder:
     def file(self, name: str) -> Path:
         """A file of this folder; one that lies elsewhere, by its name or as a link, is refused."""
         path = inside(self.path, name, self.refusal)
-        if path.is_symlink() and not path.resolve().is_relative_to(self.path.resolve()):
+        if leads_out(path, self.path):
             raise self.refusal(f"'{name}' is a link that leads out of the folder")
         return path
 

@@ -37,7 +37,7 @@ class ExpectedTensors:
             raise BadInput(f"the tensor '{name}' has the shape {_shown(tensor.shape)}, not {_shown(sizes)}.")
         if not np.issubdtype(tensor.dtype, np.floating):
             raise BadInput(f"the tensor '{name}' holds {tensor.dtype}, not floating-point numbers.")
-        if np.abs(tensor).max() > LARGEST or (positive and tensor.min() < SMALLEST):
+        if float(np.abs(tensor).max()) > LARGEST or (positive and float(tensor.min()) < SMALLEST):
             raise BadInput(f"the tensor '{name}' holds numbers out of range.")
         return tensor
 
