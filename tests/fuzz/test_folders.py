@@ -36,7 +36,7 @@ def bring(
     door: str, folder: Path, place: Path, use: Callable[[Path], Any], check: Check, count: int, sign: Sign | None = None
 ) -> None:
     """Damaged copies of a folder to a door; what is used goes to `check`."""
-    for mutation in damaged_copies(folder, place, count, len(door) * 1000 + count, sign):
+    for mutation in damaged_copies(folder, place, count, len(door), sign):
         forged = " with checksums that fit" if mutation.signed else ""
         outcome = attempt(door, f"{mutation.kind}{forged}", lambda: use(place))
         if not outcome.refusal:
@@ -68,7 +68,7 @@ def test_a_damaged_index_is_refused_or_finds_the_same(index: Path, tmp_path: Pat
     def check(value: Any, mutation: Mutation) -> None:
         assert value == whole, mutation
 
-    bring("indexes", index, tmp_path / "index", searched, check, tries(20, 300))
+    bring("indexes", index, tmp_path / "index", searched, check, tries(10, 180))
 
 
 def unsealed(folder: Path) -> None:
@@ -81,7 +81,7 @@ def unsealed(folder: Path) -> None:
 def test_an_index_without_digests_is_refused_or_searched(index: Path, tmp_path: Path):
     old = Path(shutil.copytree(index, tmp_path / "old"))
     unsealed(old)
-    bring("indexes", old, tmp_path / "index", searched, anything, tries(10, 200), unsealed)
+    bring("indexes", old, tmp_path / "index", searched, anything, tries(6, 120), unsealed)
 
 
 def test_a_damaged_index_is_built_anew_and_then_finds_the_same(index: Path, tmp_path: Path):
@@ -95,7 +95,7 @@ def test_a_damaged_index_is_built_anew_and_then_finds_the_same(index: Path, tmp_
     def check(value: Any, mutation: Mutation) -> None:
         assert value == whole, mutation
 
-    bring("indexes", index, tmp_path / "index", rebuilt, check, tries(5, 60))
+    bring("indexes", index, tmp_path / "index", rebuilt, check, tries(4, 40))
 
 
 # --- label runs, needs, preferences ---------------------------------------------------------------
@@ -127,12 +127,12 @@ def test_rows_of_a_damaged_run_have_their_own_states_or_none(run: Path, tmp_path
     def check(value: Any, mutation: Mutation) -> None:
         assert all(states == whole[name] for name, states in value.items() if states), mutation
 
-    bring("label runs", run, tmp_path / "run", states_of, check, tries(20, 400))
+    bring("label runs", run, tmp_path / "run", states_of, check, tries(12, 250))
 
 
 @pytest.mark.parametrize("name", ["run", "run-packed"])
 def test_a_damaged_run_of_an_earlier_version_is_refused_or_read(name: str, tmp_path: Path):
-    bring("label runs", OLD / name, tmp_path / "run", states_of, anything, tries(5, 100))
+    bring("label runs", OLD / name, tmp_path / "run", states_of, anything, tries(4, 80))
 
 
 def test_damaged_preferences_are_refused_or_read(tmp_path: Path):
@@ -140,7 +140,7 @@ def test_damaged_preferences_are_refused_or_read(tmp_path: Path):
         kept = [row for row in PreferenceFolder(folder).rows() if row.is_kept]
         return [row.only_pool().asked for row in kept]
 
-    bring("preferences", OLD / "preferences", tmp_path / "preferences", rows, anything, tries(10, 200))
+    bring("preferences", OLD / "preferences", tmp_path / "preferences", rows, anything, tries(6, 150))
 
 
 # --- rerankers ------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_a_damaged_reranker_is_refused_or_has_the_same_files(tmp_path: Path):
     def check(value: Any, mutation: Mutation) -> None:
         assert value == digests or mutation.what.startswith("reranker.json"), mutation
 
-    bring("rerankers", sealed, tmp_path / "reranker", files, check, tries(10, 200))
+    bring("rerankers", sealed, tmp_path / "reranker", files, check, tries(6, 150))
 
 
 # --- recordings -----------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_damaged_recording_is_refused_or_answers_the_same(recording: Path, tmp
         told = mutation.what.startswith("recording.json")  # whose it is: a name, no result
         assert value[:4] == whole[:4] if told else value == whole, mutation
 
-    bring("recordings", recording, tmp_path / "recording", lambda path: asked(ReplayModel(path)), check, tries(20, 300))
+    bring("recordings", recording, tmp_path / "recording", lambda path: asked(ReplayModel(path)), check, tries(10, 180))
 
 
 def test_a_damaged_recording_of_an_earlier_version_is_refused_or_read(tmp_path: Path):

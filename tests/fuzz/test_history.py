@@ -14,6 +14,7 @@ from knowgate.history import Known, LogEntry, Outcome, Scope
 from knowgate.history.sqlite import SqliteHistory
 from tests.support.fuzz import attempt, tries
 from tests.support.hash_embedder import HashEmbedder
+from tests.support.mutations import seeded
 
 SCOPE = Scope("m", "p")
 VALUES: list[Any] = [None, "", "x", "known", -1, 0, 2**62, 1e300, float("inf"), b"", b"\xff\xfe", b"\x00" * 256, b"abc"]
@@ -58,8 +59,8 @@ def fresh(log: Path, place: Path) -> Path:
 
 
 def test_damaged_bytes_of_a_log_are_refused_or_read(log: Path, tmp_path: Path):
-    rng = random.Random(1)
-    for number in range(tries(10, 150)):
+    rng = random.Random(seeded(1))
+    for number in range(tries(6, 120)):
         path = fresh(log, tmp_path / "history.db")
         data = bytearray(path.read_bytes())
         if number % 5 == 0:
@@ -71,8 +72,8 @@ def test_damaged_bytes_of_a_log_are_refused_or_read(log: Path, tmp_path: Path):
 
 
 def test_rows_with_values_of_other_kinds_are_refused_or_read(log: Path, tmp_path: Path):
-    rng = random.Random(2)
-    for _ in range(tries(20, 200)):
+    rng = random.Random(seeded(2))
+    for _ in range(tries(8, 150)):
         path = fresh(log, tmp_path / "history.db")
         column, value = rng.choice(COLUMNS), rng.choice(VALUES)
         with sqlite3.connect(path) as db:

@@ -19,6 +19,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from tests.support.fuzz import MANY
+
 Sign = Callable[[Path], None]
 ODD: list[Any] = [
     None, True, False, 0, -1, 2, 10**9, 2**63, 10**40, -(10**40), 0.5, 1.5, -0.5, 1e308, float("nan"), float("inf"), "",
@@ -37,8 +39,14 @@ class Mutation:
     what: str
 
 
+def seeded(seed: int) -> int:
+    """The same one each time in `make test`, another one in `make fuzz`."""
+    return random.randrange(10**9) if MANY else seed
+
+
 def damaged_copies(folder: Path, place: Path, count: int, seed: int, sign: Sign | None) -> Iterator[Mutation]:
     """`count` times: a fresh copy of `folder` at `place` with one mutation. Half of those that can be are signed."""
+    seed = seeded(seed)
     rng = random.Random(seed)
     for number in range(count):
         shutil.rmtree(place, ignore_errors=True)

@@ -126,7 +126,7 @@ class RecordingModel(Backend):
         """Make the folder, or see that it holds outputs of this model."""
         mine = disk.Manifest(self.name, self.fingerprint, self.offers, self.depth)
         if not (self._folder / disk.MANIFEST).exists():
-            check_own(self._folder, disk.MANIFEST, "a recording")
+            check_own(self._folder, [disk.MANIFEST], "a recording", "--record")
             disk.write_manifest(self._folder, mine)
             return
         there = disk.read_manifest(self._folder)

@@ -21,7 +21,7 @@ import numpy as np
 
 from knowgate.doors import parse_json, read_json
 from knowgate.errors import ArtefactError, BadInput
-from knowgate.files import locked, sha256_text, write_json
+from knowgate.files import locked, sha256_text, whole_lines, write_json
 from knowgate.typed import AtLeastZero, read_record
 from knowgate.types import Completion, Reading, Signal, Vector
 
@@ -72,7 +72,7 @@ def append_calls(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     sealed = [{**row, "digest": result_digest(row["result"])} for row in rows]
     text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in sealed)
     with locked(folder / ".lock"), (folder / CALLS).open("a+b") as file:
-        file.truncate(_whole_lines(folder / CALLS))
+        file.truncate(whole_lines(folder / CALLS))
         file.write(text.encode())
 
 
@@ -99,20 +99,6 @@ class CallRow:
 class ArrayRecord:
     shape: tuple[AtLeastZero, ...]
     data: str
-
-
-def _whole_lines(path: Path) -> int:
-    """The length of a file up to its last line end."""
-    with path.open("rb") as file:
-        end = file.seek(0, 2)
-        while end:
-            start = max(0, end - 65536)
-            file.seek(start)
-            place = file.read(end - start).rfind(b"\n")
-            if place >= 0:
-                return start + place + 1
-            end = start
-    return 0
 
 
 def index_calls(folder: Path) -> dict[str, int]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from knowgate.doors import parse_json, read_json
 from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
-from knowgate.files import locked, write_json, write_text
+from knowgate.files import check_own, locked, whole_lines, write_json, write_text
 from knowgate.folders import inside, leads_out
 from knowgate.typed import read_record
 
@@ -97,7 +97,7 @@ class RowFolder:
             return
         if not file.is_file():
             return
-        whole = _whole_lines(file)
+        whole = whole_lines(file)
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if lines.tell() > whole:
@@ -125,15 +125,13 @@ class RowFolder:
 
     def start(self, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         """Begin, or see that what was begun here has the same settings."""
-        self._check_no_file()
+        self._check_place()
         if self.packed.is_file():
             raise BadSetting(f"'{self.path}' is finished and packed; choose another --out.")
         if (self.path / self.manifest_name).is_file():
             _compare(self.manifest().get("settings", {}), settings, self.path)
             self._mend()
             return
-        if self.path.exists() and any(item for item in self.path.iterdir() if item.name != ".lock"):
-            raise BadSetting(f"'{self.path}' is not empty and not a {self.what}; choose another --out.")
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / self.manifest_name, {"version": self.version, "settings": dict(settings), **about})
 
@@ -160,7 +158,7 @@ class RowFolder:
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """One process at a time writes a folder."""
-        self._check_no_file()
+        self._check_place()
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(locked(self.path / ".lock", wait=False))
@@ -168,14 +166,17 @@ class RowFolder:
                 raise BadSetting(f"another process is writing to '{self.path}'; wait for it or stop it.") from None
             yield
 
-    def _check_no_file(self) -> None:
-        if self.path.is_file():
-            raise BadSetting(f"'{self.path}' is a file, not a folder; choose another --out.")
+    def _check_place(self) -> None:
+        """Refuse to begin in a folder of other things, or where a file is."""
+        try:
+            check_own(self.path, [self.manifest_name], f"a {self.what}")
+        except ArtefactError as error:
+            raise BadSetting(str(error)) from None
 
     def _mend(self) -> None:
         """Cut off a line that was being written when the process died."""
         file = self.path / self.rows_name
-        if file.is_file() and (whole := _whole_lines(file)) < file.stat().st_size:
+        if file.is_file() and (whole := whole_lines(file)) < file.stat().st_size:
             os.truncate(file, whole)
 
 
@@ -186,21 +187,6 @@ def _unpacked(file: Path) -> Iterator[tuple[str, bytes]]:
                 yield f"{file} line {number}", line
     except (OSError, EOFError, zlib.error) as error:
         raise ArtefactError(f"{file} cannot be unpacked ({error}); fetch it again.") from None
-
-
-def _whole_lines(file: Path) -> int:
-    """Bytes up to the last line break."""
-    size = file.stat().st_size
-    with file.open("rb") as content:
-        end = size
-        while end > 0:
-            start = max(0, end - 65_536)
-            content.seek(start)
-            at = content.read(end - start).rfind(b"\n")
-            if at >= 0:
-                return start + at + 1
-            end = start
-    return 0
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
