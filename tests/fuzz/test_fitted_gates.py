@@ -102,4 +102,4 @@ def test_a_damaged_gate_is_refused_or_the_same(name: str, form: str, home: Path,
 
 @pytest.mark.parametrize("name", JUDGES)
 def test_a_damaged_judge_is_refused_or_the_same(name: str, home: Path, trial: Trial, tmp_path: Path) -> None:
-    try_gate(home / "sealed" / name, tmp_path / "gate", trial.subset(range(2)), tries(3, 20), sealed=True)
+    try_gate(home / "sealed" / name, tmp_path / "gate", trial.subset(range(2)), tries(1, 15), sealed=True)

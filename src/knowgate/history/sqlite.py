@@ -12,44 +12,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from knowgate.embedding import SentenceEmbedder
 from knowgate.errors import BadInput, BadSetting
 from knowgate.history.database import Database, broken_log
-from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source, question_key
+from knowgate.history.entries import LogEntry, Outcome, Scope, question_key
 from knowgate.history.index import VectorIndex
-from knowgate.typed import Between, read_record
+from knowgate.history.table import COLUMNS, INSERT, from_row, to_row
 from knowgate.types import Embedder, Neighbour, Vector
 
-COLUMNS = "id, question, label, outcome, source, weight, model, prompts, tenant, created, expires"
-# an update keeps the row's number, so an index that has it need not hear of it: labels are read at search
-INSERT = """INSERT INTO entries
-    (key, question, label, outcome, source, weight, model, prompts, tenant, created, expires, vector)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (tenant, model, prompts, key, source) DO UPDATE SET
-    label = excluded.label, outcome = excluded.outcome, weight = excluded.weight,
-    created = excluded.created, expires = excluded.expires"""
 EXTRA = 8  # neighbours fetched beyond k, for those that fall away (the question itself, expired ones)
-
-
-@dataclass(frozen=True)
-class StoredEntry:
-    """A row of the table, in the order of `COLUMNS`."""
-
-    id: int
-    question: str
-    label: Known
-    outcome: Outcome | None
-    source: Source
-    weight: Annotated[float, Between(0, 1e6)]
-    model: str
-    prompts: str
-    tenant: str
-    created: float
-    expires: float | None
 
 
 @dataclass
@@ -79,7 +54,7 @@ class SqliteHistory:
             return 0
         if vectors is None:
             vectors = self._embedder.embed([entry.question for entry in entries])
-        rows = [_to_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
+        rows = [to_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
         with self._db.transaction() as db:
             self._check_embedder(db)
             db.executemany(INSERT, rows)
@@ -206,7 +181,7 @@ class SqliteHistory:
 
     def _entry(self, row: Sequence[Any]) -> LogEntry:
         try:
-            return _from_row(row)
+            return from_row(row)
         except BadInput as error:
             raise self._broken(str(error)) from None
 
@@ -255,24 +230,6 @@ def _where(scope: Scope | None) -> tuple[str, list[Any]]:
     if scope is None:
         return " WHERE 1", []
     return " WHERE tenant = ? AND model = ? AND prompts = ?", [scope.tenant, scope.model, scope.prompts]
-
-
-def _to_row(entry: LogEntry, vector: Vector) -> tuple[Any, ...]:
-    scope = entry.scope
-    blob = np.asarray(vector, dtype=np.float32).tobytes()
-    return (
-        entry.key, entry.question, entry.label, entry.outcome, entry.source, entry.trust,
-        scope.model, scope.prompts, scope.tenant, entry.created, entry.expires, blob,
-    )  # fmt: skip
-
-
-def _from_row(row: Sequence[Any]) -> LogEntry:
-    stored = read_record(StoredEntry, list(row), f"entry {row[0]}")
-    scope = Scope(stored.model, stored.prompts, stored.tenant)
-    return LogEntry(
-        stored.question, stored.label, scope, stored.source, stored.outcome, stored.weight, stored.created,
-        stored.expires, stored.id,
-    )  # fmt: skip
 
 
 def _neighbour(entry: LogEntry, similarity: float) -> Neighbour:
