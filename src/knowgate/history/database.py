@@ -132,5 +132,5 @@ def _check_schema(db: sqlite3.Connection) -> None:
 
 
 def broken_log(path: Path, error: Exception) -> ArtefactError:
-    cause = str(error).rstrip(".")
+    cause = " ".join(str(error).split()).rstrip(".")  # sqlite quotes lines of a broken schema
     return ArtefactError(f"the log {path} cannot be used: {cause}. It was left as it is; move it away or restore it.")

@@ -24,6 +24,7 @@ from knowgate.history.index import VectorIndex
 from knowgate.history.table import COLUMNS, INSERT, from_row, to_row
 from knowgate.types import Embedder, Neighbour, Vector
 
+LARGEST = 1e15  # part of a vector; unit vectors have none above 1
 EXTRA = 8  # neighbours fetched beyond k, for those that fall away (the question itself, expired ones)
 
 
@@ -194,8 +195,8 @@ class SqliteHistory:
         if sizes != {wanted} or wanted <= 0 or wanted % 4:
             raise self._broken("it holds vectors that are not of one width, or not of this embedding's")
         vectors = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), -1)
-        if not np.isfinite(vectors).all():
-            raise self._broken("it holds vectors that are not numbers")
+        if not float(np.abs(vectors).max()) < LARGEST:
+            raise self._broken("it holds vectors that are not numbers, or out of range")
         return vectors
 
     def _deletions(self) -> int:

@@ -13,6 +13,8 @@ from knowgate.errors import BadInput
 
 SCANNED = 10_000_000  # numbers that are looked at one by one on opening; larger files would take seconds
 
+LARGEST = 1e15  # no score, place or part of a vector comes near it; larger ones overflow when they are multiplied
+
 
 def read_array(path: Path, *, kind: Any, axes: int) -> NDArray[Any]:
     """kind: np.integer or np.floating."""
@@ -26,7 +28,7 @@ def read_array(path: Path, *, kind: Any, axes: int) -> NDArray[Any]:
         raise BadInput(f"{path.name} is damaged ({type(error).__name__}).") from None
     if not right:
         raise BadInput(f"{path.name} does not hold what it should.")
-    if array.size <= SCANNED and not np.isfinite(array).all():
-        raise BadInput(f"{path.name} holds values that are not numbers.")
+    if 0 < array.size <= SCANNED and not float(np.abs(array).max()) < LARGEST:
+        raise BadInput(f"{path.name} holds values that are not numbers, or out of range.")
     found: NDArray[Any] = array
     return found
