@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -63,6 +63,8 @@ def sha256_text(*texts: str) -> str:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends well; else the one that was there stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise BadInput(f"'{path}' is a folder; a file is to be written there. Choose another name.")
     with _named(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
         temporary = Path(name)
@@ -113,6 +115,33 @@ def check_replaceable(path: Path, marker: str, what: str) -> None:
     """Refuse to put a folder where something else is, which would be lost. marker: the file that tells such folders."""
     if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
         raise ArtefactError(f"'{path}' exists and is not {what}; choose another --out.")
+
+
+def check_own(path: Path, markers: Collection[str], what: str, option: str = "--out") -> None:
+    """Refuse to write into a folder of other things: not new, not empty, and without any of `markers`."""
+    if path.exists() and not path.is_dir():
+        raise ArtefactError(f"'{path}' is a file, not a folder; choose another {option}.")
+    if path.exists() and not any((path / name).exists() for name in markers) and any(_there(path)):
+        raise ArtefactError(f"'{path}' is not empty and not {what}; choose another {option}.")
+
+
+def _there(folder: Path) -> Iterator[Path]:
+    """What a folder holds but the lock of whoever writes to it, and what a process left that was killed."""
+    return (path for path in folder.iterdir() if path.name != ".lock" and not path.name.endswith(UNFINISHED))
+
+
+def whole_lines(path: Path) -> int:
+    """The length of a file up to its last line end; what stands behind it was being written when a process died."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65_536)
+            file.seek(start)
+            place = file.read(end - start).rfind(b"\n")
+            if place >= 0:
+                return start + place + 1
+            end = start
+    return 0
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, cast
 
 import numpy as np
 
@@ -36,8 +37,9 @@ from knowgate.retrieval.tokens import Tokenizer, can_stem
 from knowgate.retrieval.vectors import Progress, write_vectors
 from knowgate.types import Embedder
 
-KINDS = ("bm25", "dense", "hybrid")
 NAMED = 5  # documents that could not be read, in a sentence
+Kind = Literal["bm25", "dense", "hybrid"]
+KINDS: tuple[Kind, ...] = ("bm25", "dense", "hybrid")
 NO_TEXT = "no text"  # how files without text are named in IndexReport.skipped
 
 
@@ -93,7 +95,7 @@ def build_index(
         with new_folder(out.resolve()) as folder:
             earlier = read_earlier(out)  # once nobody else writes it
             scan = scan_documents(corpus, folder, earlier, max_words=max_words, progress=progress)
-            manifest = _manifest(kind, settings, scan)
+            manifest = _manifest(cast(Kind, kind), settings, scan)
             if manifest == earlier.manifest:
                 raise _NothingChangedError
             _write_parts(folder, manifest, scan, earlier, embedder=chosen, progress=progress)
@@ -127,7 +129,7 @@ def _settings(kind: str, embedder: Embedder | None, max_words: int) -> Settings:
     return Settings(max_words, stem, embedder=name, embedder_fingerprint=embedder.fingerprint)
 
 
-def _manifest(kind: str, settings: Settings, scan: Scan) -> Manifest:
+def _manifest(kind: Kind, settings: Settings, scan: Scan) -> Manifest:
     """The fingerprint leaves out where the embedding model lies: moving a folder changes no search."""
     way = json.dumps([kind, settings.max_words, settings.stem, settings.embedder_fingerprint])
     documents = (text for row in scan.rows for text in (row.id, row.sha256))

@@ -13,7 +13,7 @@ from pathlib import Path
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import sha256_text
 from knowgate.retrieval.documents import Corpus, Document
-from knowgate.retrieval.manifest import DocumentRow, Manifest, read_documents, read_manifest
+from knowgate.retrieval.manifest import DocumentRow, Manifest, broken, check_parts, read_documents, read_manifest
 from knowgate.retrieval.opening import open_matrix, open_store, open_vectors
 from knowgate.retrieval.passages import cut
 from knowgate.retrieval.store import PassageWriter
@@ -56,11 +56,15 @@ def read_earlier(folder: Path) -> EarlierIndex:
     """The index in a folder if it is whole; one that is broken or of another version does not count."""
     try:
         manifest = read_manifest(folder)
+        check_parts(folder, manifest)
         store = open_store(folder, manifest)
         if manifest.kind != "dense":
             open_matrix(folder, store)
         vectors = open_vectors(folder, manifest) if manifest.kind != "bm25" else None
-        return EarlierIndex(manifest, {row.id: row for row in read_documents(folder)}, vectors)
+        rows = {row.id: row for row in read_documents(folder)}
+        if any(row.first + row.count > manifest.passages for row in rows.values()):
+            raise broken(folder, "its documents have more passages than it holds")
+        return EarlierIndex(manifest, rows, vectors)
     except BrokenIndex:
         return EarlierIndex()
 
