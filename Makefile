@@ -50,7 +50,7 @@ bench: install
 	$(BIN)/python benchmarks/foundation.py
 
 results: install
-	$(BIN)/python benchmarks/results.py
+	$(BIN)/python -m benchmarks.results
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist site
