@@ -216,9 +216,13 @@ def _mapping(read: Reader) -> Reader:
 
 
 def _record(kind: type) -> Reader:
-    """A dataclass is an object of its fields, or a list of them in their order, as tokens are."""
+    """A dataclass is an object of its fields, or a list of them in their order, as tokens are.
+
+    One with `takes_others` lets fields be that it does not know.
+    """
     hints = typing.get_type_hints(kind, include_extras=True)
     readers = {item.name: reader_of(hints[item.name]) for item in dataclasses.fields(kind) if item.init}
+    takes_others = bool(getattr(kind, "takes_others", False))
     required = [item.name for item in dataclasses.fields(kind) if item.init and _is_required(item)]
 
     def reader(value: Any) -> Any:
@@ -228,8 +232,10 @@ def _record(kind: type) -> Reader:
             raise WrongValueError(value, "an object")
         if missing := [name for name in required if name not in value]:
             raise WrongFieldError(f"lacks '{missing[0]}'")
-        if unknown := [name for name in value if name not in readers]:
+        if not takes_others and (unknown := [name for name in value if name not in readers]):
             raise WrongFieldError(f"has '{unknown[0][:SHOWN]}', which is no field of it")
+        if takes_others:
+            value = {name: found for name, found in value.items() if name in readers}
         return kind(**{name: _inside(name, readers[name], found) for name, found in value.items()})
 
     return reader

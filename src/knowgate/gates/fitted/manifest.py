@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from knowgate.errors import BadInput
 from knowgate.typed import AtLeastZero, Between, Share, read_record
@@ -99,18 +99,18 @@ class GateRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What was counted with a threshold on some questions."""
+    """What was counted with a threshold on some questions; what the card does not show may be missing."""
 
     n: Annotated[int, Between(1)]
-    retrieved: AtLeastZero
-    right: AtLeastZero
+    retrieved: AtLeastZero = 0
+    right: AtLeastZero = 0
     right_always: AtLeastZero
     right_never: AtLeastZero
     harmed: AtLeastZero
     rate: float
     accuracy: float
     loss: float
-    risk: float
+    risk: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +123,7 @@ class RetrieverName:
 class EvidenceRecord:
     """What speaks for a threshold, as `knowgate calibrate` leaves it."""
 
+    takes_others: ClassVar[bool] = True
     model: ModelName
     prompts: str
     retriever: RetrieverName
