@@ -128,3 +128,11 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("mine")
     with pytest.raises(BadSetting, match="is a file, not a folder; choose another --out"):
         begun(tmp_path / "run")
+
+
+def test_a_version_that_is_a_long_text_is_not_said_in_full(tmp_path):
+    folder = begun(tmp_path / "run")
+    (folder.path / "run.json").write_text(json.dumps({"version": "long " * 2000}))
+    with pytest.raises(ArtefactError, match="another version of knowgate") as error:
+        folder.manifest()
+    assert len(str(error.value)) < 500

@@ -86,7 +86,7 @@ class Database:
             raise broken_log(self.path, error) from None
         if version != str(VERSION):
             db.close()
-            raise ArtefactError(f"the log {self.path} has format {version}; this knowgate reads {VERSION}.")
+            raise ArtefactError(f"the log {self.path} has format {str(version)[:40]}; this knowgate reads {VERSION}.")
         return db
 
     def _connect(self) -> sqlite3.Connection:

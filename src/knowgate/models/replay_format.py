@@ -54,7 +54,7 @@ def read_manifest(folder: Path) -> Manifest:
         value = read_json(path)
         if value["version"] != VERSION:
             raise ArtefactError(
-                f"the recording {folder} has version {value['version']}; this knowgate reads version "
+                f"the recording {folder} has version {str(value['version'])[:40]}; this knowgate reads version "
                 f"{VERSION}. Record it again."
             )
         return read_record(Manifest, value, MANIFEST, others=True)

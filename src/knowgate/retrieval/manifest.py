@@ -73,7 +73,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise broken(folder, f"{MANIFEST} was not written by knowgate")
     if record.get("version") != VERSION:
-        raise broken(folder, f"it has version {record.get('version')}, this knowgate reads version {VERSION}")
+        raise broken(folder, f"it has version {str(record.get('version'))[:40]}, this knowgate reads version {VERSION}")
     check_folder(folder, lambda problem: broken(folder, problem))
     try:
         return read_record(Manifest, record, MANIFEST, others=True)

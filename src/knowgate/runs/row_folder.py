@@ -63,7 +63,7 @@ class RowFolder:
         if not isinstance(manifest, dict) or manifest.get("version") != self.version:
             written = manifest.get("version") if isinstance(manifest, dict) else None
             raise ArtefactError(
-                f"'{self.path}' was written by another version of knowgate (format {written}, this one reads "
+                f"'{self.path}' was written by another version of knowgate (format {str(written)[:40]}, this one reads "
                 f"{self.version}). Make a new folder: {self.command}"
             )
         self._read(FolderRecord, manifest, str(file))

@@ -96,7 +96,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = read_json(folder / MANIFEST)
         if manifest["version"] != VERSION:
             raise ArtefactError(
-                f"the gate '{folder}' has format {manifest['version']}, this knowgate reads {VERSION}. Fit it again."
+                f"the gate '{folder}' has format {str(manifest['version'])[:40]}, this knowgate reads {VERSION}. "
+                "Fit it again."
             )
         if manifest["checksum"] != checksum(manifest):
             raise ArtefactError(
