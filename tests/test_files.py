@@ -307,11 +307,10 @@ def test_the_cache_folder_comes_from_the_environment(monkeypatch, variables, exp
     assert str(cache_dir()) == expected
 
 
-def test_a_refusal_names_the_file_that_was_wanted_not_a_temporary_one(tmp_path):
+def test_a_file_cannot_take_a_folders_place(tmp_path):
     (tmp_path / "there").mkdir()
-    with pytest.raises(OSError) as caught:
-        write_text(tmp_path / "there", "a file cannot take a folder's place")
-    assert caught.value.filename == str(tmp_path / "there")
+    with pytest.raises(BadInput, match="there' is a folder; a file is to be written there"):
+        write_text(tmp_path / "there", "text")
 
 
 def test_a_full_disk_is_told_with_the_file_that_was_wanted(tmp_path):

@@ -103,7 +103,7 @@ def _keep(number: str, text: str) -> Path | None:
         with contextlib.suppress(OSError, ValueError, RuntimeError, KnowgateError):
             file = Path(folder()) / FOLDER / f"{number}.log"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8", errors="backslashreplace")
+            file.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
             return file
     return None
 

@@ -147,13 +147,12 @@ class RowFolder:
             os.fsync(file.fileno())
 
     def drop_failed(self) -> int:
-        """Forget rows with errors, so that they are tried again."""
-        with self.exclusive():
-            rows = [record for _, record in self.records()]
-            kept = [record for record in rows if not record.get("error")]
-            text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
-            if len(kept) < len(rows) and not self.packed.is_file():
-                write_text(self.path / self.rows_name, text)
+        """Forget rows with errors, so that they are tried again. For whoever writes here alone (`exclusive`)."""
+        rows = [record for _, record in self.records()]
+        kept = [record for record in rows if not record.get("error")]
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
+        if len(kept) < len(rows) and not self.packed.is_file():
+            write_text(self.path / self.rows_name, text)
         return len(rows) - len(kept)
 
     @contextlib.contextmanager
