@@ -84,7 +84,7 @@ class Place:
             "import-answers": "import-answers --data jsonl:q.jsonl --model m --closed said --out out",
             "eval-self": f"eval-self --data jsonl:q.jsonl --model {made.model}",
             "prefer": f"prefer --labels run --gate probe --out out --index index --limit 2 --model {made.model}",
-            "fit reranker": "fit reranker --pref pref --out out",
+            "fit reranker": "fit reranker --pref pref --base none-such --out out",
             "calibrate": "calibrate probe --labels run",
             "eval": "eval --labels run --gates logprob:mean,probe --resamples 20 --no-html",
             "eval-rerank": "eval-rerank --pref pref --rerank nowhere --out out",

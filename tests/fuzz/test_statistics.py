@@ -21,7 +21,7 @@ from knowgate.preferences.record import choose
 from knowgate.statistics import measures
 from knowgate.thresholds.calibrate_gate import calibrate
 from knowgate.thresholds.choice import for_accuracy, for_rate
-from knowgate.thresholds.guarantee import learn_then_test
+from knowgate.thresholds.guarantee import SMALLEST, learn_then_test
 from knowgate.thresholds.outcomes import Outcomes, try_threshold
 from knowgate.types import Gate
 from tests.support.fuzz import attempt, trying
@@ -147,11 +147,11 @@ def test_no_threshold_answers_more_questions_right_than_the_chosen_one(table):
 
 
 @trying(15, 100)
-@given(TABLES, st.floats(allow_nan=True), st.floats(allow_nan=True))
+@given(TABLES, st.floats(), st.floats())
 def test_a_guarantee_is_refused_outside_its_range_and_never_more_than_was_proven(table, epsilon, delta):
     outcomes = Outcomes(*columns(table))
     found = attempt("thresholds", "guarantee", lambda: learn_then_test(outcomes, epsilon, delta))
-    assert bool(found.refusal) == (not (0 < epsilon < 1 and 0 < delta < 1))
+    assert bool(found.refusal) == (not (SMALLEST <= epsilon < 1 and 0 < delta < 1))
     if not found.refusal and found.value.threshold >= 0:
         harmed, n = try_threshold(outcomes, found.value.threshold).harmed, len(outcomes)
         chance = sum(math.comb(n, k) * epsilon**k * (1 - epsilon) ** (n - k) for k in range(harmed + 1))

@@ -182,7 +182,8 @@ def _record(entry: LogEntry) -> dict[str, Any]:
 
 def _from_record(record: dict[str, Any], where: str) -> LogEntry:
     for key in ("weight", "created", "expires"):
-        check_within(record.get(key) or 0, f"'{key}' of {where}", most=LAST)
+        value = record.get(key)
+        check_within(0 if value is None else value, f"'{key}' of {where}", most=LAST)
     try:
         scope = Scope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or ""))
         outcome = Outcome(record["outcome"]) if record.get("outcome") else None

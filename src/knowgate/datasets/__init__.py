@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from knowgate.doors import check_whole
+from knowgate.doors import check_whole, shown
 from knowgate.errors import BadInput, BadSetting
 from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
@@ -52,6 +52,6 @@ def _unique(questions: Iterator[Question], spec: str) -> Iterator[Question]:
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:
-            raise BadInput(f"{spec} holds the id '{question.id}' twice; ids must be unique.")
+            raise BadInput(f"{spec} holds the id {shown(question.id)} twice; ids must be unique.")
         seen.add(question.id)
         yield question

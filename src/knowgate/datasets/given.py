@@ -40,11 +40,11 @@ def _check(questions: Sequence[Question]) -> None:
     seen: set[str] = set()
     for question in questions:
         if not question.text.strip():
-            raise BadInput(f"question '{question.id}' is empty.")
+            raise BadInput(f"question {shown(question.id)} is empty.")
         for text in (question.text, question.id, *question.answers, *question.choices):
             check_text(text, f"question {shown(question.id)}")
         if len(question.choices) > len(LETTERS):
-            raise BadInput(f"question '{question.id}' has more choices than there are letters ({len(LETTERS)}).")
+            raise BadInput(f"question {shown(question.id)} has more choices than there are letters ({len(LETTERS)}).")
         if question.id in seen:
-            raise BadInput(f"two questions have the id '{question.id}'; ids must be unique.")
+            raise BadInput(f"two questions have the id {shown(question.id)}; ids must be unique.")
         seen.add(question.id)

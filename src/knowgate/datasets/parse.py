@@ -27,7 +27,8 @@ def read_file(path: Path) -> Iterator[Question]:
         question = parse_question(record, f"{path} line {number}", default_id=str(number))
         before = lines.setdefault(question.id, number)
         if before != number:
-            raise BadInput(f"{path} line {number} has the id '{question.id}' of line {before}; ids must be unique.")
+            own = shown(question.id)
+            raise BadInput(f"{path} line {number} has the id {own} of line {before}; ids must be unique.")
         yield question
 
 
