@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from knowgate.cli.label import labelling_bar
+from knowgate.cli.options import Candidates, Rerank
 from knowgate.cli.paths import path
 from knowgate.errors import BadSetting
 from knowgate.evaluation import Evaluation, evaluate, evaluation_json
@@ -33,6 +34,9 @@ def eval_(
     ] = None,
     model: Annotated[str, typer.Option(help="With --data: model spec.")] = "smollm",
     index: Annotated[str | None, typer.Option(help="With --data: index folder or http:URL.")] = None,
+    rerank: Rerank = None,
+    candidates: Candidates = 20,
+    k: Annotated[int | None, typer.Option(min=1, help="With --data: passages shown to the LLM, as in `label`.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="With --data: only the first so many questions.")] = None,
     gates: Annotated[
         list[str] | None,
@@ -62,6 +66,9 @@ def eval_(
             data=data or None,
             model=model,
             index=index,
+            rerank=rerank,
+            candidates=candidates,
+            k=k,
             out=out,
             limit=limit,
             plug_in=plug_in,

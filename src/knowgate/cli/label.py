@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from knowgate.cli.options import Candidates, Rerank
 from knowgate.cli.progress import question_bar
 from knowgate.files import write_text
 from knowgate.labels import Tally, compare_graders, make_sets
@@ -31,6 +32,8 @@ def label(
     index: Annotated[
         str | None, typer.Option(help="Index folder or http:URL. Default: the data's own contexts.")
     ] = None,
+    rerank: Rerank = None,
+    candidates: Candidates = 20,
     samples: Annotated[int, typer.Option(min=0, help="Sampled answers per question and way of answering.")] = 30,
     open_samples: Annotated[
         int | None, typer.Option(min=0, help="Samples with passages, if not as many; 0 saves most of the time.")
@@ -77,6 +80,8 @@ def label(
                 model=model,
                 out=out,
                 index=index,
+                rerank=rerank,
+                candidates=candidates,
                 samples=samples,
                 open_samples=open_samples,
                 temperature=temperature,

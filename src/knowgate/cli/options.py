@@ -22,6 +22,17 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the firs
 Seed = Annotated[int, typer.Option("--seed", help="Of splits, samples and training.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 Retriever = Annotated[str | None, typer.Option("--retriever", help="bm25 (default), dense or hybrid.")]
+Rerank = Annotated[
+    str | None,
+    typer.Option(
+        "--rerank",
+        metavar="DIR|SPEC",
+        help="Reranker that chooses the passages: folder made by `fit reranker`, any cross-encoder, or api:MODEL@URL.",
+    ),
+]
+Candidates = Annotated[
+    int, typer.Option("--candidates", min=1, help="With --rerank: passages it chooses the --k from.")
+]
 RerankMargin = Annotated[
     float | None,
     typer.Option(

@@ -10,10 +10,10 @@ from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluation.comparison.evaluation import Evaluation, compare
 from knowgate.evaluation.live import AUTO, answer_now
 from knowgate.gates import score_gates, without_seen
-from knowgate.labels import Tally
+from knowgate.labels import CANDIDATES, Tally
 from knowgate.runs import Runs, load_trial, run_paths
 from knowgate.statistics import RESAMPLES
-from knowgate.types import Gate, Model, Retriever
+from knowgate.types import Gate, Model, Reranker, Retriever
 
 GateLike = str | Path | Gate
 
@@ -25,6 +25,9 @@ def evaluate(
     data: Data | None = None,
     model: str | Model = "smollm",
     index: str | Path | Retriever | None = None,
+    rerank: str | Path | Reranker | None = None,
+    candidates: int = CANDIDATES,
+    k: int | None = None,
     out: str | Path | None = None,
     limit: int | None = None,
     plug_in: bool = False,
@@ -37,8 +40,9 @@ def evaluate(
 
     gates: specs ('logprob:mean'), folders of fitted gates, gates themselves, or 'auto' for all that the rows allow.
     A gate given as an object is evaluated as it is in memory, with the threshold it has there.
-    runs: label runs; no LLM is run then. Or data: questions that `model` answers now, with passages from `index`; the
-    answers are kept in the folder `out`, and the next call does not ask for them again. limit: only so many questions.
+    runs: label runs; no LLM is run then. Or data: questions that `model` answers now, with k passages from `index`,
+    chosen from so many `candidates` by the reranker `rerank` where there is one; the answers are kept in the folder
+    `out`, and the next call does not ask for them again. limit: only so many questions.
     plug_in: allow gates that were fitted on another LLM. drop_seen: leave out questions a gate was fitted on, instead
     of refusing it. resamples, seed: of the bootstrap.
 
@@ -47,11 +51,14 @@ def evaluate(
     """
     asked: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in _several(gates)]
     _check(asked, runs, data, out)
+    if rerank is not None and data is None:
+        raise BadSetting("--rerank goes with --data; recorded rows keep the passages they were answered with.")
     named: Sequence[str | Gate] = asked
     if data is not None and out is not None:
         made = answer_now(
-            asked, data, model=model, index=index, out=out, limit=limit, plug_in=plug_in, on_progress=on_progress
-        )
+            asked, data, model=model, index=index, rerank=rerank, candidates=candidates, k=k, out=out, limit=limit,
+            plug_in=plug_in, on_progress=on_progress,
+        )  # fmt: skip
         runs, named = made.runs, made.gates
     try:
         trial = load_trial(run_paths(runs or []))

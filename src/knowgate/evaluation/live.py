@@ -14,12 +14,13 @@ from pathlib import Path
 from knowgate.datasets import Data, data_name
 from knowgate.errors import BadSetting
 from knowgate.gates import bind_gate, folder_of, gate_name, load_gate, read_questions, score_questions
-from knowgate.labels import Tally, label
+from knowgate.labels import CANDIDATES, Tally, label
 from knowgate.models import as_model
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
+from knowgate.rerank import as_reranker
 from knowgate.retrieval import as_retriever
 from knowgate.runs import RecordedNeeds, RunFolder, question_of, read_needs, write_needs
-from knowgate.types import Gate, Model, Retriever
+from knowgate.types import Gate, Model, Reranker, Retriever
 
 log = logging.getLogger(__name__)
 BATCH = 32
@@ -56,6 +57,9 @@ def answer_now(
     model: str | Model,
     out: str | Path,
     index: str | Path | Retriever | None = None,
+    rerank: str | Path | Reranker | None = None,
+    candidates: int = CANDIDATES,
+    k: int | None = None,
     limit: int | None = None,
     plug_in: bool = False,
     on_progress: Callable[[Tally], None] = lambda tally: None,
@@ -67,6 +71,7 @@ def answer_now(
     parts = split_data(data)
     llm, prompts = as_model(model), load_answer_prompts()
     retriever = as_retriever(index) if index is not None else None
+    reranker = as_reranker(rerank) if rerank is not None else None
     names = record_names(gates)
     bound = [
         _bound(name, gate, llm, prompts, plug_in=plug_in)
@@ -79,6 +84,9 @@ def answer_now(
             part,
             model=llm,
             index=retriever,
+            rerank=reranker,
+            candidates=candidates,
+            k=k,
             out=Path(out) / "runs" / folder_name(part),
             samples=0,
             max_tokens=MAX_TOKENS,

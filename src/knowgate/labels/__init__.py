@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from knowgate.labels.imported import import_answers
     from knowgate.labels.kbsat import make_sets
     from knowgate.labels.label_data import label
-    from knowgate.labels.labeller import Labeller, Plan, passages_shown
+    from knowgate.labels.labeller import CANDIDATES, Labeller, Plan, passages_shown
     from knowgate.labels.logbook import entries_of, scope_of
     from knowgate.labels.mask import is_mask, says_mask
     from knowgate.labels.runner import LocalRunner
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "CANDIDATES",
     "Grader",
     "Labeller",
     "LocalRunner",

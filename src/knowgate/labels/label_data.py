@@ -10,15 +10,16 @@ from typing import Any
 from knowgate.datasets import Data, data_name, gather_questions
 from knowgate.errors import BadSetting
 from knowgate.labels.grading import load_grader
-from knowgate.labels.labeller import Labeller, Plan
+from knowgate.labels.labeller import CANDIDATES, FOUND, Labeller, Plan
 from knowgate.labels.layers import layer_numbers
 from knowgate.labels.session import Tally, label_run
 from knowgate.models import as_model
 from knowgate.prompts import load_answer_prompts
+from knowgate.rerank import as_reranker, other_llm
 from knowgate.retrieval import as_retriever
 from knowgate.runs import RunFolder
 from knowgate.signals import SAMPLES
-from knowgate.types import Model, Retriever
+from knowgate.types import Model, Reranker, Retriever
 
 log = logging.getLogger(__name__)
 STYLES = ("implies", "contains")
@@ -30,6 +31,8 @@ def label(
     out: str | Path,
     model: str | Model = "smollm",
     index: str | Path | Retriever | None = None,
+    rerank: str | Path | Reranker | None = None,
+    candidates: int = CANDIDATES,
     samples: int = 30,
     open_samples: int | None = None,
     temperature: float = 1.0,
@@ -55,6 +58,7 @@ def label(
 
     data: 'jsonl:FILE', 'bench:NAME/SPLIT', 'hub:NAME?split=...', or a list of `Question` (with gold `answers`).
     index: index folder, http:URL or a retriever; without one, the passages are the questions' own `contexts`.
+    rerank: folder, spec or reranker that chooses the k passages from so many `candidates`.
     samples: sampled answers per question and way of answering; open_samples: with passages, if not as many.
     grade: exact, contains, choice, or judge (an LLM, given as `judge`, with the prompt 'implies' or 'contains').
     mask: also answer with the gold answers in the passages replaced. closed_book: retrieve nothing.
@@ -66,6 +70,7 @@ def label(
     Example:
         >>> run = label("jsonl:questions.jsonl", model="smollm", out="runs/mine", samples=10)  # doctest: +SKIP
     """
+    _check_rerank(rerank, candidates, k, closed_book=closed_book)
     _check_counts(samples=(samples, 0), open_samples=(open_samples, 0), max_tokens=(max_tokens, 1), k=(k, 1))
     questions = gather_questions(data, limit)
     llm = as_model(model)
@@ -76,10 +81,11 @@ def label(
         seed=seed,
         layers=layer_numbers(layers, llm),
         mask=mask,
-        k=k,
+        k=FOUND if k is None and rerank is not None else k,
         open_book=not closed_book,
         seakr=SAMPLES if seakr else 0,
         open_samples=open_samples,
+        candidates=candidates,
     )
     grader = load_grader(grade, as_model(judge) if judge is not None else None, _style(judge_prompt))
     retriever = as_retriever(index) if index is not None else None
@@ -87,9 +93,24 @@ def label(
     folder = RunFolder(Path(out).expanduser())
     if retry_failed and (folder.path / folder.manifest_name).is_file():
         log.info("trying %d failed questions again", folder.drop_failed())
-    labeller = Labeller(llm, grader, plan, wording, retriever)
+    labeller = Labeller(llm, grader, plan, wording, retriever, _reranker(rerank, llm))
     label_run(folder, questions, labeller, data=data_name(data), on_progress=on_progress)
     return folder
+
+
+def _check_rerank(rerank: object, candidates: int, k: int | None, *, closed_book: bool) -> None:
+    if rerank is not None and closed_book:
+        raise BadSetting("--closed-book retrieves nothing, so there is nothing to --rerank; leave one of them out.")
+    if rerank is not None and candidates < (k or FOUND):
+        raise BadSetting(f"--candidates is {candidates}, fewer than the {k or FOUND} passages to keep (--k).")
+
+
+def _reranker(given: str | Path | Reranker | None, llm: Model) -> Reranker | None:
+    if given is None:
+        return None
+    if isinstance(given, str | Path) and (warning := other_llm(given, llm.name, llm.fingerprint)):
+        log.warning(warning)
+    return as_reranker(given)
 
 
 def _check_counts(**counts: tuple[int | None, int]) -> None:

@@ -15,6 +15,7 @@ from knowgate.errors import KnowgateError, NotOffered, ServerError
 from knowgate.labels.grading import Grade, Grader, golds
 from knowgate.labels.mask import mask_passages
 from knowgate.prompts import AnswerPrompts, fit_passages, self_assessment
+from knowgate.rerank import rerank
 from knowgate.runs import GradedAnswer, LabelRow, side_of
 from knowgate.signals import (
     ASSESSMENT_LABELS,
@@ -29,9 +30,22 @@ from knowgate.signals import (
     self_assessment_logit,
 )
 from knowgate.text import contains_tokens, tokens
-from knowgate.types import Completion, Model, Passage, Prompt, Question, Reading, Retriever, Signal, Vector, Want
+from knowgate.types import (
+    Completion,
+    Model,
+    Passage,
+    Prompt,
+    Question,
+    Reading,
+    Reranker,
+    Retriever,
+    Signal,
+    Vector,
+    Want,
+)
 
 FOUND = 3  # passages taken from an index, unless the plan says how many
+CANDIDATES = 20  # passages a reranker chooses from, as in `ask`
 FREQUENCY_CAP = 100  # passages looked at when counting how often an answer occurs in the corpus
 
 
@@ -40,7 +54,8 @@ class Plan:
     """How to label. `layers` are indices of the hidden-state tuple; k: passages, None for all of a data set's own.
 
     seakr: samples whose end states are compared (SeaKR's uncertainty; they are among `samples` where there are enough).
-    open_samples: sampled answers with passages; None for as many as without.
+    open_samples: sampled answers with passages; None for as many as without. candidates: passages a reranker chooses
+    from; without one, they count for nothing.
     """
 
     samples: int = 30
@@ -53,6 +68,7 @@ class Plan:
     open_book: bool = True
     seakr: int = 0
     open_samples: int | None = None
+    candidates: int = CANDIDATES
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,7 @@ class Labeller:
     plan: Plan = field(default_factory=Plan)
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     retriever: Retriever | None = None
+    reranker: Reranker | None = None
 
     def __post_init__(self) -> None:
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
@@ -200,9 +217,15 @@ class Labeller:
     def _find(self, questions: Sequence[Question]) -> list[list[Passage]]:
         if not self.plan.open_book:
             return [[] for _ in questions]
+        if self.reranker is None:
+            return self._search(questions, self.plan.k)
+        found = self._search(questions, self.plan.candidates)
+        return rerank(self.reranker, [question.text for question in questions], found, self.plan.k or FOUND)
+
+    def _search(self, questions: Sequence[Question], n: int | None) -> list[list[Passage]]:
         if self.retriever is None:
-            return [list(question.contexts[: self.plan.k]) for question in questions]
-        return self.retriever.search([question.text for question in questions], self.plan.k or FOUND)
+            return [list(question.contexts[:n]) for question in questions]
+        return self.retriever.search([question.text for question in questions], n or FOUND)
 
     def _frequencies(self, questions: Sequence[Question]) -> list[int | None]:
         """Passages that hold a gold answer, up to a cap: what is rare in the corpus is long-tail knowledge."""

@@ -107,6 +107,10 @@ def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> di
         del settings["seakr"], settings["seakr_layer"]
     if labeller.plan.open_samples is None:
         del settings["open_samples"]
+    if reranker := labeller.reranker:
+        settings |= {"reranker": reranker.name, "reranker_fingerprint": reranker.fingerprint}
+    else:
+        del settings["candidates"]
     return {**settings, "hash": settings_hash(settings)}
 
 

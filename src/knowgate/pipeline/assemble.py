@@ -13,7 +13,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.presets import with_preset
 from knowgate.pipeline.settings import Settings
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
-from knowgate.rerank import is_aligned, load_reranker, read_manifest
+from knowgate.rerank import load_reranker, other_llm
 from knowgate.retrieval import build_index, load_retriever
 from knowgate.types import Model, Reranker, Retriever, SecondLook
 
@@ -45,10 +45,9 @@ def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves:
 def build_reranker(settings: Settings, model: Model) -> Reranker:
     """A reranker aligned to another LLM still ranks, but not for this one: say so."""
     spec = str(settings.rerank)
-    reranker = load_reranker(spec)
-    if is_aligned(spec) and (made := read_manifest(spec)["aligned_to"])["model_fingerprint"] != model.fingerprint:
-        log.warning("The reranker '%s' was aligned to %s, not to %s.", spec, made["model"], model.name)
-    return reranker
+    if warning := other_llm(spec, model.name, model.fingerprint):
+        log.warning(warning)
+    return load_reranker(spec)
 
 
 def load_second_look(folder: str) -> SecondLook:

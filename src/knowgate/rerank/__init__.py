@@ -12,7 +12,17 @@ from knowgate.types import Reranker
 
 if TYPE_CHECKING:
     from knowgate.rerank.cross_encoder import CrossEncoderReranker, shown
-    from knowgate.rerank.manifest import BASE, KEPT, MANIFEST, VERSION, WEIGHTS, check_files, is_aligned, read_manifest
+    from knowgate.rerank.manifest import (
+        BASE,
+        KEPT,
+        MANIFEST,
+        VERSION,
+        WEIGHTS,
+        check_files,
+        is_aligned,
+        other_llm,
+        read_manifest,
+    )
     from knowgate.rerank.margin import is_sure
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -25,10 +35,12 @@ __all__ = [
     "RERANKERS",
     "VERSION",
     "WEIGHTS",
+    "as_reranker",
     "check_files",
     "is_aligned",
     "is_sure",
     "load_reranker",
+    "other_llm",
     "read_manifest",
     "rerank",
     "shown",
@@ -45,11 +57,17 @@ RERANKERS: dict[str, Entry] = {
         extra="local",
         paper="Nogueira and Cho 2019",
     ),
+    "api": Entry("knowgate.rerank.remote:RemoteReranker", "api:MODEL@URL, a server that reranks as Cohere and Jina do"),
 }
 
 
+def as_reranker(reranker: str | Path | Reranker) -> Reranker:
+    """The reranker itself, or the one a spec or folder names."""
+    return load_reranker(str(reranker)) if isinstance(reranker, str | Path) else reranker
+
+
 def load_reranker(spec: str) -> Reranker:
-    """`cross-encoder:NAME_OR_DIR`; a folder or a hub name such as `owner/model` does by itself."""
+    """`cross-encoder:NAME_OR_DIR` or `api:MODEL@URL`; a folder or a hub name such as `owner/model` does by itself."""
     name, rest = split_spec(spec)
     if Path(spec).is_dir() or (not rest and "/" in spec):
         name, rest = "cross-encoder", spec

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadInput, BadSetting, MissingExtra, ModelError, WeightsError
-from knowgate.rerank.manifest import check_files, is_aligned, read_manifest
+from knowgate.files import sha256_text
+from knowgate.rerank.manifest import check_files, is_aligned, read_manifest, weights_fingerprint
 from knowgate.types import Passage
 
 
 class CrossEncoderReranker:
     """Scores are logits: any finite number, higher is better. Loaded on first use, on the GPU if there is one."""
 
-    def __init__(self, spec: str, *, device: str | None = None, batch_size: int = 32):
+    def __init__(self, spec: str, *, device: str | None = None, batch_size: int | None = None):
         if not spec:
             raise BadSetting("a cross-encoder needs a model: cross-encoder:NAME_OR_DIR.")
         self.spec = spec
@@ -38,6 +39,13 @@ class CrossEncoderReranker:
     @property
     def name(self) -> str:
         return f"cross-encoder:{self.spec}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of a folder the hash of its weights, wherever it lies; of a hub name its commit."""
+        if Path(self.spec).is_dir():
+            return weights_fingerprint(self.spec)
+        return sha256_text("hub", self.spec, str(getattr(self._model.config, "_commit_hash", None)))[:16]
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         """One score per passage of each question; pairs of all questions share batches.
@@ -59,10 +67,9 @@ class CrossEncoderReranker:
             return []
         import torch
 
+        size = self._batch_size or (128 if torch.cuda.is_available() else 32)
         # predict sorts by length itself, so that short pairs are not padded to long ones
-        scores = self._model.predict(
-            pairs, batch_size=self._batch_size, activation_fn=torch.nn.Identity(), show_progress_bar=False
-        )
+        scores = self._model.predict(pairs, batch_size=size, activation_fn=torch.nn.Identity(), show_progress_bar=False)
         if not np.isfinite(scores).all():
             raise ModelError(f"the reranker '{self.spec}' gave a score that is not a number (NaN or infinite).")
         return [float(score) for score in scores]

@@ -11,7 +11,7 @@ from typing import Any
 
 from knowgate.doors import read_json
 from knowgate.errors import ArtefactError, BadInput, WeightsError
-from knowgate.files import sha256_file
+from knowgate.files import sha256_file, sha256_text
 
 VERSION = 1
 KEPT = (".json", ".safetensors", ".txt", ".model", ".md", ".jinja")
@@ -59,3 +59,18 @@ def read_manifest(path: str | Path) -> Mapping[str, Any]:
     if not (folder / WEIGHTS).is_file() or sha256_file(folder / WEIGHTS) != wanted:
         raise ArtefactError(f"the weights of the reranker '{path}' were changed or damaged. Fit it again.")
     return manifest
+
+
+def weights_fingerprint(path: str | Path) -> str:
+    """Of the weights of a saved cross-encoder, wherever it lies."""
+    files = sorted(Path(path).expanduser().glob("*.safetensors"))
+    if not files:
+        raise WeightsError(f"'{path}' holds no safetensors weights.")
+    return sha256_text(*map(sha256_file, files))[:16]
+
+
+def other_llm(path: str | Path, model: str, fingerprint: str) -> str | None:
+    """What to say of a reranker that was aligned to another LLM: it still ranks, but not for this one."""
+    if not is_aligned(path) or (made := read_manifest(path)["aligned_to"])["model_fingerprint"] == fingerprint:
+        return None
+    return f"The reranker '{path}' was aligned to {made['model']}, not to {model}."

@@ -111,10 +111,12 @@ class Retriever(Protocol):
 
 
 class Reranker(Protocol):
-    """Scores passages for a question; higher is better."""
+    """Scores passages for a question; higher is better. `fingerprint` names the weights, wherever they lie."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]: ...
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from knowgate import weights
 from knowgate.errors import MissingExtra, ModelError, WeightsError
-from knowgate.files import sha256_file, sha256_text
 from knowgate.fitting.reranker.training import PASSAGE_TOKENS, QUERY_TOKENS
 from knowgate.rerank import KEPT, check_files
 
@@ -105,11 +104,3 @@ def save_cross_encoder(model: Any, folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix not in KEPT:
             path.unlink()
-
-
-def fingerprint(folder: Path) -> str:
-    """Of the weights of a saved cross-encoder, wherever it lies."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(f"'{folder}' holds no safetensors weights.")
-    return sha256_text(*map(sha256_file, files))[:16]
