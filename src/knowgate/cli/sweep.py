@@ -13,7 +13,7 @@ from knowgate.cli.options import Gates, Labels, PlugIn
 from knowgate.cli.paths import path
 from knowgate.display import Sheet, markdown_tables
 from knowgate.errors import BadSetting, MissingExtra
-from knowgate.evaluation import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
+from knowgate.evaluation import beta_sheets, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
 from knowgate.gates import score_gates
 from knowgate.report import render
 from knowgate.runs import load_trial
@@ -36,13 +36,14 @@ def thresholds(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, mar
 
 @app.command()
 def beta(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
-    """Answer directly where confidence = 1 - need is above beta: 0.5 to 0.98, as CBDR sweeps it.
+    """Answer directly where confidence is above beta: 0.5 to 0.98, as CBDR sweeps it.
 
-    Example: knowgate sweep beta --labels runs/test --gates my-probe
+    Confidence is the raw softmax of a fitted gate, 1 - need of another. Runs of the same questions whose passages were
+    chosen differently (`label --rerank`, `--k`) make a table: accuracy (retrieval rate) by beta, reranker and k.
+
+    Example: knowgate sweep beta --labels runs/test --labels runs/test-reranked --gates my-probe
     """
-    trial = load_trial(labels)
-    scored = score_gates(trial, split_specs(gates), plug_in=plug_in)
-    show([sweep_betas(trial, gate) for gate in scored], markdown)
+    show(beta_sheets(labels, split_specs(gates), plug_in=plug_in), markdown)
 
 
 @app.command()

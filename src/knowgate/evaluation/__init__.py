@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.evaluation.beta_table import beta_sheets
     from knowgate.evaluation.boundary.boundary import Interval, RowCounts, change
     from knowgate.evaluation.boundary.facts import INDICATORS
     from knowgate.evaluation.boundary.run_report import RunReport, read_runs, run_report_json
@@ -47,6 +48,7 @@ __all__ = [
     "assess_direct",
     "assess_freely",
     "assess_with_history",
+    "beta_sheets",
     "change",
     "compare_rankers",
     "evaluate",

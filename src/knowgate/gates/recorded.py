@@ -35,6 +35,7 @@ class GateScores:
     extra_tokens: float = 0.0
     seconds: float | None = None
     note: str = ""
+    raw: Floats | None = None  # before calibration, in the same direction; None where there is none
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> Gate
         drafts=want.draft_tokens > 0,
         extra_tokens=want.samples * float(trial.closed_tokens().mean()),
         note=gate.note,
+        raw=np.array(gate.raw_scores(trial.questions, readings)) if isinstance(gate, FittedGate) else None,
     )
 
 

@@ -66,10 +66,15 @@ class FittedGate(Gate):
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         """Need in [0, 1] before it is turned into a probability."""
 
-    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+    def raw_scores(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """The classifier's own probability that retrieval is needed, before calibration; a number each."""
         if not questions:
             return []
         raw = self.raw(questions, readings)
         if not np.isfinite(raw).all():
             raise ModelError(f"the fitted gate '{self.name}' gave NaN: its features are out of order.")
+        return [float(score) for score in np.clip(raw, 0.0, 1.0)]
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        raw = np.array(self.raw_scores(questions, readings), dtype=np.float64)
         return [float(need) for need in np.clip(to_probability(raw, self.artefact.manifest["calibration"]), 0.0, 1.0)]
