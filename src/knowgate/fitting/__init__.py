@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
     from knowgate.fitting.judges.kbm import fit_kbm
     from knowgate.fitting.probe import fit_probe
-    from knowgate.fitting.reranker.alignment import AlignedReranker, fit_reranker
+    from knowgate.fitting.reranker.alignment import RELEVANCE, AlignedReranker, fit_relevance, fit_reranker
     from knowgate.fitting.reranker.base import MINILM
     from knowgate.fitting.reranker.relevance import relevance_groups
-    from knowgate.fitting.reranker.save import gains_of, save_reranker
+    from knowgate.fitting.reranker.save import RELEVANCE_MANIFEST, gains_of, save_relevance, save_reranker
     from knowgate.fitting.reranker.training import Group, RerankStep, RerankTraining
     from knowgate.fitting.save import FitReport, save_fitted
     from knowgate.fitting.steps import FitStep, PlainStep, WatchFit
@@ -37,6 +37,8 @@ __all__ = [
     "HANDED",
     "MINILM",
     "PlainStep",
+    "RELEVANCE",
+    "RELEVANCE_MANIFEST",
     "RerankStep",
     "RerankTraining",
     "Wanted",
@@ -50,6 +52,7 @@ __all__ = [
     "fit_kbm",
     "fit_names",
     "fit_probe",
+    "fit_relevance",
     "fit_reranker",
     "fit_uar",
     "gains_of",
@@ -57,5 +60,6 @@ __all__ = [
     "options_of",
     "relevance_groups",
     "save_fitted",
+    "save_relevance",
     "save_reranker",
 ]

@@ -11,7 +11,7 @@ from knowgate.rerank.order import rerank
 from knowgate.types import Reranker
 
 if TYPE_CHECKING:
-    from knowgate.rerank.cross_encoder import CrossEncoderReranker, shown
+    from knowgate.rerank.cross_encoder import UNREAD, CrossEncoderReranker, shown
     from knowgate.rerank.manifest import (
         BASE,
         KEPT,
@@ -33,6 +33,7 @@ __all__ = [
     "KEPT",
     "MANIFEST",
     "RERANKERS",
+    "UNREAD",
     "VERSION",
     "WEIGHTS",
     "as_reranker",

@@ -18,6 +18,8 @@ from knowgate.files import sha256_text
 from knowgate.rerank.manifest import check_files, is_aligned, read_manifest, weights_fingerprint
 from knowgate.types import Passage
 
+UNREAD = ""  # stands where a question would: see `reads_question`
+
 
 class CrossEncoderReranker:
     """Scores are logits: any finite number, higher is better. Loaded on first use, on the GPU if there is one."""
@@ -30,11 +32,19 @@ class CrossEncoderReranker:
         self._batch_size = batch_size
 
     @classmethod
-    def around(cls, model: Any, spec: str) -> CrossEncoderReranker:
+    def around(cls, model: Any, spec: str, *, reads_question: bool = True) -> CrossEncoderReranker:
         """A reranker of a cross-encoder that is already loaded."""
         reranker = cls(spec)
-        reranker.__dict__["_model"] = model
+        reranker.__dict__ |= {"_model": model, "reads_question": reads_question}
         return reranker
+
+    @cached_property
+    def reads_question(self) -> bool:
+        """False of a control that was taught, and is asked, without the question: it ranks passages as such."""
+        if not is_aligned(self.spec):
+            return True
+        check_files(self.spec)
+        return bool(read_manifest(self.spec).get("reads_question", True))
 
     @property
     def name(self) -> str:
@@ -55,7 +65,7 @@ class CrossEncoderReranker:
         if len(questions) != len(passages):
             raise BadInput(f"{len(questions)} questions came with {len(passages)} lists of passages.")
         pairs = [
-            [(question, shown(passage)) for passage in found]
+            [(question if self.reads_question else UNREAD, shown(passage)) for passage in found]
             for question, found in zip(questions, passages, strict=True)
         ]
         distinct = list(dict.fromkeys(pair for some in pairs for pair in some))

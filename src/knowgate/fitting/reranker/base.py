@@ -19,6 +19,7 @@ from knowgate.rerank import KEPT, check_files
 MINILM = "minilm"
 NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 SPECIAL = 4  # tokens that frame a pair, at most
+PORTION = 1_000  # texts cut at once
 
 
 def open_cross_encoder(spec: str, *, seed: int = 0, device: str | None = None) -> Any:
@@ -89,12 +90,14 @@ def _seed(seed: int) -> None:
 
 def cut_texts(model: Any, texts: Sequence[str], limit: int) -> list[str]:
     """Texts of at most `limit` tokens; shorter ones stay as they are."""
-    tokenizer = model.tokenizer
-    cut = []
-    for text in texts:
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        offsets = encoded["offset_mapping"]
-        cut.append(text if len(offsets) <= limit else text[: offsets[limit - 1][1]])
+    cut: list[str] = []
+    for start in range(0, len(texts), PORTION):
+        part = list(texts[start : start + PORTION])
+        encoded = model.tokenizer(part, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        cut += [
+            text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
+            for text, offsets in zip(part, encoded["offset_mapping"], strict=True)
+        ]
     return cut
 
 
