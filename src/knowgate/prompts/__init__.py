@@ -21,7 +21,7 @@ from knowgate.lazy import hand_on
 from knowgate.types import Question
 
 if TYPE_CHECKING:
-    from knowgate.prompts.answer import AnswerPrompts, fit_passages, load_answer_prompts
+    from knowgate.prompts.answer import AnswerPrompts, evidence, fit_passages, load_answer_prompts
     from knowgate.prompts.assess import self_assessment
     from knowgate.prompts.judge import ik_text, kbm_text
 else:
@@ -33,6 +33,7 @@ __all__ = [
     "TemplateSet",
     "WORD",
     "detect_language",
+    "evidence",
     "fit_passages",
     "ik_text",
     "kbm_text",
