@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +33,7 @@ from knowgate.fitting import (
     save_relevance,
     save_reranker,
 )
-from knowgate.preferences import NAMES, PreferenceFolder, data_hash, shared_settings
+from knowgate.preferences import NAMES, Preference, PreferenceFolder, data_hash, shared_settings
 from knowgate.rerank import MANIFEST
 from knowgate.retrieval import load_retriever
 
@@ -78,8 +78,12 @@ def reranker(
     given = {"epochs": epochs, "batch": batch, "rate": learning_rate, "seed": seed}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if pref:
+        folders = [PreferenceFolder(folder) for folder in pref]
+        settings = shared_settings(folders)
         training = RerankTraining(loss, temperature, **chosen)
-        _align(pref, out, base, training, _relevance(relevance, relevance_index, limit), not question_unread)
+        rows = [row for folder in folders for row in folder.rows()]
+        groups = _relevance(relevance, relevance_index, limit)
+        _align(rows, settings, out, base, training, groups, reads_question=not question_unread)
     elif relevance:
         _teach_relevance(relevance, relevance_index, limit, out, base, replace(RELEVANCE, **chosen))
     else:
@@ -90,17 +94,16 @@ def reranker(
 
 
 def _align(
-    pref: Sequence[Path],
+    rows: Sequence[Preference],
+    settings: Mapping[str, Any],
     out: Path,
     base: str | None,
     training: RerankTraining,
     relevance: list[Group] | None,
+    *,
     reads_question: bool,
 ) -> None:
     check_replaceable(out, MANIFEST, "a reranker of ours")  # before the work, not after it
-    folders = [PreferenceFolder(folder) for folder in pref]
-    settings = shared_settings(folders)
-    rows = [row for folder in folders for row in folder.rows()]
     with progress("training", "questions", WORDS) as show:
         fitted = fit_reranker(
             rows, base=base or MINILM, training=training, relevance=relevance, reads_question=reads_question,

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult
     from knowgate.evaluation.comparison.overview import main_sheet
     from knowgate.evaluation.reranking.answers import Answering
-    from knowgate.evaluation.reranking.rankers import compare_rankers, markdown, summary
+    from knowgate.evaluation.reranking.compare import HeldOut, compare_rerankers, held_out
+    from knowgate.evaluation.reranking.kept_scores import KeptScores
+    from knowgate.evaluation.reranking.tables import prediction_lines, rerank_json, rerank_sheets
     from knowgate.evaluation.self_assessment import Assessment, assess_direct, assess_freely, assess_with_history
     from knowgate.evaluation.sweeps import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
     from knowgate.evaluation.traffic.log import Log, read_log, read_run, shown_bad
@@ -30,8 +32,10 @@ __all__ = [
     "Assessment",
     "Evaluation",
     "GateResult",
+    "HeldOut",
     "INDICATORS",
     "Interval",
+    "KeptScores",
     "Log",
     "NOT_GIVEN",
     "Point",
@@ -50,19 +54,21 @@ __all__ = [
     "assess_with_history",
     "beta_sheets",
     "change",
-    "compare_rankers",
+    "compare_rerankers",
     "evaluate",
     "evaluation_json",
+    "held_out",
     "main_sheet",
-    "markdown",
+    "prediction_lines",
     "read_log",
     "read_run",
     "read_runs",
     "replay",
+    "rerank_json",
+    "rerank_sheets",
     "run_report_json",
     "shown_bad",
     "summarise",
-    "summary",
     "sweep_betas",
     "sweep_plug_in",
     "sweep_thresholds",

@@ -9,7 +9,7 @@ from knowgate.lazy import hand_on
 if TYPE_CHECKING:
     from knowgate.preferences.from_labels import DEFAULT_SOURCE, prefer
     from knowgate.preferences.measure import Benefit, Confidence, Likelihood, Preferrer, Source
-    from knowgate.preferences.rank_measures import NAMES, rank_values, ranking
+    from knowgate.preferences.rank_measures import NAMES, hits_of, rank_values, ranking
     from knowgate.preferences.record import Preference, PreferenceFolder, data_hash, distinct, shared_settings
     from knowgate.preferences.session import PreferenceCounts, prefer_run
 else:
@@ -27,6 +27,7 @@ __all__ = [
     "Source",
     "data_hash",
     "distinct",
+    "hits_of",
     "prefer",
     "prefer_run",
     "rank_values",

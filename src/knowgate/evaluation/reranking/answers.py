@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from knowgate.files import read_jsonl, sha256_text
+from knowgate.evaluation.reranking.kept_values import add_kept, read_kept
+from knowgate.files import sha256_text
 from knowgate.labels import Grader
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.statistics import Floats
@@ -28,7 +28,7 @@ class Answering:
     file: Path
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
-    on_answers: Callable[[int], None] = lambda n: None
+    watch: Callable[[int, int], None] = lambda done, total: None
 
     def correct(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> Floats:
         """1 or 0 for each question, NaN where it has no gold answer."""
@@ -41,9 +41,7 @@ class Answering:
     @cached_property
     def known(self) -> dict[str, str]:
         """Answers given so far, by the key of their prompt."""
-        if not self.file.is_file():
-            return {}
-        return {str(record["key"]): str(record["answer"]) for _, record in read_jsonl(self.file)}
+        return read_kept(self.file, "answer")
 
     def _prompt(self, question: Question, passages: Sequence[Passage]) -> Prompt:
         if not passages:
@@ -58,15 +56,10 @@ class Answering:
         for start in range(0, len(waiting), BATCH):
             batch = waiting[start : start + BATCH]
             said = self.model.generate([prompt for _, prompt in batch], max_tokens=self.max_tokens)
-            self._keep([(key, row[0].text) for (key, _), row in zip(batch, said, strict=True)])
-
-    def _keep(self, answers: Sequence[tuple[str, str]]) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a", encoding="utf-8", newline="\n") as file:
-            for key, answer in answers:
-                file.write(json.dumps({"key": key, "answer": answer}, ensure_ascii=False) + "\n")
-        self.known.update(answers)
-        self.on_answers(len(answers))
+            fresh = {key: row[0].text for (key, _), row in zip(batch, said, strict=True)}
+            add_kept(self.file, "answer", fresh)
+            self.known.update(fresh)
+            self.watch(start + len(batch), len(waiting))
 
     def _key(self, prompt: Prompt) -> str:
         return sha256_text(self.model.fingerprint, prompt.text, str(self.max_tokens))[:24]
