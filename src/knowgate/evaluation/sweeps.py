@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ def sweep_thresholds(trial: Trial, gate: GateScores, tried: Sequence[float] = TH
 
 
 def sweep_betas(trial: Trial, gate: GateScores, tried: Sequence[float] = BETAS) -> Sheet:
-    """The same for confidence = 1 - need, as CBDR has it."""
+    """The same for confidence, as CBDR has it: 1 - the raw score of a fitted gate (eq. 2, the probe's softmax), and
+    1 - need of a gate that has none."""
     columns = ("answer if confidence >", "retrieval", "accuracy", "random", "gain", "harm", "waste", "judged right")
-    rows = tuple(_at(trial, gate, 1 - beta, f"{beta:g}", strict=True) for beta in tried)
-    return Sheet(f"{gate.name}: beta", columns, rows)
+    own = gate if gate.raw is None else replace(gate, needs=gate.raw)
+    rows = tuple(_at(trial, own, 1 - beta, f"{beta:g}", strict=True) for beta in tried)
+    return Sheet(f"{gate.name}: beta on {'1 - need' if gate.raw is None else 'the raw confidence'}", columns, rows)
 
 
 def _at(trial: Trial, gate: GateScores, threshold: float, name: str, *, strict: bool = False) -> tuple[str, ...]:
