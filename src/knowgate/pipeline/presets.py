@@ -48,7 +48,7 @@ def _probe(gate: str) -> str:
     made = read_artefact(spec.folder).manifest if spec else {}
     if spec is None or made["gate"] != "probe":
         raise BadSetting(f"--preset cbdr decides by a fitted probe; --gate is '{gate}'. Fit one: {FIT}")
-    if made["target"] != "known":
+    if made.get("target", "known") != "known":
         raise BadSetting(
             f"--preset cbdr takes a probe of whether the LLM knows; '{gate}' was fitted on '{made['target']}'. "
             f"Fit one: {FIT}"
