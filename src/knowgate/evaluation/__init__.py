@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from knowgate.evaluation.boundary.slices import NOT_GIVEN, Slice, summarise
     from knowgate.evaluation.compare_gates import evaluate
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
-    from knowgate.evaluation.comparison.gate_results import RATES, GateResult
+    from knowgate.evaluation.comparison.gate_results import RATES, GateResult, majority_share
     from knowgate.evaluation.comparison.overview import main_sheet
+    from knowgate.evaluation.ik_ablations import sweep_ik
     from knowgate.evaluation.reranking.answers import Answering
     from knowgate.evaluation.reranking.rankers import compare_rankers, markdown, summary
+    from knowgate.evaluation.second_look import second_sheet
     from knowgate.evaluation.self_assessment import Assessment, assess_direct, assess_freely, assess_with_history
     from knowgate.evaluation.sweeps import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
     from knowgate.evaluation.traffic.log import Log, read_log, read_run, shown_bad
@@ -52,16 +54,19 @@ __all__ = [
     "evaluate",
     "evaluation_json",
     "main_sheet",
+    "majority_share",
     "markdown",
     "read_log",
     "read_run",
     "read_runs",
     "replay",
     "run_report_json",
+    "second_sheet",
     "shown_bad",
     "summarise",
     "summary",
     "sweep_betas",
+    "sweep_ik",
     "sweep_plug_in",
     "sweep_thresholds",
     "sweep_transfer",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from knowgate.fitting.fit_options import HANDED, FitOption, Wanted, options_of
     from knowgate.fitting.fit_result import FitResult
     from knowgate.fitting.fusion import fit_fusion
-    from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
+    from knowgate.fitting.judges.ik import fewer, fit_ik, fit_ik_text
     from knowgate.fitting.judges.kbm import fit_kbm
     from knowgate.fitting.probe import fit_probe
     from knowgate.fitting.reranker.alignment import AlignedReranker, fit_reranker
@@ -41,6 +41,7 @@ __all__ = [
     "RerankTraining",
     "Wanted",
     "WatchFit",
+    "fewer",
     "fit",
     "fit_adaptive",
     "fit_function",

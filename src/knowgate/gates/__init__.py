@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         revise_artefact,
         write_artefact,
     )
-    from knowgate.gates.fitted.base import FittedGate
+    from knowgate.gates.fitted.base import MIDDLE, FittedGate
     from knowgate.gates.fitted.judge import (
         ADAPTER_FOLDER,
         ADAPTER_SUFFIXES,
@@ -46,11 +46,27 @@ if TYPE_CHECKING:
     from knowgate.gates.fitted.probability import to_probability
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
     from knowgate.gates.ik import IK_LABELS, ik_needs
-    from knowgate.gates.kbm import KBM_HEADS, KBM_LABELS, encode_kbm_answer, kbm_confidence, kbm_text_with_passages
+    from knowgate.gates.kbm import (
+        KBM_HEADS,
+        KBM_LABELS,
+        PASSAGE_LESSONS,
+        encode_kbm_answer,
+        kbm_confidence,
+        kbm_text_with_passages,
+    )
     from knowgate.gates.live import bind_gate, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
-    from knowgate.gates.recorded import GateScores, folder_of, gate_name, score_gate, score_gates, seen_by, without_seen
+    from knowgate.gates.recorded import (
+        GateScores,
+        check_unseen,
+        folder_of,
+        gate_name,
+        score_gate,
+        score_gates,
+        seen_by,
+        without_seen,
+    )
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -74,7 +90,9 @@ __all__ = [
     "KBM_LABELS",
     "KIND",
     "MANIFEST",
+    "MIDDLE",
     "PACKAGED",
+    "PASSAGE_LESSONS",
     "PLAIN",
     "ProbeGate",
     "PromptGate",
@@ -91,6 +109,7 @@ __all__ = [
     "bind_gate",
     "check_count",
     "check_offers",
+    "check_unseen",
     "default_gate",
     "draft_embeddings",
     "encode_kbm_answer",

@@ -14,8 +14,8 @@ Floats = NDArray[np.float64]
 
 
 def to_probability(raw: Floats, calibration: Mapping[str, Any]) -> Floats:
-    """Apply a calibration of a manifest: platt (a, b on the logit), isotonic (x, y knots, linear between) of gates fitted
-    before, or none. floor: how near to 0 and 1 the scores are told apart."""
+    """Apply a calibration of a manifest: platt (a, b on the logit; floor: how near to 0 and 1 scores are told apart),
+    isotonic (x, y knots, linear between) of gates that were fitted before, or none."""
     kind, needs = calibration["kind"], np.clip(raw, 0.0, 1.0)
     if kind == "isotonic":
         needs = np.interp(raw, calibration["x"], calibration["y"])
