@@ -1,5 +1,6 @@
 """`sweep ik`: tokens, training size and whose labels, each with a judge of its own; a tiny random Llama learns."""
 
+import numpy as np
 import pytest
 
 from knowgate.cli import run as knowgate
@@ -15,18 +16,19 @@ from tests.support.planted_run import write_run
 from tests.support.tiny_models import save_word_llama
 
 
-def rows(n=160):
+def rows(n=240):
     """Known where the draft begins with an x; the gold answer is held, never equal, so `exact` finds all unknown."""
-    letters = "abcdefgh"
-    words = [" ".join(letters[(i * step + step) % 8] for step in range(1, 6)) for i in range(n)]
-    drafts = [f"x {word}" if i % 2 else word for i, word in enumerate(words)]
+    rng = np.random.default_rng(0)
+    known = rng.random(n) < 0.5
+    words = [" ".join(rng.choice(list("bcdefghi"), 5)) for _ in range(n)]
+    drafts = [f"x {word}" if truth else word for word, truth in zip(words, known, strict=True)]
     return [
         LabelRow(
             str(i),
             f"{i} {words[i]}?",
             "en",
             answers=("x",),
-            closed=GradedAnswer(drafts[i], (Token("x", -1.0),) * 6, correct=bool(i % 2)),
+            closed=GradedAnswer(drafts[i], (Token("x", -1.0),) * 6, correct=bool(known[i])),
         )
         for i in range(n)
     ]
@@ -42,15 +44,15 @@ def run(tmp_path_factory):
 def test_a_line_for_each_variant_and_the_majority_beside_them(run, tmp_path):
     said = []
     with quick():
-        table = sweep_ik([run], tokens=[0, 4], rows=[50], epochs=3, learning_rate=5e-3, out=tmp_path, say=said.append)
+        table = sweep_ik([run], tokens=[0, 4], rows=[120], epochs=4, learning_rate=5e-3, out=tmp_path, say=said.append)
     without, read, majority = (dict(zip(table.columns, line, strict=True)) for line in table.rows)
     assert (without["T"], read["T"], majority["T"]) == ("0", "4", "majority")
-    assert read["training rows"] == "50"
+    assert read["training rows"] == "120"
     assert float(read["AUROC"]) > 0.9 > float(without["AUROC"])
     assert float(read["own verdict right"].split()[0]) > float(majority["judged right"].split()[0]) >= 50
-    assert said == ["fitting ik-t0-n50-contains on 50 questions", "fitting ik-t4-n50-contains on 50 questions"]
-    again = sweep_ik([run], tokens=[4], rows=[50], epochs=3, learning_rate=5e-3, out=tmp_path, say=said.append)
-    assert said[-1] == "ik-t4-n50-contains is there already"
+    assert said == ["fitting ik-t0-n120-contains on 120 questions", "fitting ik-t4-n120-contains on 120 questions"]
+    again = sweep_ik([run], tokens=[4], rows=[120], epochs=4, learning_rate=5e-3, out=tmp_path, say=said.append)
+    assert said[-1] == "ik-t4-n120-contains is there already"
     assert again.rows[0] == table.rows[1]
 
 

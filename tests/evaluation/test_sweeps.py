@@ -92,7 +92,7 @@ def test_any_fitted_gate_can_be_swept_over_with_options_of_its_fit(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("logprob", "unknown fitted gate 'logprob'.*Known: probe"),
+        ("logprob", "unknown fitted gate 'logprob'.*Known: .*probe"),
         ("ik:breath=3", "fit ik has no option 'breath=3'. Known: mode, tokens"),
         ("ik:tokens=many", "tokens is 'many'; it must be a number"),
     ],

@@ -1,6 +1,6 @@
 """IK's ablations (the IK paper, section 4): draft tokens T, training size, and who made the labels.
 
-A judge is fitted for each. Every judge is tested on the same questions against the same verdicts: those of the runs' own grader.
+A judge is fitted for each. All are tested on the same questions against the same verdicts, those of the runs' grader.
 """
 
 from __future__ import annotations

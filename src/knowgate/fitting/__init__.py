@@ -8,6 +8,7 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.fitting.adaptive import fit_adaptive
+    from knowgate.fitting.card import majority
     from knowgate.fitting.examples import Examples, load_examples
     from knowgate.fitting.fit_gate import fit, fit_function, fit_names
     from knowgate.fitting.fit_options import HANDED, FitOption, Wanted, options_of
@@ -55,6 +56,7 @@ __all__ = [
     "fit_uar",
     "gains_of",
     "load_examples",
+    "majority",
     "options_of",
     "relevance_groups",
     "save_fitted",
