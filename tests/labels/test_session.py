@@ -195,6 +195,12 @@ def test_passages_too_long_for_the_window_are_cut_from_the_end_and_the_row_says_
 def test_the_masked_answer_is_kept_when_asked(tmp_path):
     rows = list(run(tmp_path, made=labeller(mask=True)).rows())
     assert all(row.mask is not None for row in rows)
+    assert all(row.mask.samples == () for row in rows)
+
+
+def test_masked_answers_are_sampled_when_asked(tmp_path):
+    rows = list(run(tmp_path, made=labeller(mask=True, mask_samples=3)).rows())
+    assert all(len(row.mask.samples) == 3 and row.mask.mastery is not None for row in rows)
 
 
 def test_throughput_is_kept_in_the_manifest(tmp_path):

@@ -41,7 +41,7 @@ Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
 ]
-Explain = Annotated[bool, typer.Option(help="Show the logged questions a decision rests on (dhicl, skr), and what is proven about the threshold.")]  # fmt: skip  # noqa: E501
+Explain = Annotated[bool, typer.Option(help="Show what a decision rests on: the raw score of a fitted gate, logged questions (dhicl, skr), what is proven about the threshold.")]  # fmt: skip  # noqa: E501
 
 
 def ask(
@@ -84,7 +84,7 @@ def ask(
         if not live:
             _print_json(answer_record(answer, rag)) if as_json else _show(answer)
         if explain and not as_json:
-            _show_neighbours(answer.decision)
+            _show_basis(answer.decision)
     if rag.rerank_margin is not None and rag.reranker is not None:
         typer.echo(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.", err=True)
 
@@ -127,7 +127,7 @@ def decide(
         else:
             _console().print(f"{_verdict(decision)}  {_plain(question.text)}  [dim]{_plain(decision.reason)}[/dim]")
         if explain and not as_json:
-            _show_neighbours(decision)
+            _show_basis(decision)
 
 
 def _say_promise(rag: AdaptiveRAG, explain: bool) -> None:
@@ -199,8 +199,11 @@ def _show_sources(answer: Answer) -> None:
     console.print(f"  [dim]{answer.seconds['total']:.2f} s[/dim]")
 
 
-def _show_neighbours(decision: Decision) -> None:
-    if not decision.neighbours:
+def _show_basis(decision: Decision) -> None:
+    """What a decision rests on: a fitted gate's score before calibration, logged questions."""
+    if decision.raw is not None:
+        _console().print(f"  [dim]need {decision.need:.4f}, made of the raw score {decision.raw:.4f}[/dim]")
+    if not decision.neighbours and decision.raw is None:
         _console().print("  [dim]this gate looked up no logged questions[/dim]")
     for near in decision.neighbours:
         outcome = f", retrieval: {near.outcome}" if near.outcome else ""

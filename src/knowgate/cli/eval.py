@@ -50,6 +50,12 @@ def eval_(
     drop_seen: Annotated[
         bool, typer.Option("--drop-seen", help="Leave out questions a gate was fitted on, instead of refusing it.")
     ] = False,
+    second_look: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Fitted kbm gate that judges the passages of every row: each gate with and without it."
+        ),
+    ] = None,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 2_000,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page (needs the 'report' extra).")] = True,
@@ -73,6 +79,7 @@ def eval_(
             limit=limit,
             plug_in=plug_in,
             drop_seen=drop_seen,
+            second_look=second_look,
             resamples=resamples,
             seed=seed,
             on_progress=show,

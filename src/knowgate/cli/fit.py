@@ -21,7 +21,7 @@ from knowgate.cli.options import Seed
 from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
 from knowgate.errors import KnowgateError, UnknownName
-from knowgate.fitting import FitOption, FitStep, fit, fit_function, fit_names, options_of
+from knowgate.fitting import FitOption, FitStep, fit, fit_function, fit_names, majority, options_of
 from knowgate.gates import FITTED, retrieval_rule
 
 if TYPE_CHECKING:
@@ -165,6 +165,8 @@ def fit_and_tell(name: str, shared: dict[str, Any], options: dict[str, Any]) -> 
     table = Table("measure", "test split", box=None)
     for measure, estimate in made["metrics"].items():
         table.add_row(measure, _shown(estimate))
+        if measure == "accuracy":
+            table.add_row("(majority)", f"{majority(made):.3f}")
     Console().print(table)
     WORDS.print(f"{name} fitted on '{made['target']}', {made['split']}. Use it: knowgate ask --gate {out}")
     WORDS.print(_decides(gate))

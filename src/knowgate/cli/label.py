@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from knowgate.cli.options import Candidates, Rerank
+from knowgate.cli.options import Candidates, Prompts, Rerank
 from knowgate.cli.progress import question_bar
 from knowgate.files import write_text
 from knowgate.labels import Tally, compare_graders, make_sets
@@ -46,6 +46,9 @@ def label(
     judge: Annotated[str | None, typer.Option(help="Model spec of the judge, with --grade judge.")] = None,
     judge_prompt: Annotated[str, typer.Option(help="implies (with the question) or contains (without).")] = "implies",
     mask: Annotated[bool, typer.Option(help="Also answer with gold answers in the passages replaced by MASK.")] = False,
+    mask_samples: Annotated[
+        int, typer.Option(min=0, help="With --mask: sampled answers to the MASK passages, too (KBM's Figure 3).")
+    ] = 0,
     k: Annotated[
         int | None, typer.Option(min=1, help="Passages. Default: 3 from an index, all of the data's own.")
     ] = None,
@@ -61,7 +64,7 @@ def label(
         bool, typer.Option("--seakr", help="Also how far apart the states of 20 sampled answers are (SeaKR).")
     ] = False,
     lang: Annotated[str | None, typer.Option(help="Force the prompt language: en or zh.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="TOML file with your own answer prompts.")] = None,
+    prompts: Prompts = None,
     retry_failed: Annotated[bool, typer.Option(help="Try questions again that failed before.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare-graders", help="Print how far graders agree on this run.")
@@ -90,6 +93,7 @@ def label(
                 judge=judging,
                 judge_prompt=judge_prompt,
                 mask=mask,
+                mask_samples=mask_samples,
                 k=k,
                 layers=layers,
                 closed_book=closed_book,

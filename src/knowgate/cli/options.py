@@ -51,5 +51,8 @@ Gates = Annotated[
 PlugIn = Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")]
 Lang = Annotated[str | None, typer.Option("--lang", help="Force the prompt language: en or zh. Default: detected.")]
 Prompts = Annotated[
-    Path | None, typer.Option("--prompts", parser=path, metavar="FILE", help="TOML file with your own answer prompts.")
+    Path | None,
+    typer.Option(
+        "--prompts", parser=path, metavar="free|FILE", help="Wording: free (answers at length), or your own TOML file."
+    ),
 ]

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from knowgate.cli.eval import split_specs, wide_console
-from knowgate.cli.options import Gates, Labels, PlugIn
+from knowgate.cli.options import Gates, Labels, PlugIn, Seed
 from knowgate.cli.paths import path
 from knowgate.display import Sheet, markdown_tables
 from knowgate.errors import BadSetting, MissingExtra
@@ -19,7 +19,7 @@ from knowgate.report import render
 from knowgate.runs import load_trial
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
-app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs.")
+app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs, IK.")
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 
 
@@ -63,7 +63,10 @@ def variants(
 def transfer(
     train: Annotated[list[Path], typer.Option(parser=path, metavar="RUN", help="Label run to fit on; repeat it.")],
     labels: Labels,
-    fit: Annotated[str, typer.Option(help="What to fit: fusion or probe.")] = "fusion",
+    fit: Annotated[
+        str,
+        typer.Option(help="What to fit: any gate of `knowgate fit`, or e.g. ik:mode=text,tokens=8."),
+    ] = "fusion",
     markdown: AsMarkdown = False,
 ) -> None:
     """Fitted on one data set, tested on others: a matrix of AUROC.
@@ -75,6 +78,75 @@ def transfer(
     except ModuleNotFoundError as error:
         raise MissingExtra("fitting", "train") from error
     show([found], markdown)
+
+
+@app.command()
+def ik(
+    labels: Labels,
+    test: Annotated[
+        list[Path] | None,
+        typer.Option(parser=path, metavar="RUN", help="Label run to test on. Default: the test split of --labels."),
+    ] = None,
+    tokens: Annotated[str, typer.Option(help="Draft tokens T, between commas.")] = "0,8,32,128",
+    rows: Annotated[str, typer.Option(help="Training sizes, between commas; all: as many as there are.")] = "all",
+    grades: Annotated[
+        str | None,
+        typer.Option(help="Whose verdicts are learnt: exact, contains, judge, between commas. Default: the runs' own."),
+    ] = None,
+    judge: Annotated[str | None, typer.Option(help="Model spec of the judge, for --grades judge.")] = None,
+    mode: Annotated[str, typer.Option(help="lora (fine-tuned judge) or text (head over embeddings).")] = "lora",
+    base: Annotated[str | None, typer.Option(help="Model to fine-tune. Default: the LLM that was labelled.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Walks over the examples. Default: as `fit ik`.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path, metavar="DIR", help="Keep the judges here; the same command goes on where it stopped."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    markdown: AsMarkdown = False,
+) -> None:
+    """IK's ablations: how many tokens of the draft, how many training questions, whose labels. Fits a judge for each.
+
+    Example: knowgate sweep ik --labels runs/train --tokens 0,8,32 --rows 1000,5000 --grades contains,judge --judge M
+    """
+    from knowgate.evaluation import sweep_ik
+    from knowgate.models import load_model
+
+    given = {"mode": mode, "base": base, **({} if epochs is None else {"epochs": epochs})}
+    try:
+        sheet = sweep_ik(
+            labels,
+            test=test or (),
+            tokens=_numbers("--tokens", tokens),
+            rows=[None if word == "all" else number for word, number in _sizes(rows)],
+            grades=_words(grades or ""),
+            judge=load_model(judge) if judge else None,
+            out=out,
+            seed=seed,
+            say=WORDS.print,
+            **given,
+        )
+    except ModuleNotFoundError as error:
+        raise MissingExtra("fitting", "train") from error
+    show([sheet], markdown)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    wrong = [word for word in _words(text) if not word.isdigit()]
+    if wrong or not _words(text):
+        raise BadSetting(f"{option} is '{text}': give whole numbers between commas.")
+    return [int(word) for word in _words(text)]
+
+
+def _sizes(text: str) -> list[tuple[str, int]]:
+    words = _words(text)
+    numbers = _numbers("--rows", ",".join("0" if word == "all" else word for word in words))
+    return list(zip(words, numbers, strict=True))
 
 
 @app.command("plug-in")

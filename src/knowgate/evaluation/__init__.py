@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from knowgate.evaluation.boundary.slices import NOT_GIVEN, Slice, summarise
     from knowgate.evaluation.compare_gates import evaluate
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
-    from knowgate.evaluation.comparison.gate_results import RATES, GateResult
+    from knowgate.evaluation.comparison.gate_results import RATES, GateResult, majority_share
     from knowgate.evaluation.comparison.overview import main_sheet
+    from knowgate.evaluation.ik_ablations import sweep_ik
     from knowgate.evaluation.reranking.answers import Answering
     from knowgate.evaluation.reranking.compare import HeldOut, compare_rerankers, held_out
     from knowgate.evaluation.reranking.kept_scores import KeptScores
     from knowgate.evaluation.reranking.tables import prediction_lines, rerank_json, rerank_sheets
+    from knowgate.evaluation.second_look import second_sheet
     from knowgate.evaluation.self_assessment import Assessment, assess_direct, assess_freely, assess_with_history
     from knowgate.evaluation.sweeps import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
     from knowgate.evaluation.traffic.log import Log, read_log, read_run, shown_bad
@@ -59,6 +61,7 @@ __all__ = [
     "evaluation_json",
     "held_out",
     "main_sheet",
+    "majority_share",
     "prediction_lines",
     "read_log",
     "read_run",
@@ -67,9 +70,11 @@ __all__ = [
     "rerank_json",
     "rerank_sheets",
     "run_report_json",
+    "second_sheet",
     "shown_bad",
     "summarise",
     "sweep_betas",
+    "sweep_ik",
     "sweep_plug_in",
     "sweep_thresholds",
     "sweep_transfer",

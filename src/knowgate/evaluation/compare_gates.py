@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from knowgate.datasets import Data
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluation.comparison.evaluation import Evaluation, compare
+from knowgate.evaluation.comparison.gate_results import baselines
 from knowgate.evaluation.live import AUTO, answer_now
-from knowgate.gates import score_gates, without_seen
+from knowgate.evaluation.second_look import look_again, second_lines
+from knowgate.gates import GateScores, score_gates, without_seen
 from knowgate.labels import CANDIDATES, Tally
 from knowgate.runs import Runs, load_trial, run_paths
-from knowgate.statistics import RESAMPLES
+from knowgate.statistics import RESAMPLES, Draws
 from knowgate.types import Gate, Model, Reranker, Retriever
 
 GateLike = str | Path | Gate
@@ -32,6 +35,7 @@ def evaluate(
     limit: int | None = None,
     plug_in: bool = False,
     drop_seen: bool = False,
+    second_look: str | Path | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
     on_progress: Callable[[Tally], None] = lambda tally: None,
@@ -44,7 +48,9 @@ def evaluate(
     chosen from so many `candidates` by the reranker `rerank` where there is one; the answers are kept in the folder
     `out`, and the next call does not ask for them again. limit: only so many questions.
     plug_in: allow gates that were fitted on another LLM. drop_seen: leave out questions a gate was fitted on, instead
-    of refusing it. resamples, seed: of the bootstrap.
+    of refusing it. second_look: a fitted kbm gate that judges the passages of every row; the evaluation then has a
+    table of each gate with and without it, and the verdicts are kept beside the rows.
+    resamples, seed: of the bootstrap.
 
     Example:
         >>> evaluate(["my-gate", "logprob:mean"], "runs/test")  # doctest: +SKIP
@@ -62,10 +68,21 @@ def evaluate(
         runs, named = made.runs, made.gates
     try:
         trial = load_trial(run_paths(runs or []))
-        trial = without_seen(trial, asked) if drop_seen else trial
-        return compare(trial, score_gates(trial, named, plug_in=plug_in), resamples=resamples, seed=seed)
+        looking = [] if second_look is None else [str(second_look)]
+        trial = without_seen(trial, [*asked, *looking]) if drop_seen else trial
+        scored = score_gates(trial, named, plug_in=plug_in)
+        compared = compare(trial, scored, resamples=resamples, seed=seed)
+        return _with_second_look(compared, scored, looking[0], seed) if looking else compared
     except ModuleNotFoundError as error:
         raise MissingExtra("evaluating", "train") from error
+
+
+def _with_second_look(compared: Evaluation, scored: Sequence[GateScores], folder: str, seed: int) -> Evaluation:
+    trial = compared.trial
+    beside = [one for one in baselines(trial) if one.name != "oracle"]
+    asked = [one for one in scored if one.name not in {line.name for line in beside}]
+    draws = Draws(len(trial.rows), compared.resamples, seed)
+    return replace(compared, second=second_lines(trial, [*beside, *asked], look_again(trial, folder), draws))
 
 
 def _several(gates: GateLike | Sequence[GateLike]) -> list[GateLike]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from knowgate.datasets import Data, data_name
 from knowgate.errors import BadSetting
-from knowgate.gates import bind_gate, folder_of, gate_name, load_gate, read_questions, score_questions
+from knowgate.gates import bind_gate, folder_of, gate_name, load_gate, read_questions, score_both
 from knowgate.labels import CANDIDATES, Tally, label
 from knowgate.models import as_model
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
@@ -139,10 +139,13 @@ def decide_on(run: RunFolder, model: Model, prompts: AnswerPrompts, gates: Seque
         log.info("%s decides on %d questions", one.name, len(questions))
         start = time.perf_counter()
         needs: list[float] = []
+        raws: list[float] = []
         for first in range(0, len(questions), BATCH):
             part = questions[first : first + BATCH]
-            needs += score_questions(one.gate, part, read_questions(model, [one.gate], part, prompts))
+            scored = score_both(one.gate, part, read_questions(model, [one.gate], part, prompts))
+            needs += scored.needs
+            raws += scored.raw or []
         seconds = (time.perf_counter() - start) / len(questions)
-        by_id = dict(zip((question.id for question in questions), needs, strict=True))
-        about = getattr(one.gate, "note", "")
-        write_needs(run.path, [RecordedNeeds(one.name, one.gate.threshold, by_id, about, seconds)])
+        ids = [question.id for question in questions]
+        by_id, raw = dict(zip(ids, needs, strict=True)), dict(zip(ids, raws, strict=False))
+        write_needs(run.path, [RecordedNeeds(one.name, one.gate.threshold, by_id, one.gate.note, seconds, raw)])

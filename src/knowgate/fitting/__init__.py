@@ -8,12 +8,13 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.fitting.adaptive import fit_adaptive
+    from knowgate.fitting.card import majority
     from knowgate.fitting.examples import Examples, load_examples
     from knowgate.fitting.fit_gate import fit, fit_function, fit_names
     from knowgate.fitting.fit_options import HANDED, FitOption, Wanted, options_of
     from knowgate.fitting.fit_result import FitResult
     from knowgate.fitting.fusion import fit_fusion
-    from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
+    from knowgate.fitting.judges.ik import fewer, fit_ik, fit_ik_text
     from knowgate.fitting.judges.kbm import fit_kbm
     from knowgate.fitting.probe import fit_probe
     from knowgate.fitting.reranker.alignment import RELEVANCE, AlignedReranker, fit_relevance, fit_reranker
@@ -43,6 +44,7 @@ __all__ = [
     "RerankTraining",
     "Wanted",
     "WatchFit",
+    "fewer",
     "fit",
     "fit_adaptive",
     "fit_function",
@@ -57,6 +59,7 @@ __all__ = [
     "fit_uar",
     "gains_of",
     "load_examples",
+    "majority",
     "options_of",
     "relevance_groups",
     "save_fitted",

@@ -58,6 +58,11 @@ def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in options.items() if not isinstance(value, list))
 
 
+def majority(manifest: Mapping[str, Any]) -> float:
+    """How often the commoner verdict is right: what the accuracy of a verdict must beat."""
+    return max(float(manifest["base_rate"]), 1 - float(manifest["base_rate"]))
+
+
 def _metrics(manifest: Mapping[str, Any]) -> str:
     lines = ["| measure | value | 95 % interval |", "|---|---|---|"]
     for name, estimate in manifest["metrics"].items():
@@ -69,4 +74,6 @@ def _metrics(manifest: Mapping[str, Any]) -> str:
             lines.append(
                 f"| {WORDS[name]} | {estimate['value']:.3f} | {estimate['low']:.3f} to {estimate['high']:.3f} |"
             )
+        if name == "accuracy":
+            lines.append(f"| the same of the commoner verdict for every question | {majority(manifest):.3f} | |")
     return "\n".join(lines)

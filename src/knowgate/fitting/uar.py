@@ -89,7 +89,7 @@ def fit_heads(
         held = np.arange(len(fits)) % HELD_OUT == 0
         tensors[f"{name}.weight"] = _trained(features, truth, np.flatnonzero(~held), tensors, seed)
         found = apply_head(tensors, name, features[held])
-        calibrations.append(fit_calibration(found, truth[held], "platt"))
+        calibrations.append(fit_calibration(found, truth[held]))
         notes.append(_note(name, truth[held], to_probability(found, calibrations[-1]), len(criteria[name]) - len(fits)))
 
     def raw(places: Sequence[int]) -> Floats:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from knowgate.errors import BadInput, BadSetting, NotOffered
-from knowgate.gates import load_gate, score_questions
-from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
+from knowgate.gates import load_gate, score_both
+from knowgate.gates.fitted.artefact import SEEN, read_artefact
 from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.spec import FittedSpec, fitted_spec
 from knowgate.gates.reading import gather_readings
 from knowgate.runs import RecordedNeeds, Trial, question_key
 from knowgate.signals import SEAKR, SELF_ASSESSMENT
@@ -134,31 +135,36 @@ def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> Gate
     source = RecordSource(trial, folder or name)
     gate = source.bind(gate)
     readings = gather_readings(source, [gate], trial.questions)
-    want = gate.want
+    want, scored = gate.want, score_both(gate, trial.questions, readings)
     return GateScores(
         name,
-        np.array(score_questions(gate, trial.questions, readings)),
+        np.array(scored.needs),
         gate.threshold,
         calls=float(Signal.LABELS in gate.needs) + want.samples,
         drafts=want.draft_tokens > 0,
         extra_tokens=want.samples * float(trial.closed_tokens().mean()),
         note=gate.note,
-        raw=np.array(gate.raw_scores(trial.questions, readings)) if isinstance(gate, FittedGate) else None,
+        raw=None if scored.raw is None else np.array(scored.raw),
     )
 
 
 def gate_name(gate: str | Gate) -> str:
     """What tables call a gate: a fitted one by its folder, another by its spec or its own name."""
-    folder = folder_of(gate)
-    if folder is not None:
-        return Path(folder).name
-    return gate if isinstance(gate, str) else gate.name
+    if isinstance(gate, str):
+        spec = fitted_spec(gate)
+        return gate if spec is None else _called(spec)
+    return _called(FittedSpec(str(gate.artefact.path), gate.verdict)) if isinstance(gate, FittedGate) else gate.name
+
+
+def _called(spec: FittedSpec) -> str:
+    return Path(spec.folder).name + (",verdict=own" if spec.verdict == "own" else "")
 
 
 def folder_of(gate: str | Gate) -> str | None:
     """The folder of a fitted gate, None for another."""
     if isinstance(gate, str):
-        return gate if is_artefact(gate) else None
+        spec = fitted_spec(gate)
+        return None if spec is None else spec.folder
     return str(gate.artefact.path) if isinstance(gate, FittedGate) else None
 
 
@@ -167,7 +173,8 @@ def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
     if missing:
         raise BadSetting(f"the recorded gate '{said.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
     needs = np.array([said.needs[key] for key in trial.keys])
-    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about)
+    raw = np.array([said.raw[key] for key in trial.keys]) if said.raw else None
+    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, raw=raw)
 
 
 def _advice(missing: frozenset[Signal]) -> str:

@@ -13,7 +13,7 @@ from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.probability import Floats, to_probability
 from knowgate.signals import hidden_states
 from knowgate.statistics import sigmoid
-from knowgate.types import Question, Reading, Vector
+from knowgate.types import Question, Reading, Scored, Vector
 
 CRITERIA = ("intent", "knowledge", "time")  # asks for sources? needs knowledge? changes with time?
 SELF = "self"  # is it unknown to the model?
@@ -50,7 +50,7 @@ class UarGate(FittedGate):
         return apply_head(self.artefact.tensors, SELF, self._states(readings))
 
     def heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Heads:
-        own = np.array(super().score(questions, readings))
+        own = np.array(self.calibrated(self.raw_scores(questions, readings)))
         return apply_heads(self.artefact.tensors, self.artefact.options["calibrations"], self._states(readings), own)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
@@ -58,6 +58,10 @@ class UarGate(FittedGate):
             return []
         follow = hard_tree if self.artefact.options["tree"] == "hard" else soft_tree
         return [float(need) for need in np.clip(follow(self.heads(questions, readings)), 0.0, 1.0)]
+
+    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
+        """The tree's need; raw is the last head's score, the only one a label run says anything about."""
+        return Scored(self.score(questions, readings), self.raw_scores(questions, readings))
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         if not questions:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from knowgate.labels.kbsat import make_sets
     from knowgate.labels.label_data import label
     from knowgate.labels.labeller import CANDIDATES, Labeller, Plan, passages_shown
+    from knowgate.labels.layers import NAMED_LAYERS, named_layers
     from knowgate.labels.logbook import entries_of, scope_of
     from knowgate.labels.mask import is_mask, says_mask
     from knowgate.labels.runner import LocalRunner
@@ -24,6 +25,7 @@ __all__ = [
     "Grader",
     "Labeller",
     "LocalRunner",
+    "NAMED_LAYERS",
     "Plan",
     "Tally",
     "about",
@@ -37,6 +39,7 @@ __all__ = [
     "label_run",
     "load_grader",
     "make_sets",
+    "named_layers",
     "passages_shown",
     "says_mask",
     "scope_of",

@@ -41,6 +41,7 @@ def label(
     judge: str | Model | None = None,
     judge_prompt: str = "implies",
     mask: bool = False,
+    mask_samples: int = 0,
     k: int | None = None,
     layers: str | Sequence[int] = "mid,late,last",
     closed_book: bool = False,
@@ -61,10 +62,11 @@ def label(
     rerank: folder, spec or reranker that chooses the k passages from so many `candidates`.
     samples: sampled answers per question and way of answering; open_samples: with passages, if not as many.
     grade: exact, contains, choice, or judge (an LLM, given as `judge`, with the prompt 'implies' or 'contains').
-    mask: also answer with the gold answers in the passages replaced. closed_book: retrieve nothing.
+    mask: also answer with the gold answers in the passages replaced; mask_samples: sampled answers to that, too.
+    closed_book: retrieve nothing.
     k: passages; 3 from an index, all of the questions' own, unless given.
     layers: hidden states to keep: mid, late, last, numbers, or 'none'. seakr: also how far apart samples end.
-    prompts: TOML file with your own wording; lang forces 'en' or 'zh'.
+    prompts: 'free' (answers at length, with reasons) or a TOML file with your own wording; lang forces 'en' or 'zh'.
     retry_failed: try questions again that failed before. on_progress: told how far the run is, batch by batch.
 
     Example:
@@ -72,6 +74,9 @@ def label(
     """
     _check_rerank(rerank, candidates, k, closed_book=closed_book)
     _check_counts(samples=(samples, 0), open_samples=(open_samples, 0), max_tokens=(max_tokens, 1), k=(k, 1))
+    _check_counts(mask_samples=(mask_samples, 0))
+    if mask_samples and not mask:
+        raise BadSetting("--mask-samples are answers to MASK passages: add --mask.")
     questions = gather_questions(data, limit)
     llm = as_model(model)
     plan = Plan(
@@ -86,6 +91,7 @@ def label(
         seakr=SAMPLES if seakr else 0,
         open_samples=open_samples,
         candidates=candidates,
+        mask_samples=mask_samples,
     )
     grader = load_grader(grade, as_model(judge) if judge is not None else None, _style(judge_prompt))
     retriever = as_retriever(index) if index is not None else None

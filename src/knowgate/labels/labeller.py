@@ -54,8 +54,8 @@ class Plan:
     """How to label. `layers` are indices of the hidden-state tuple; k: passages, None for all of a data set's own.
 
     seakr: samples whose end states are compared (SeaKR's uncertainty; they are among `samples` where there are enough).
-    open_samples: sampled answers with passages; None for as many as without. candidates: passages a reranker chooses
-    from; without one, they count for nothing.
+    open_samples: sampled answers with passages; None for as many as without. mask_samples: with MASK passages.
+    candidates: passages a reranker chooses from; without one, they count for nothing.
     """
 
     samples: int = 30
@@ -69,6 +69,7 @@ class Plan:
     seakr: int = 0
     open_samples: int | None = None
     candidates: int = CANDIDATES
+    mask_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ class Labeller:
 
     def _batch(self, questions: Sequence[Question]) -> LabelledBatch:
         start = time.perf_counter()
-        closed = self._read([self.prompts.closed(question) for question in questions], states=True)
+        asked = [self.prompts.closed(question) for question in questions]
+        closed = self._read(asked, self.plan.samples, states=True)
         vectors = _vectors(closed)
         rows = [self._blank(question) for question in questions]
         rows = self._with_sides(rows, questions, "closed", closed)
@@ -151,10 +153,9 @@ class Labeller:
         share = (time.perf_counter() - start) / len(questions)
         return LabelledBatch([replace(_compared(row), seconds=share) for row in rows], vectors)
 
-    def _read(self, prompts: Sequence[Prompt], *, states: bool) -> list[Reading]:
+    def _read(self, prompts: Sequence[Prompt], samples: int, *, states: bool = False) -> list[Reading]:
         plan = self.plan
         seakr = plan.seakr if states else 0
-        samples = plan.samples if states or plan.open_samples is None else plan.open_samples
         want = Want(
             draft_tokens=plan.max_tokens,
             layers=plan.layers if states else (),
@@ -196,7 +197,8 @@ class Labeller:
         some = [rows[place] for place in having]
         asked = [questions[place] for place in having]
         prompts = [self.prompts.open(question, row.passages) for question, row in zip(asked, some, strict=True)]
-        some = self._with_sides(some, asked, "open", self._read(prompts, states=False))
+        samples = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
+        some = self._with_sides(some, asked, "open", self._read(prompts, samples))
         if self.plan.mask:
             some = self._with_mask(some, asked)
         for place, row in zip(having, some, strict=True):
@@ -244,6 +246,8 @@ class Labeller:
     def _with_mask(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
         masked = [mask_passages(row.passages, row.answers) for row in rows]
         prompts = [self.prompts.open(question, kept) for question, kept in zip(questions, masked, strict=True)]
+        if self.plan.mask_samples:
+            return self._with_sides(rows, questions, "mask", self._read(prompts, self.plan.mask_samples))
         done = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
         readings = [Reading(draft=completions[0]) for completions in done]
         return self._with_sides(rows, questions, "mask", readings)

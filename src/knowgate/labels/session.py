@@ -53,7 +53,7 @@ def label_run(
     """Label all questions that have no row yet; every finished batch is on disk before the next begins."""
     settings = describe(labeller, questions, data)
     with folder.exclusive(), _disk_errors(folder):
-        folder.start(settings, about())
+        folder.start(settings, {**about(), "depth": labeller.model.depth})
         done = folder.done()
         tally = Tally(len(questions), len(done), sum(error is not None for error in done.values()))
         on_progress(tally)
@@ -111,6 +111,8 @@ def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> di
         settings |= {"reranker": reranker.name, "reranker_fingerprint": reranker.fingerprint}
     else:
         del settings["candidates"]
+    if not labeller.plan.mask_samples:
+        del settings["mask_samples"]
     return {**settings, "hash": settings_hash(settings)}
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import bind_gate, check_count, read_questions, score_questions
+from knowgate.gates import bind_gate, check_count, read_questions, score_both
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, merged, timed, with_total
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
@@ -212,13 +212,15 @@ class AdaptiveRAG:
         with timed(cases, "read"):
             readings = read_questions(self.model, [gate], questions, self.prompts)
         with self._alone, timed(cases, "gate"):
-            needs = score_questions(gate, questions, readings)
+            scored = score_both(gate, questions, readings)
             reasons = gate.explain(questions, readings)
             steps = gate.steps(questions, readings)
             check_count(gate, "explanations", reasons, questions)
             check_count(gate, "numbers of rounds", steps, questions)
         threshold = self.gate.threshold if self.threshold is None else self.threshold
-        for case, reading, need, why, rounds in zip(cases, readings, needs, reasons, steps, strict=True):
+        raws: Sequence[float | None] = scored.raw or [None] * len(cases)
+        told = zip(cases, readings, scored.needs, raws, reasons, steps, strict=True)
+        for case, reading, need, raw, why, rounds in told:
             case.reading, case.steps = reading, min(rounds, ROUNDS)
             case.decision = Decision(
                 need > threshold,
@@ -227,6 +229,7 @@ class AdaptiveRAG:
                 gate.name,
                 _reason(need, threshold, why, gate.note),
                 reading.neighbours.get(gate.name, ()),
+                raw=raw,
             )
         return cases
 

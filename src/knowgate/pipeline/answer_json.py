@@ -49,6 +49,7 @@ def decision_record(decision: Decision) -> dict[str, Any]:
     return {
         "retrieve": decision.retrieve,
         "need": round(decision.need, 6),
+        **({} if decision.raw is None else {"raw": round(decision.raw, 6)}),
         "threshold": decision.threshold,
         "gate": decision.gate,
         "reason": decision.reason,

@@ -50,7 +50,7 @@ class Settings(BaseModel):
     lang: str | None = None
     """Language of the prompts, en or zh. Default: detected per question."""
     prompts: Path | None = None
-    """TOML file with your own answer prompts."""
+    """Wording of the answer prompts: free (answers at length), or your own TOML file."""
 
 
 def load_settings(config: str | Path | None = None, **flags: Any) -> Settings:

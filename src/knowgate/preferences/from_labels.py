@@ -127,6 +127,6 @@ def _source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> 
         given = f"is '{gate}'" if gate else "is missing"
         raise BadSetting(
             f"--source confidence reads a fitted probe; --gate {given}. "
-            "Fit one: knowgate fit probe --labels RUN --out DIR"
+            "Fit one: knowgate fit probe --target known --balanced --labels RUN --out DIR"
         )
     return Confidence(llm, probe.bind(llm, prompts.fingerprint), prompts)

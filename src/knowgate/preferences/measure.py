@@ -57,6 +57,12 @@ class Confidence:
     name = "confidence"
 
     def __post_init__(self) -> None:
+        target = self.gate.artefact.manifest.get("target", "known")
+        if target != "known":
+            raise BadSetting(
+                f"confidence is that the LLM knows, but this probe was fitted on '{target}'. "
+                "Fit one: knowgate fit probe --target known --balanced --labels RUN --out DIR"
+            )
         if self.gate.artefact.options["position"] != "pre":
             raise BadSetting(
                 "the confidence shift is read before the answer, but this probe reads after the draft. "

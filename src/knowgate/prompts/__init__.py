@@ -42,6 +42,7 @@ __all__ = [
     "packaged",
     "question_language",
     "self_assessment",
+    "wording",
 ]
 
 LANGUAGES = ("en", "zh")
@@ -99,8 +100,18 @@ def load_templates(path: Path, like: str) -> TemplateSet:
         raise BadSetting(f'{path}: write templates as name = "text" below [en] or [zh].') from None
     for lang, texts in own.items():
         _check(path, lang, texts, base)
+    return _over(base, path.stem, own)
+
+
+@functools.cache
+def wording(name: str, like: str) -> TemplateSet:
+    """Another wording of a packaged set, by its name; templates it leaves out are those of `like`."""
+    return _over(packaged(like), name, packaged(name).templates)
+
+
+def _over(base: TemplateSet, name: str, own: Mapping[str, Mapping[str, str]]) -> TemplateSet:
     merged = {lang: {**texts, **own.get(lang, {})} for lang, texts in base.templates.items()}
-    return TemplateSet(path.stem, merged)
+    return TemplateSet(name, merged)
 
 
 def _check(path: Path, lang: str, texts: Mapping[str, str], base: TemplateSet) -> None:

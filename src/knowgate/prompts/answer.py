@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from knowgate.errors import BadSetting
-from knowgate.prompts import LANGUAGES, TemplateSet, load_templates, packaged, question_language
+from knowgate.prompts import LANGUAGES, TemplateSet, load_templates, packaged, question_language, wording
 from knowgate.text import render_choices
 from knowgate.types import Model, Passage, Prompt, Question
+
+WORDINGS = ("free",)  # beside the usual one: free-form answers, at length
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,12 @@ class AnswerPrompts:
 
 
 def load_answer_prompts(file: Path | None = None, lang: str | None = None) -> AnswerPrompts:
-    """The packaged wording, or a user's own from a TOML file; lang forces a language."""
-    templates = load_templates(file, like="answer") if file else packaged("answer")
-    return AnswerPrompts(templates, lang)
+    """The packaged wording, another one by its name, or a user's own from a TOML file; lang forces a language."""
+    if file is None:
+        return AnswerPrompts(packaged("answer"), lang)
+    if str(file) in WORDINGS:
+        return AnswerPrompts(wording(str(file), like="answer"), lang)
+    return AnswerPrompts(load_templates(file, like="answer"), lang)
 
 
 def evidence(passages: Sequence[Passage]) -> str:

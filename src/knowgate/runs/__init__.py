@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from knowgate.runs.run_folder import RunFolder
     from knowgate.runs.slices import DIMENSIONS, FREQUENCY, THIRDS, frequency_thirds, slice_values
     from knowgate.runs.split import Split, held_out, question_key, seen_key, split_questions
-    from knowgate.runs.together import check_named_once
+    from knowgate.runs.together import check_named_once, names_of
     from knowgate.runs.trial import Trial, load_trial
+    from knowgate.runs.usefulness import RecordedUse, read_use, write_use
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "GradedAnswer",
     "LabelRow",
     "RecordedNeeds",
+    "RecordedUse",
     "RowFolder",
     "Run",
     "RunFolder",
@@ -37,10 +39,12 @@ __all__ = [
     "frequency_thirds",
     "held_out",
     "load_trial",
+    "names_of",
     "open_run",
     "question_key",
     "question_of",
     "read_needs",
+    "read_use",
     "recorded",
     "recorded_layers",
     "run_paths",
@@ -50,4 +54,5 @@ __all__ = [
     "split_questions",
     "to_json",
     "write_needs",
+    "write_use",
 ]

@@ -18,17 +18,22 @@ from knowgate.files import read_jsonl, write_text
 from knowgate.runs.run_folder import RunFolder
 
 FILE = "needs.jsonl"
+DIGITS = 7  # so that scores which differ stay different
 
 
 @dataclass(frozen=True)
 class RecordedNeeds:
-    """What one gate said: need by question id. seconds: per question, None if it was not timed."""
+    """What one gate said: need by question id. seconds: per question, None if it was not timed.
+
+    raw: the scores of a fitted gate before calibration, by question id; empty of other gates.
+    """
 
     gate: str
     threshold: float
     needs: Mapping[str, float] = field(repr=False)
     about: str = ""
     seconds: float | None = None
+    raw: Mapping[str, float] = field(default_factory=dict, repr=False)
 
 
 def read_needs(run: Path) -> list[RecordedNeeds]:
@@ -42,11 +47,15 @@ def read_needs(run: Path) -> list[RecordedNeeds]:
 def _parsed(record: Mapping[str, Any], where: str) -> RecordedNeeds:
     try:
         recorded = RecordedNeeds(**record)
-        good = all(math.isfinite(need) and 0 <= need <= 1 for need in recorded.needs.values())
+        scores = [*recorded.needs.values(), *recorded.raw.values()]
+        good = all(math.isfinite(score) and 0 <= score <= 1 for score in scores)
+        good = good and (not recorded.raw or recorded.raw.keys() == recorded.needs.keys())
     except (TypeError, ValueError, AttributeError) as error:
         raise ArtefactError(f"{where} does not hold a gate's needs ({error}).") from None
     if not good:
-        raise ArtefactError(f"{where}: gate '{recorded.gate}' has needs that are not numbers in [0, 1].")
+        raise ArtefactError(
+            f"{where}: gate '{recorded.gate}' has needs or raw scores that are not numbers in [0, 1], one each."
+        )
     return recorded
 
 
@@ -59,8 +68,12 @@ def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
 
 
 def _line(item: RecordedNeeds) -> str:
-    needs = {name: round(float(value), 5) for name, value in item.needs.items()}
-    record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": needs}
+    record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": _rounded(item.needs)}
+    record |= {"raw": _rounded(item.raw)} if item.raw else {}
     record |= {"about": item.about} if item.about else {}
     record |= {"seconds": round(item.seconds, 5)} if item.seconds is not None else {}
     return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(float(score), DIGITS) for name, score in scores.items()}

@@ -39,9 +39,14 @@ class RunFolder(RowFolder):
     command: ClassVar[str] = "knowgate label"
 
     def settings(self) -> dict[str, Any]:
-        """What made the run what it is; whoever compares models or wordings needs all of it."""
-        stored = self.manifest().get("settings")
-        settings: dict[str, Any] = stored if isinstance(stored, dict) else {}
+        """What made the run what it is; whoever compares models or wordings needs all of it.
+
+        depth: how many hidden states the LLM has, where the run says so.
+        """
+        manifest = self.manifest()
+        stored, depth = manifest.get("settings"), manifest.get("depth")
+        settings: dict[str, Any] = dict(stored) if isinstance(stored, dict) else {}
+        settings |= {"depth": depth} if isinstance(depth, int) else {}
         missing = [key for key in IDENTITY if key not in settings]
         if missing:
             raise ArtefactError(

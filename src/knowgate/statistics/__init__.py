@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         estimate_quality,
         p_value,
     )
-    from knowgate.statistics.logistic import logit, sigmoid
+    from knowgate.statistics.logistic import SMALLEST, logit, sigmoid
     from knowgate.statistics.measures import (
         Bools,
         Floats,
@@ -47,6 +47,7 @@ __all__ = [
     "Measure",
     "RESAMPLES",
     "Ranked",
+    "SMALLEST",
     "Share",
     "Weights",
     "accuracy",

@@ -25,8 +25,8 @@ class Deployment:
 def promise(gate: Gate, deployment: Deployment) -> str:
     """The guarantee in words, with whatever keeps it from holding here; '' for a gate without one."""
     evidence = gate.artefact.manifest.get("guarantee") if isinstance(gate, FittedGate) else None
-    if not (isinstance(gate, FittedGate) and evidence):
-        return ""
+    if not (isinstance(gate, FittedGate) and evidence) or gate.verdict == "own":
+        return ""  # proven is what the calibrated need does
     said = sentence(gate.threshold, "guarantee", evidence)
     against = list(_against(gate, deployment, evidence))
     return f"{said} This does not hold here: {'; '.join(against)}." if against else said

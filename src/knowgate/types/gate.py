@@ -33,6 +33,14 @@ else:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """What a gate said of some questions. raw: the scores before calibration, None where there is none."""
+
+    needs: list[float]
+    raw: list[float] | None = None
+
+
+@dataclass(frozen=True)
 class Gate(ABC):
     """Turns readings into need. A subclass with options is a frozen dataclass; they are its fields.
 
@@ -49,6 +57,10 @@ class Gate(ABC):
     @abstractmethod
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Need in [0, 1] for each question: 0 = the LLM knows, 1 = it must look up."""
+
+    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
+        """Needs, and beside them the scores they were made of, from one reading. Only fitted gates have both."""
+        return Scored(self.score(questions, readings))
 
     # --- what it is -------------------------------------------------------------------------------
 

@@ -183,6 +183,7 @@ class Decision:
     """Retrieve or not, and why. `need` is in [0, 1]: 0 = the LLM knows, 1 = it must look up.
 
     reason: all of it in words, for people. notes: what became of the decision, for programs; kinds in `Note`.
+    raw: what a fitted gate read before its calibration made a need of it, in the same direction; None of other gates.
     """
 
     retrieve: bool
@@ -192,6 +193,7 @@ class Decision:
     reason: str
     neighbours: tuple[Neighbour, ...] = ()
     notes: tuple[str, ...] = ()
+    raw: float | None = None
 
     def __repr__(self) -> str:
         return f"<Decision: {verdict(self.retrieve)}, {short(self.reason)}; gate {self.gate}>"

@@ -189,6 +189,12 @@ def baselines(trial: Trial) -> list[GateScores]:
     ]
 
 
+def majority_share(trial: Trial) -> float:
+    """How often the commoner verdict, the same for every question, is right: what a verdict must beat."""
+    known = float(trial.closed_right.mean())
+    return max(known, 1 - known)
+
+
 def as_baseline(trial: Trial, result: GateResult) -> GateResult:
     """A line's result without measures of rank; the oracle's curve takes the best order there is."""
     shown = {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}

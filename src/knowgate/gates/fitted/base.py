@@ -13,16 +13,24 @@ from knowgate.errors import ModelError
 from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
 from knowgate.gates.fitted.overview import gate_html, gate_line
 from knowgate.gates.fitted.probability import Floats, to_probability
-from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
+from knowgate.gates.fitted.spec import Verdict
+from knowgate.types import Gate, ModelIdentity, Question, Reading, Scored, Signal, Want
+
+MIDDLE = 0.5  # between the two classes: what a classifier decides by if nobody calibrates it
 
 
 @dataclass(frozen=True, repr=False)
 class FittedGate(Gate):
-    """A gate loaded from a folder. Subclasses give `raw`: the uncalibrated need in [0, 1] of each question."""
+    """A gate loaded from a folder. Subclasses give `raw`: the uncalibrated need in [0, 1] of each question.
+
+    verdict: 'need' decides by the calibrated probability; 'own' by what the classifier itself says, the raw score at
+    0.5, as papers do that do not calibrate (KBM 4.1: P(True) against P(False); CBDR 4.3: softmax above beta).
+    """
 
     artefact: Artefact
     plug_in: bool = False
     note: str = ""
+    verdict: Verdict = "need"
 
     def __init_subclass__(cls) -> None:
         """A gate that is a dataclass would print all it holds; it prints itself as every fitted gate does."""
@@ -56,7 +64,7 @@ class FittedGate(Gate):
 
     @property
     def threshold(self) -> float:
-        return float(self.artefact.manifest["threshold"])
+        return MIDDLE if self.verdict == "own" else float(self.artefact.manifest["threshold"])
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         note = check_bound(self.artefact, model.fingerprint, prompts, plug_in=self.plug_in)
@@ -76,5 +84,13 @@ class FittedGate(Gate):
         return [float(score) for score in np.clip(raw, 0.0, 1.0)]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        raw = np.array(self.raw_scores(questions, readings), dtype=np.float64)
-        return [float(need) for need in np.clip(to_probability(raw, self.artefact.manifest["calibration"]), 0.0, 1.0)]
+        return self.score_both(questions, readings).needs
+
+    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
+        raw = self.raw_scores(questions, readings)
+        return Scored(raw if self.verdict == "own" else self.calibrated(raw), raw)
+
+    def calibrated(self, raw: Sequence[float]) -> list[float]:
+        """The needs that raw scores stand for."""
+        needs = to_probability(np.array(raw, dtype=np.float64), self.artefact.manifest["calibration"])
+        return [float(need) for need in np.clip(needs, 0.0, 1.0)]
