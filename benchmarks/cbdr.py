@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=3_200, help="questions preferences are measured on, to learn from")
     parser.add_argument("--labelled", type=int, default=5_000, help="training questions of each set the LLM answers")
     parser.add_argument("--test", type=int, default=500, help="test questions of each data set")
-    parser.add_argument("--relevance", type=int, default=2_500, help="questions of each of four sets, for relevance")
+    parser.add_argument("--relevance", type=int, default=1_800, help="questions of each of four sets, for relevance")
     parser.add_argument("--candidates", type=int, default=10, help="passages of each question")
     parser.add_argument("--cut", type=int, default=64, help="tokens of each passage in the control of equal length")
     parser.add_argument("--only", nargs="*", help="steps whose names begin so")

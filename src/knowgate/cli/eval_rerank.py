@@ -94,7 +94,6 @@ def eval_rerank(
                 controls=controls,
                 shown=_tops(top),
                 margin=rerank_margin,
-                say=lambda word: show(0, 1, stage=word),
             )
         except KeyboardInterrupt:
             WORDS.print(f"Scores and answers so far are kept in {out}; the same command goes on.")

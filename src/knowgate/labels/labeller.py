@@ -5,6 +5,7 @@ Knows models, graders and retrievers by their protocols; not where rows are kept
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from knowgate.signals import (
     mastery,
     self_assessment_logit,
 )
-from knowgate.text import contains_tokens, tokens
+from knowgate.text import spaced
 from knowgate.types import (
     Completion,
     Model,
@@ -236,7 +237,7 @@ class Labeller:
         first = [golds(question)[0] if golds(question) else "" for question in questions]
         found = self.retriever.search([gold or "?" for gold in first], FREQUENCY_CAP)
         return [
-            sum(contains_tokens(tokens(passage.text), tokens(gold)) for passage in passages) if gold else None
+            sum(_is_in(spaced(gold), _words_of(passage.text)) for passage in passages) if gold else None
             for gold, passages in zip(first, found, strict=True)
         ]
 
@@ -317,6 +318,16 @@ def _halved(block: Vector) -> Vector:
     """Half precision where it holds the values; some layers of some models have states beyond its range."""
     fits = float(np.abs(block).max(initial=0)) < np.finfo(np.float16).max
     return block.astype(np.float16) if fits else block
+
+
+@functools.lru_cache(maxsize=32_768)
+def _words_of(passage: str) -> str:
+    """Kept, because questions about one corpus find the same passages, and so do the next run's."""
+    return spaced(passage)
+
+
+def _is_in(words: str, passage: str) -> bool:
+    return bool(words.strip()) and words in passage
 
 
 def _count(reading: Reading) -> int:

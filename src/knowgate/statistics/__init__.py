@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Measure,
         estimate,
         estimate_mean,
+        estimate_means,
         estimate_quality,
         p_value,
     )
@@ -56,6 +57,7 @@ __all__ = [
     "divided",
     "estimate",
     "estimate_mean",
+    "estimate_means",
     "estimate_quality",
     "holm",
     "logit",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -14,12 +15,13 @@ from knowgate.errors import BadInput
 from knowgate.evaluation.reranking.answers import Answering
 from knowgate.preferences import Preference, hits_of, rank_values, ranking
 from knowgate.rerank import is_sure
-from knowgate.statistics import Floats
+from knowgate.statistics import Estimate, Floats, estimate_means
 from knowgate.types import Passage, Reranker
 
 RETRIEVER, BASE, ORACLE, BARE = "retriever", "base", "oracle", "no passages"
 SHOWN = (1, 3)  # passages the LLM answers with
 Say = Callable[[str], None]
+Estimates = dict[str, dict[str, Estimate]]  # measure -> ranker -> value with interval
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,29 @@ class Measured:
     def reference(self) -> str:
         """What the others are compared with: the cross-encoder before alignment, else the retriever's order."""
         return BASE if BASE in self.rankers else RETRIEVER
+
+    @cached_property
+    def means(self) -> Estimates:
+        """Every ranker's mean with its interval, by measure."""
+        return _estimated({measure: dict(by_ranker) for measure, by_ranker in self.values.items()})
+
+    @cached_property
+    def differences(self) -> dict[str, Estimates]:
+        """Every other ranker less the reference, and less the retriever's order, question by question."""
+        return {other: _estimated(self._less(other)) for other in dict.fromkeys([self.reference, RETRIEVER])}
+
+    def _less(self, other: str) -> dict[str, dict[str, Floats]]:
+        return {
+            measure: {name: numbers - by_ranker[other] for name, numbers in by_ranker.items() if name != other}
+            for measure, by_ranker in self.values.items()
+        }
+
+
+def _estimated(values: Mapping[str, Mapping[str, Floats]]) -> Estimates:
+    """Answers without a gold answer are not graded; they are left out on both sides of a difference."""
+    keys = [(measure, name) for measure, by_ranker in values.items() for name in by_ranker]
+    found = dict(zip(keys, estimate_means([values[measure][name] for measure, name in keys]), strict=True))
+    return {measure: {name: found[measure, name] for name in by_ranker} for measure, by_ranker in values.items()}
 
 
 @dataclass(frozen=True)

@@ -11,32 +11,8 @@ import numpy as np
 
 from knowgate.display import NOTHING, Sheet, points_with_interval, share_with_interval
 from knowgate.evaluation.reranking.compare import RerankComparison
-from knowgate.evaluation.reranking.rankers import RETRIEVER, Measured, Ranking
-from knowgate.statistics import Estimate, Floats, estimate_mean
-
-
-def estimate(numbers: Floats) -> Estimate:
-    """Answers without a gold answer are not graded; they are left out on both sides of a difference."""
-    known = numbers[~np.isnan(numbers)]
-    return estimate_mean(known) if len(known) else Estimate(None)
-
-
-def values_of(measured: Measured) -> dict[str, dict[str, Estimate]]:
-    """Every ranker's mean with its interval, by measure."""
-    return {
-        measure: {name: estimate(numbers) for name, numbers in by_ranker.items()}
-        for measure, by_ranker in measured.values.items()
-    }
-
-
-def differences_of(measured: Measured, reference: str) -> dict[str, dict[str, Estimate]]:
-    """Every other ranker less the reference, question by question."""
-    return {
-        measure: {
-            name: estimate(numbers - by_ranker[reference]) for name, numbers in by_ranker.items() if name != reference
-        }
-        for measure, by_ranker in measured.values.items()
-    }
+from knowgate.evaluation.reranking.rankers import Estimates, Measured, Ranking
+from knowgate.statistics import Estimate
 
 
 def rerank_sheets(found: RerankComparison) -> list[Sheet]:
@@ -48,7 +24,7 @@ def rerank_sheets(found: RerankComparison) -> list[Sheet]:
 def _ranking_sheets(source: str, ranking: Ranking) -> list[Sheet]:
     measured = ranking.measured
     about = f"preferences by {source}, {len(measured.ids)} questions with passages of both kinds"
-    values, less = values_of(measured), differences_of(measured, measured.reference)
+    values, less = measured.means, measured.differences[measured.reference]
     title = f"Rankers: {about}; a random order has P@1 {ranking.chance:.3f}"
     if ranking.margin is not None and ranking.margin_share is not None:
         title += f"; the margin {ranking.margin:g} skips {ranking.margin_share:.1%}"
@@ -58,9 +34,7 @@ def _ranking_sheets(source: str, ranking: Ranking) -> list[Sheet]:
     ]
 
 
-def _sheet(
-    title: str, rankers: list[str], values: dict[str, dict[str, Estimate]], show: Callable[[Estimate], str]
-) -> Sheet:
+def _sheet(title: str, rankers: list[str], values: Estimates, show: Callable[[Estimate], str]) -> Sheet:
     rows = tuple(
         (name, *(show(by_ranker[name]) if name in by_ranker else NOTHING for by_ranker in values.values()))
         for name in rankers
@@ -75,11 +49,11 @@ def _answer_sheets(found: RerankComparison) -> list[Sheet]:
     about = ", ".join(f"{data} ({n} questions)" for data, n in asked.items())
     reference = next(iter(found.answers.values())).reference
     return [
-        _answer_sheet(f"Right answers: {about}", found, lambda one: values_of(one), share_with_interval),
+        _answer_sheet(f"Right answers: {about}", found, lambda one: one.means, share_with_interval),
         _answer_sheet(
             f"Right answers less those of {reference}, in points",
             found,
-            lambda one: differences_of(one, reference),
+            lambda one: one.differences[reference],
             points_with_interval,
         ),
     ]
@@ -88,7 +62,7 @@ def _answer_sheets(found: RerankComparison) -> list[Sheet]:
 def _answer_sheet(
     title: str,
     found: RerankComparison,
-    work_out: Callable[[Measured], dict[str, dict[str, Estimate]]],
+    work_out: Callable[[Measured], Estimates],
     show: Callable[[Estimate], str],
 ) -> Sheet:
     worked = {key: work_out(measured) for key, measured in found.answers.items()}
@@ -129,14 +103,13 @@ def rerank_json(found: RerankComparison) -> dict[str, Any]:
 
 
 def _measured_json(measured: Measured) -> dict[str, Any]:
-    references = dict.fromkeys([measured.reference, RETRIEVER])
     return {
-        "values": _plain(values_of(measured)),
-        "less": {name: _plain(differences_of(measured, name)) for name in references},
+        "values": _plain(measured.means),
+        "less": {other: _plain(values) for other, values in measured.differences.items()},
     }
 
 
-def _plain(values: dict[str, dict[str, Estimate]]) -> dict[str, dict[str, Any]]:
+def _plain(values: Estimates) -> dict[str, dict[str, Any]]:
     return {measure: {name: asdict(one) for name, one in found.items()} for measure, found in values.items()}
 
 

@@ -11,7 +11,7 @@ from knowgate.fitting.reranker.training import Group
 from knowgate.labels import golds
 from knowgate.preferences import Preference, distinct
 from knowgate.rerank import shown
-from knowgate.text import tokens
+from knowgate.text import spaced
 from knowgate.types import Passage, Question, Retriever
 
 NEGATIVES = 7
@@ -53,11 +53,6 @@ class PassageWords:
         if text not in self.known:
             self.known[text] = spaced(text)
         return any(answer in self.known[text] for answer in answers)
-
-
-def spaced(text: str) -> str:
-    """Its words, each between spaces: one text's run of words is in another's where this one is in that one."""
-    return f" {' '.join(tokens(text))} "
 
 
 def _strangers(
