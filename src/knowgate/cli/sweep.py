@@ -36,7 +36,9 @@ def thresholds(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, mar
 
 @app.command()
 def beta(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
-    """Answer directly where confidence = 1 - need is above beta: 0.5 to 0.98, as CBDR sweeps it.
+    """Answer directly where confidence is above beta: 0.5 to 0.98, as CBDR sweeps it.
+
+    Confidence is 1 - the raw score of a fitted gate; fit the probe with --target known --balanced for it.
 
     Example: knowgate sweep beta --labels runs/test --gates my-probe
     """
