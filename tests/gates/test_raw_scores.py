@@ -13,6 +13,7 @@ from knowgate.gates.fitted.base import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.runs import RecordedNeeds, load_trial, read_needs, write_needs
+from knowgate.thresholds import calibrate
 from knowgate.types import Completion, Question, Reading, Token
 from tests.support.hand_gate import MODEL, SHIFT, graded_row, write_gate, write_rows
 
@@ -71,6 +72,14 @@ def test_a_decision_says_the_raw_score_and_that_of_a_plain_gate_has_none(tmp_pat
     assert "raw" not in decision_record(AdaptiveRAG(MODEL, load_gate("logprob:mean")).decide("why?"))
 
 
+def test_no_threshold_is_chosen_for_a_gates_own_verdict(tmp_path):
+    folder = write_gate(tmp_path / "mine")
+    run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])
+    for given in (f"{folder},verdict=own", load_gate(f"{folder},verdict=own")):
+        with pytest.raises(BadSetting, match="Leave ',verdict=own' away"):
+            calibrate(given, run, best_accuracy=True)
+
+
 def test_tables_tell_the_two_verdicts_apart(tmp_path):
     folder = write_gate(tmp_path / "mine", calibration=HALVED)
     trial = load_trial([write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])])
@@ -87,7 +96,7 @@ def test_beta_is_swept_over_the_raw_confidence(tmp_path):
     trial = load_trial([write_rows(tmp_path / "run", rows)])
     table = sweep_betas(trial, score_gate(trial, str(folder)), tried=(0.5, 0.95, 0.98))
     assert "raw confidence" in table.title
-    assert [row[1] for row in table.rows] == ["50.0 %", "50.0 %", "100.0 %"]
+    assert [row[1] for row in table.rows] == ["50.0 %", "50.0 %", "100.0 %", "0.0 %"]
 
 
 # --- on record ------------------------------------------------------------------------------------

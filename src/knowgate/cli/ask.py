@@ -23,7 +23,7 @@ from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, T
 
 CONTROL = frozenset([*range(0x20), *range(0x7F, 0xA0)])
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
-GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; see `knowgate gates`.")]  # fmt: skip  # noqa: E501
+GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; folder of a fitted one (DIR,verdict=own: by its raw score). See `knowgate gates`.")]  # fmt: skip  # noqa: E501
 PlugIn = Annotated[
     bool | None, typer.Option("--plug-in", help="Let a fitted gate decide for another LLM than its own.")
 ]

@@ -38,8 +38,9 @@ def thresholds(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, mar
 def beta(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
     """Answer directly where confidence is above beta: 0.5 to 0.98, as CBDR sweeps it.
 
-    Confidence is the raw softmax of a fitted gate, 1 - need of another. Runs of the same questions whose passages were
-    chosen differently (`label --rerank`, `--k`) make a table: accuracy (retrieval rate) by beta, reranker and k.
+    Confidence is the raw softmax of a fitted gate (fit the probe with --target known --balanced), 1 - need of another.
+    Runs of the same questions whose passages were chosen differently (`label --rerank`, `--k`) make a table: accuracy
+    (retrieval rate) by beta, reranker and k.
 
     Example: knowgate sweep beta --labels runs/test --labels runs/test-reranked --gates my-probe
     """

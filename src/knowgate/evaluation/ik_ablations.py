@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from knowgate.display import NOTHING, Sheet, percent
-from knowgate.errors import BadSetting
+from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.sweeps import auroc_shown, line_at, majority_line
-from knowgate.fitting import Examples, fewer, fit_ik, load_examples, save_fitted
+from knowgate.fitting import FEWEST_OF_A_KIND, Examples, fewer, fit_ik, load_examples, save_fitted
 from knowgate.gates import MIDDLE, GateScores, is_artefact, load_fitted, score_gate
 from knowgate.labels import load_grader
 from knowgate.runs import Trial, load_trial
@@ -127,4 +127,10 @@ def needed_by(examples: Examples, grade: str, judge: Model | None) -> Bools:
         raise BadSetting(f"--grades names '{grade}'; allowed: {', '.join((*STRINGS, JUDGE))}.")
     texts = [row.closed.text if row.closed else "" for row in examples.rows]
     verdicts = load_grader(grade, judge).grade(texts, examples.questions)
-    return np.array([not verdict.correct for verdict in verdicts], dtype=bool)
+    needed = np.array([not verdict.correct for verdict in verdicts], dtype=bool)
+    if min(needed.sum(), (~needed).sum()) < FEWEST_OF_A_KIND:
+        raise BadInput(
+            f"by '{grade}' {int((~needed).sum())} questions are known and {int(needed.sum())} unknown: a judge learns "
+            f"from {FEWEST_OF_A_KIND} of each at least. Label more questions, or leave '{grade}' out of --grades."
+        )
+    return needed

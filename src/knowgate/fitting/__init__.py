@@ -9,7 +9,7 @@ from knowgate.lazy import hand_on
 if TYPE_CHECKING:
     from knowgate.fitting.adaptive import fit_adaptive
     from knowgate.fitting.card import majority
-    from knowgate.fitting.examples import Examples, load_examples
+    from knowgate.fitting.examples import FEWEST_OF_A_KIND, Examples, load_examples
     from knowgate.fitting.fit_gate import fit, fit_function, fit_names
     from knowgate.fitting.fit_options import HANDED, FitOption, Wanted, options_of
     from knowgate.fitting.fit_result import FitResult
@@ -30,6 +30,7 @@ else:
 __all__ = [
     "AlignedReranker",
     "Examples",
+    "FEWEST_OF_A_KIND",
     "FitOption",
     "FitReport",
     "FitResult",

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         score_gate,
         score_gates,
         seen_by,
+        verdict_of,
         without_seen,
     )
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
@@ -137,6 +138,7 @@ __all__ = [
     "seen_by",
     "soft_tree",
     "to_probability",
+    "verdict_of",
     "without_seen",
     "write_artefact",
 ]

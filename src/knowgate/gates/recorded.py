@@ -12,7 +12,7 @@ from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import load_gate, score_both
 from knowgate.gates.fitted.artefact import SEEN, read_artefact
 from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.spec import FittedSpec, fitted_spec
+from knowgate.gates.fitted.spec import FittedSpec, Verdict, fitted_spec
 from knowgate.gates.reading import gather_readings
 from knowgate.runs import RecordedNeeds, Trial, question_key
 from knowgate.signals import SEAKR, SELF_ASSESSMENT
@@ -166,6 +166,14 @@ def folder_of(gate: str | Gate) -> str | None:
         spec = fitted_spec(gate)
         return None if spec is None else spec.folder
     return str(gate.artefact.path) if isinstance(gate, FittedGate) else None
+
+
+def verdict_of(gate: str | Gate) -> Verdict:
+    """By whose verdict a gate decides: 'own' of fitted ones that were asked for it."""
+    if isinstance(gate, str):
+        spec = fitted_spec(gate)
+        return "need" if spec is None else spec.verdict
+    return gate.verdict if isinstance(gate, FittedGate) else "need"
 
 
 def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
