@@ -235,5 +235,5 @@ def test_a_probe_that_reads_after_the_draft_is_refused():
 def test_a_probe_of_anything_but_knowing_gives_no_confidence():
     gate = probe(1)
     helped = replace(gate, artefact=replace(gate.artefact, manifest={**gate.artefact.manifest, "target": "benefit"}))
-    with pytest.raises(BadSetting, match="'benefit'.*Fit one: knowgate fit probe --target known"):
+    with pytest.raises(BadSetting, match="Fit one: knowgate fit probe --target known"):
         Confidence(FakeModel(), helped)
