@@ -83,7 +83,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
         (
             ["probe", "--out", "x", "--cheap"],
             1,
-            "'--cheap'. It is an option of: fusion. Known: --kind, --",
+            "'--cheap'. It is an option of: fusion. Known: --balanced, --kind, --",
         ),
         (["probe", "--out", "x"], 1, "fit probe learns from label runs: give --labels RUN"),
         (["prob", "--out", "x"], 1, "unknown fitted gate 'prob'. Did you mean 'probe'?"),

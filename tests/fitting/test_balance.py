@@ -37,6 +37,22 @@ def test_a_balanced_probe_says_how_often_its_raw_verdict_is_right(run, tmp_path)
     assert any("raw verdict is right for 9" in note for note in gate.artefact.manifest["notes"])
 
 
+def test_few_rows_are_trained_on_as_long_as_the_papers(monkeypatch):
+    """30 passes over 200 rows, 390 updates, leave the network unsure; the paper's 3,750 do not."""
+    from knowgate.fitting import networks
+    from knowgate.gates import apply_network
+
+    monkeypatch.setattr(networks, "SIZES", (64, 16))
+    rng = np.random.default_rng(0)
+    needed = rng.random(200) < 0.5
+    x = (rng.standard_normal((200, 8)) + 2.0 * needed[:, None]).astype(np.float32)
+    short, whole = (
+        apply_network(networks.fit_mlp(x, needed, x, needed, seeds=(0,), in_full=in_full), x)
+        for in_full in (False, True)
+    )
+    assert (1 - short).max() < 0.95 < (1 - whole).max()
+
+
 def test_a_target_other_than_known_is_refused_with_what_to_type(tmp_path):
     from dataclasses import replace
 

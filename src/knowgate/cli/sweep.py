@@ -14,28 +14,43 @@ from knowgate.cli.paths import path
 from knowgate.display import Sheet, markdown_tables
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluation import beta_sheets, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
-from knowgate.gates import score_gates
+from knowgate.gates import score_gates, without_seen
 from knowgate.report import render
-from knowgate.runs import load_trial
+from knowgate.runs import Trial, load_trial
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs, IK.")
+DropSeen = Annotated[
+    bool, typer.Option("--drop-seen", help="Leave out questions a gate was fitted on, instead of refusing it.")
+]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 
 
 @app.command()
-def thresholds(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
+def thresholds(
+    labels: Labels,
+    gates: Gates = None,
+    plug_in: PlugIn = False,
+    drop_seen: DropSeen = False,
+    markdown: AsMarkdown = False,
+) -> None:
     """Every threshold from 0.1 to 0.9, as the IK paper sweeps it.
 
     Example: knowgate sweep thresholds --labels runs/test --gates my-ik
     """
-    trial = load_trial(labels)
+    trial = _trial(labels, gates, drop_seen=drop_seen)
     scored = score_gates(trial, split_specs(gates), plug_in=plug_in)
     show([sweep_thresholds(trial, gate) for gate in scored], markdown)
 
 
 @app.command()
-def beta(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, markdown: AsMarkdown = False) -> None:
+def beta(
+    labels: Labels,
+    gates: Gates = None,
+    plug_in: PlugIn = False,
+    drop_seen: DropSeen = False,
+    markdown: AsMarkdown = False,
+) -> None:
     """Answer directly where confidence is above beta: 0.5 to 0.98, as CBDR sweeps it.
 
     Confidence is the raw softmax of a fitted gate (fit the probe with --target known --balanced), 1 - need of another.
@@ -44,7 +59,7 @@ def beta(labels: Labels, gates: Gates = None, plug_in: PlugIn = False, markdown:
 
     Example: knowgate sweep beta --labels runs/test --labels runs/test-reranked --gates my-probe
     """
-    show(beta_sheets(labels, split_specs(gates), plug_in=plug_in), markdown)
+    show(beta_sheets(labels, split_specs(gates), plug_in=plug_in, drop_seen=drop_seen), markdown)
 
 
 @app.command()
@@ -159,6 +174,11 @@ def plug_in_matrix(labels: Labels, gates: Gates = None, markdown: AsMarkdown = F
     if not gates:
         raise BadSetting("sweep plug-in compares fitted gates: name their folders, --gates GATE,GATE")
     show([sweep_plug_in(split_specs(gates), labels)], markdown)
+
+
+def _trial(labels: list[Path], gates: list[str] | None, *, drop_seen: bool) -> Trial:
+    trial = load_trial(labels)
+    return without_seen(trial, split_specs(gates)) if drop_seen else trial
 
 
 def show(sheets: list[Sheet], markdown: bool) -> None:

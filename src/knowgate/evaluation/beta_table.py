@@ -15,7 +15,7 @@ import numpy as np
 from knowgate.display import NOTHING, Sheet, percent
 from knowgate.errors import BadSetting
 from knowgate.evaluation.sweeps import BETAS, sweep_betas
-from knowgate.gates import GateScores, score_gates
+from knowgate.gates import GateScores, score_gates, without_seen
 from knowgate.labels import passages_shown
 from knowgate.runs import RunFolder, Trial, load_trial
 from knowgate.statistics import Bools
@@ -46,13 +46,21 @@ class GatedRuns:
 
 
 def beta_sheets(
-    runs: Sequence[Path], gates: Sequence[str], *, plug_in: bool = False, tried: Sequence[float] = BETAS
+    runs: Sequence[Path],
+    gates: Sequence[str],
+    *,
+    plug_in: bool = False,
+    drop_seen: bool = False,
+    tried: Sequence[float] = BETAS,
 ) -> list[Sheet]:
-    """A sheet for each gate. Runs whose passages were chosen in one way are one trial; of several ways, a table."""
-    parts = [
-        GatedRuns(choice, trial, score_gates(trial, gates, plug_in=plug_in))
-        for choice, trial in ((choice, load_trial(some)) for choice, some in by_choice(runs).items())
-    ]
+    """A sheet for each gate. Runs whose passages were chosen in one way are one trial; of several ways, a table.
+
+    drop_seen: leave out questions that a gate was fitted on, instead of refusing it.
+    """
+    trials = {choice: load_trial(some) for choice, some in by_choice(runs).items()}
+    if drop_seen:
+        trials = {choice: without_seen(trial, gates) for choice, trial in trials.items()}
+    parts = [GatedRuns(choice, trial, score_gates(trial, gates, plug_in=plug_in)) for choice, trial in trials.items()]
     if len(parts) == 1:
         return [sweep_betas(parts[0].trial, gate, tried) for gate in parts[0].gates]
     _check_same_questions(parts)

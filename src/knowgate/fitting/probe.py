@@ -38,7 +38,7 @@ def fit_probe(
     features = hidden_states(examples.readings, number, position)
     check_finite(features)
     even = balance(examples, seed) if balanced else None
-    tensors = train(features, even.examples if even else examples, kind)
+    tensors = train(features, even.examples if even else examples, kind, in_full=balanced)
 
     def raw(places: Sequence[int]) -> Floats:
         return apply_network(tensors, features[list(places)])
@@ -59,10 +59,10 @@ def _balance_notes(even: Balanced, raw: Callable[[Sequence[int]], Floats]) -> li
     return [*even.notes, f"its raw verdict is right for {right:.1%} of the balanced test questions (majority 50.0%)"]
 
 
-def train(features: Vector, examples: Examples, kind: Kind) -> Tensors:
+def train(features: Vector, examples: Examples, kind: Kind, *, in_full: bool = False) -> Tensors:
     split, needed = examples.split, examples.needed
-    fit = fit_mlp if kind == "mlp" else best_linear
-    return fit(features[split.train], needed[split.train], features[split.dev], needed[split.dev])
+    parts = features[split.train], needed[split.train], features[split.dev], needed[split.dev]
+    return fit_mlp(*parts, in_full=in_full) if kind == "mlp" else best_linear(*parts)
 
 
 def out_of_fold(features: Vector, needed: Bools, texts: Sequence[str], strength: float) -> Floats:
