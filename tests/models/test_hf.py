@@ -10,7 +10,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError
-from knowgate.models.hf import decoding as hf_stream
+from knowgate.models.hf.drawing import draw
 from knowgate.models.hf.model import HFModel
 from knowgate.models.hf.prefix import Prefixes, common
 from knowgate.types import LabelPrompt, Prompt, Sampling, Want
@@ -124,13 +124,13 @@ def test_another_seed_gives_other_samples(model):
 
 def test_drawn_tokens_follow_the_softmax():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).repeat(10_000, 1)
-    drawn = hf_stream.draw(logits, np.random.default_rng(0).random(10_000), Sampling())
+    drawn = draw(logits, np.random.default_rng(0).random(10_000), Sampling())
     np.testing.assert_allclose(np.bincount(drawn) / 10_000, [0.5, 0.3, 0.2], atol=0.02)
 
 
 def test_temperature_sharpens_the_distribution():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).repeat(10_000, 1)
-    drawn = hf_stream.draw(logits, np.random.default_rng(0).random(10_000), Sampling(0.5))
+    drawn = draw(logits, np.random.default_rng(0).random(10_000), Sampling(0.5))
     squared = np.array([0.25, 0.09, 0.04]) / 0.38
     np.testing.assert_allclose(np.bincount(drawn) / 10_000, squared, atol=0.02)
 
@@ -141,7 +141,7 @@ def test_truncated_samples_follow_the_distribution_that_transformers_cuts_out(mo
     warped = TemperatureLogitsWarper(sampling.temperature)(None, logits)
     warped = TopKLogitsWarper(sampling.top_k)(None, warped) if sampling.top_k else warped
     expected = torch.softmax(TopPLogitsWarper(sampling.top_p)(None, warped), dim=-1)[0].numpy()
-    drawn = hf_stream.draw(logits.repeat(20_000, 1), (np.arange(20_000) + 0.5) / 20_000, sampling)
+    drawn = draw(logits.repeat(20_000, 1), (np.arange(20_000) + 0.5) / 20_000, sampling)
     shares = np.bincount(drawn, minlength=logits.shape[1]) / 20_000
     np.testing.assert_allclose(shares, expected, atol=1e-3)
     assert set(np.flatnonzero(shares)) <= set(np.flatnonzero(expected))
@@ -149,7 +149,7 @@ def test_truncated_samples_follow_the_distribution_that_transformers_cuts_out(mo
 
 def test_a_uniform_number_next_to_one_never_draws_what_was_cut_off():
     logits = torch.log(torch.tensor([[0.2, 0.5, 0.3]]))
-    assert hf_stream.draw(logits, np.array([1 - 1e-12]), Sampling(top_p=0.6)) == [2]
+    assert draw(logits, np.array([1 - 1e-12]), Sampling(top_p=0.6)) == [2]
 
 
 def test_the_single_most_probable_token_is_the_greedy_answer(model):

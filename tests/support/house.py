@@ -26,6 +26,7 @@ LEVELS = [
     ["errors", "types", "lazy"],
     ["doors"],
     ["files", "text", "registry", "statistics", "nearest"],
+    ["unpickle"],
     ["prompts", "weights", "display"],
     ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from knowgate.errors import ModelError
+from knowgate.models.hf.drawing import draw
 from knowgate.models.hf.half import Half, run_half
 from knowgate.models.hf.prefix import Prefixes
 from knowgate.types import Sampling
@@ -288,37 +289,3 @@ def sample(
             break
     ends.finish(stream, rows, alive, layers)
     return rows
-
-
-def draw(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: Sampling) -> list[int]:
-    """Inverse-CDF sampling: the token at which the cumulative probability passes the uniform number."""
-    scaled = logits.float() / sampling.temperature
-    if sampling.is_whole:
-        drawn: list[int] = _pick(torch.softmax(scaled, dim=-1), uniforms, logits.shape[1] - 1).tolist()
-        return drawn
-    kept, tokens = most_probable(scaled, sampling)
-    places = _pick(kept, uniforms, (kept > 0).sum(dim=-1) - 1)
-    chosen: list[int] = tokens.gather(1, places[:, None])[:, 0].tolist()
-    return chosen
-
-
-def most_probable(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities and tokens, best first; 0 for what top_p cuts off. Only without top_k is the vocabulary sorted."""
-    width = min(sampling.top_k or scaled.shape[1], scaled.shape[1])
-    values, tokens = scaled.topk(width) if sampling.top_k else scaled.sort(dim=-1, descending=True)
-    shares = torch.softmax(values, dim=-1)
-    before = shares.cumsum(dim=-1) - shares
-    inside = before < sampling.top_p
-    inside[:, 0] = True  # sums are rounded: the best one always stays
-    return shares.where(inside | shares.isnan(), 0), tokens
-
-
-def _pick(shares: torch.Tensor, uniforms: NDArray[np.float64], last: torch.Tensor | int) -> torch.Tensor:
-    """A column for each row. last: the last one that may be chosen, as a uniform number may be rounded up to 1."""
-    cumulative = shares.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    if not bool(torch.isfinite(total).all()):
-        raise ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
-    target = torch.tensor(uniforms, dtype=torch.float32, device=shares.device)[:, None] * total
-    places = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return torch.minimum(places, torch.as_tensor(last, device=places.device))
