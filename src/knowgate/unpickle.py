@@ -8,9 +8,7 @@ from safetensors.numpy import save
 
 from knowgate.doors import read_json
 from knowgate.errors import WeightsError
-from knowgate.files import sha256_file
 
-DIGEST = "sha256.txt"  # of what a pickle became
 POOLING = {  # m3e comes without: the mean of the last layer, as its config says (last_mean)
     "modules.json": """[
   {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -33,7 +31,6 @@ def convert(source: Path, target: Path) -> None:
         raise WeightsError(f"{source.name} holds more than tensors ({reason}); nothing was kept.") from None
     target.write_bytes(save(arrays, metadata={"format": "pt"}))
     source.unlink()
-    (target.parent / DIGEST).write_text(sha256_file(target), encoding="ascii")
     _add_pooling(target.parent)
 
 

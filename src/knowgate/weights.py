@@ -20,7 +20,7 @@ import httpx
 
 from knowgate.errors import UnknownName, WeightsError
 from knowgate.files import cache_dir, locked, new_folder, sha256_file
-from knowgate.unpickle import DIGEST, convert
+from knowgate.unpickle import convert
 
 LOGGER = logging.getLogger("knowgate")
 
@@ -93,6 +93,7 @@ TABLE = {
     ),
 }
 HUB_SECONDS = 5.0
+DIGEST = "sha256.txt"  # of what a pickle became
 CODE_SUFFIXES = (".py", ".pyc", ".so")
 CLUTTER = ("desktop.ini", ".gitattributes")
 
@@ -163,6 +164,7 @@ def _download(weights: Weights, target: Path) -> None:
             _check(partial / weights.checked, weights)
             if weights.unpickled:
                 convert(partial / weights.checked, partial / weights.unpickled)
+                (partial / DIGEST).write_text(sha256_file(partial / weights.unpickled), encoding="ascii")
 
 
 def _archive(weights: Weights, scratch: Path) -> Path:
