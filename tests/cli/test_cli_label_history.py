@@ -171,6 +171,32 @@ def test_a_log_that_is_no_log_is_refused_before_anything_is_asked(place, capsys)
     assert (shown.out, "the log notes.txt cannot be used" in shown.err) == ("", True)
 
 
+def test_dhicls_tables_come_from_one_command(logged, capsys):
+    capsys.readouterr()
+    sweep = ["sweep", "dhicl", "--labels", "R", "--history", "log.db", "--counts", "3,5", "--words", "1/2"]
+    assert run([*sweep, "--model", "fake:table.json", "--gates", "logprob:min", "--markdown"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("###")] == [
+        "### Accuracy (retrieval rate) (Table 1)",
+        "### Ablations (Table 4)",
+        "### Cold start (Table 5)",
+        "### Number of examples (Figure 6)",
+        "### Label words (Table 6)",
+    ]
+    assert "| never | 50.0 % (0.0 %) | 50.0 % | – |" in out
+    assert run([*sweep, "--counts", "few"]) == 1
+    assert "--counts is 'few'; give numbers" in capsys.readouterr().err
+
+
+def test_gates_are_timed_side_by_side(logged, capsys):
+    capsys.readouterr()
+    timed = ["sweep", "latency", "--data", "jsonl:data.jsonl", "--model", "fake:table.json"]
+    assert run([*timed, "--gates", "dhicl:log.db,k=3,prompt"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["dhicl:log.db,k=3", "prompt"]
+    assert run(timed) == 1
+    assert "name the gates to be timed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -219,6 +245,16 @@ def test_eval_self_prints_the_table_for_each_way(logged, capsys):
     ]
     assert rows[0]["accuracy"] == 1.0  # the fake model's labels follow what it knows
     assert rows[0]["predicted_known"] + rows[0]["predicted_unknown"] == rows[0]["n"] == 8
+
+
+def test_eval_self_has_other_gates_beside_the_llm_and_lets_it_read_itself(logged, capsys):
+    run([*LABEL, "--kb-sat", "sat.jsonl"])
+    capsys.readouterr()
+    arguments = ["--data", "jsonl:sat.jsonl", "--model", "fake:table.json", "--judge", "self"]
+    assert run(["eval-self", *arguments, "--gates", "always,logprob:min", "--json"]) == 0
+    rows = {row["method"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert list(rows) == ["direct", "free statement", "always", "logprob:min"]
+    assert (rows["always"]["accuracy"], rows["always"]["predicted_unknown"]) == (0.5, 8)
 
 
 def test_eval_self_needs_a_self_assessment_set(place, capsys):
