@@ -32,6 +32,8 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
+	$(BIN)/python -m tests.support.audit
 
 format: install
 	$(BIN)/ruff check --fix .

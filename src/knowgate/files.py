@@ -6,6 +6,7 @@ Knows nothing of what is stored.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
@@ -18,12 +19,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from knowgate.doors import check_regular, parse_json
-from knowgate.errors import ArtefactError, BadInput
+from knowgate.errors import ArtefactError, BadInput, BadSetting
 
 try:
     import fcntl
 except ModuleNotFoundError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+UNFINISHED = ".part"  # how names of files and folders end that are being written
 
 
 def cache_dir() -> Path:
@@ -53,18 +56,35 @@ def sha256_text(*texts: str) -> str:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends well; else the one that was there stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    with _named(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)  # mkstemp makes private files
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A refusal of the system's names what was to be written: a full disk names nothing, and a temporary file's name
+    tells nobody anything."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp makes private files
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        yield
+    except shutil.Error as error:  # copying a folder gathers what the system refused, as (from, to, words)
+        raise OSError(errno.EIO, str(error.args[0][0][2]), str(path)) from error
+    except OSError as error:
+        hidden = path.absolute().parent / f".{path.name}."
+        if error.errno is None or not str(error.filename or hidden).startswith(str(hidden)):
+            raise
+        inside = Path(error.filename or hidden).relative_to(hidden.parent).parts[1:]
+        raise OSError(error.errno, error.strerror, str(path.joinpath(*inside))) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -90,25 +110,57 @@ def check_replaceable(path: Path, marker: str, what: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A temporary sibling that replaces `target` when the block ends well, and vanishes when it does not."""
+    """A temporary sibling that replaces `target` when the block ends well, and vanishes when it does not.
+
+    One process at a time: another one is refused. What a process left that was killed meanwhile is cleared away.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        yield temporary
-        _swap(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _named(target), alone(target):
+        _clear(target)
+        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=UNFINISHED))
+        try:
+            yield temporary
+            _swap(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _old(target: Path) -> Path:
+    """Where the folder that was there is for the moment between two renames."""
+    return target.with_name(f".{target.name}.old{UNFINISHED}")
+
+
+def _clear(target: Path) -> None:
+    """After a process that was killed: the earlier folder comes back, halves of new ones go."""
+    if _old(target).exists() and not target.exists():
+        _old(target).replace(target)
+    for left in target.parent.iterdir():
+        if left.name.startswith(f".{target.name}.") and left.name.endswith(UNFINISHED) and left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _swap(new: Path, target: Path) -> None:
     new.chmod(0o755)  # mkdtemp makes private folders; what lands is an ordinary one
-    if not target.exists():
-        new.replace(target)
-        return
-    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old.")) / "old"
-    target.replace(old)
+    if target.exists():
+        target.replace(_old(target))
     new.replace(target)
-    shutil.rmtree(old.parent, ignore_errors=True)
+    shutil.rmtree(_old(target), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Be the one process that makes `target`; refused while another does."""
+    lock = target.with_name(f".{target.name}.lock")
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(lock, wait=False))
+        except BlockingIOError:
+            raise BadSetting(f"another process is writing to '{target}'; wait for it or stop it.") from None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # Windows keeps what is open
+                lock.unlink()
 
 
 @contextlib.contextmanager
@@ -118,10 +170,21 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     wait: until whoever holds it lets go; else BlockingIOError. Systems without POSIX locks lock nothing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+    while True:
+        with path.open("ab") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is None or _is_at(path, file):
+                yield
+                return
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Whether an open file still has its name: who held the lock before may have taken the file away."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

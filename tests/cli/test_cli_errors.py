@@ -183,7 +183,8 @@ def test_demo_refuses_a_limit_below_one(call: Call, limit: int):
 @pytest.mark.parametrize("value", ["NaN", "1.5", "-Infinity"])
 def test_a_fake_table_with_a_logprob_that_is_no_number_is_refused(call: Call, tmp_path: Path, value: str):
     (tmp_path / "table.json").write_text(f'{{"who": {{"logprob": {value}}}}}')
-    assert "logprob must be a number not above 0" in sentence(call("decide", "who?", "--model", "fake:table.json"))
+    said = sentence(call("decide", "who?", "--model", "fake:table.json"))
+    assert ("logprob must be a number not above 0" if value == "1.5" else "is no number of JSON's") in said
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])

@@ -86,7 +86,7 @@ def test_a_bound_gate_scores_with_k_neighbours_and_says_which(log):
     assert [len(reading.neighbours["dhicl"]) for reading in readings] == [5, 5]
     assert "Where is town 7?" not in [n.question for n in readings[0].neighbours["dhicl"]]
     assert all(0 <= value <= 1 for value in gate.score(questions, readings))
-    assert "of the 5 logged questions nearest to it are known" in gate.explain(questions, readings)[0]
+    assert "similar logged questions, " in gate.explain(questions, readings)[0]
 
 
 def test_cold_start_uses_the_same_random_examples_for_all(log):
@@ -158,3 +158,13 @@ def test_the_label_logits_of_one_pass_equal_those_of_separate_passes(smollm):
         with torch.inference_mode():
             alone = smollm.loaded.model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1, columns].numpy()
         np.testing.assert_allclose(row, alone, atol=1e-4)
+
+
+@pytest.mark.parametrize(("logits", "said"), [([[0, 9], [0, 9]], "not to know"), ([[9, 0], [9, 0]], "expects to know")])
+def test_the_reason_says_what_the_llm_made_of_what_it_was_shown(logits, said):
+    gate = DhiclGate("log.db", sign="none")
+    near = (Neighbour("Where is town 1?", "known", 0.9, None, "gold", 1.0),)
+    reading = Reading(neighbours={"dhicl": near}, labels={"dhicl": np.array(logits, dtype=float)})
+    (reason,) = gate.explain([Question("Where is town 7?")], [reading])
+    assert reason.startswith("shown 1 similar logged questions, 1 of them known, the LLM expects ")
+    assert said in reason

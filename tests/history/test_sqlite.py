@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from knowgate.embedding import SentenceEmbedder
-from knowgate.errors import ArtefactError, BadInput, BadSetting
+from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source
 from knowgate.history.sqlite import SqliteHistory
 from tests.support.hash_embedder import HashEmbedder
@@ -248,3 +248,11 @@ def test_four_processes_writing_a_thousand_entries_each_lose_none(tmp_path):
         hits = followed.nearest(HashEmbedder().embed([name]), 1)[0]
         assert hits[0][1] == pytest.approx(1.0, abs=1e-5)
         assert reader._by_id({hits[0][0]})[hits[0][0]].question == name
+
+
+def test_a_full_disk_says_what_is_safe_and_what_to_do(log):
+    log.add([entry("one")])
+    log._db.connection().execute("PRAGMA max_page_count = 1")
+    with pytest.raises(KnowgateError, match=r"database or disk is full. What was logged before is safe; make room"):
+        log.add([entry(f"question {i} " + "x" * 3000) for i in range(50)])
+    assert [one.question for one in log.entries()] == ["one"]

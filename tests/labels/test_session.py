@@ -274,3 +274,25 @@ def test_memory_does_not_grow_with_the_number_of_questions(tmp_path):
 
     small, large = peak(20), peak(200)
     assert large < 2.5 * small
+
+
+def test_a_run_killed_while_its_first_manifest_was_written_begins_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.abc.part").write_text("half", encoding="utf-8")
+    assert run(tmp_path).done()
+    assert not (tmp_path / "run" / ".run.json.abc.part").exists()
+
+
+def test_failed_rows_are_tried_again_after_a_kill_that_tore_the_last_line(tmp_path):
+    folder = run(tmp_path)
+    whole = list(folder.done())
+    with (folder.path / "labels.jsonl").open("ab") as file:
+        file.write(b'{"id": "torn')
+    run(tmp_path, retry_failed=True)
+    assert list(folder.done()) == whole
+
+
+def test_a_file_where_the_run_should_go_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "run").write_text("mine", encoding="utf-8")
+    with pytest.raises(BadSetting, match="is a file, not a folder for a label run; choose another"):
+        run(tmp_path)

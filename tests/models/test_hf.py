@@ -265,3 +265,9 @@ def test_the_fingerprint_is_of_the_weights_not_of_the_place(tmp_path):
 def test_a_folder_without_weights_is_explained(tmp_path):
     with pytest.raises(WeightsError, match=r"Expected: a folder with config\.json"):
         HFModel(str(tmp_path)).generate(PROMPTS, max_tokens=1)
+
+
+def test_special_tokens_in_a_turn_are_text():
+    from knowgate.models.hf.local import _as_text
+
+    assert _as_text("a <|im_end|> b</s>", ["<|im_end|>", "</s>", "."]) == "a < |im_end|> b< /s>"

@@ -266,7 +266,7 @@ def test_a_400_carries_the_servers_words():
         (lambda reply: {"choices": [{"message": {"content": 3}}]}, "without text"),
         (lambda reply: {"choices": [{"finish_reason": "stop"}]}, "without text"),
         (lambda reply: {"choices": [with_logprob(math.nan)]}, "NaN"),
-        (lambda reply: {"choices": [with_logprob(-math.inf)]}, "-inf"),
+        (lambda reply: {"choices": [with_logprob(-math.inf)]}, "-Infinity"),
         (lambda reply: {"choices": [with_logprob(0.5)]}, r"0\.5"),
         (lambda reply: {"choices": [with_logprob(None)]}, "unknown form"),
     ],

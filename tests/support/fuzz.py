@@ -19,8 +19,10 @@ from hypothesis import HealthCheck, settings
 
 from knowgate.errors import KnowgateError
 
-SECONDS = 10  # longer is a hang: the process ends and shows where it was
 MANY = bool(os.environ.get("KNOWGATE_FUZZ"))
+SECONDS = (
+    10 if MANY else 60
+)  # longer is a hang: the process ends and shows where it was; tests also run on busy machines
 TALLY: Counter[tuple[str, str, str]] = (
     Counter()
 )  # (door, kind of input, outcome) -> inputs; tests/fuzz/conftest reads it

@@ -25,7 +25,7 @@ LEVELS = [
     ["markup"],
     ["errors", "types", "lazy"],
     ["doors"],
-    ["files", "text", "registry", "statistics", "nearest", "unpickle"],
+    ["files", "text", "registry", "statistics", "nearest", "unpickle", "servers"],
     ["prompts", "weights", "display"],
     ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.options import Limit, Prefs, RerankMargin
 from knowgate.cli.paths import path
 from knowgate.errors import BadInput, BadSetting
@@ -16,7 +16,6 @@ from knowgate.models import load_model
 from knowgate.rerank import BASE, is_aligned, load_reranker, read_manifest
 from knowgate.types import Reranker
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 SPLITS = ("train", "dev", "test")
 
 
@@ -66,7 +65,7 @@ def eval_rerank(
     text = markdown(found)
     write_json(out / "rerank.json", found)
     write_text(out / "rerank.md", text)
-    typer.echo(text)
+    plain_console().print(text)
     WORDS.print(f"Written to {out}.")
 
 

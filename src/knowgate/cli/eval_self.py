@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.eval import split_specs
 from knowgate.cli.options import Json, Limit, PlugIn
 from knowgate.datasets import load_questions
@@ -21,7 +20,6 @@ from knowgate.types import Model, Question
 
 LINE = "{:<12} {:<30} {:>9} {:>11} {:>13} {:>7}"
 SELF = "self"
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def eval_self(
@@ -52,13 +50,13 @@ def eval_self(
     for spec in data:
         questions = load_questions(spec, limit)
         if not as_json:
-            Console(soft_wrap=True, highlight=False).print(_title(spec, questions))
+            plain_console().print(_title(spec, questions))
         beside = (assess_gate(llm, questions, gate, AnswerPrompts(), plug_in=plug_in) for gate in others)
         for row in chain(_rows(llm, questions, words.split(","), history, k, reader), beside):
             if as_json:
-                typer.echo(json.dumps({"data": spec, "model": llm.name, **asdict(row)}))
+                print_json({"data": spec, "model": llm.name, **asdict(row)})
             else:
-                Console(soft_wrap=True, highlight=False).print(_line(row))
+                plain_console().print(_line(row))
 
 
 def _rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -12,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.options import Json
 from knowgate.datasets import load_questions
 from knowgate.errors import BadInput, BadSetting
@@ -85,7 +83,7 @@ def import_(
             _warn_of_language(entries)
         _add(store, entries)
         scopes |= {entry.scope for entry in entries}
-        typer.echo(f"{len(entries)} questions of {run} logged in {history}{_changing(entries)}", err=True)
+        WORDS.print(f"{len(entries)} questions of {run} logged in {history}{_changing(entries)}")
     if time_sensitive:
         _add_time_sensitive(store, time_sensitive, scopes, history)
 
@@ -149,7 +147,7 @@ def stats(history: Log = DEFAULT) -> None:
         named = ", ".join(f"{source} {n}" for source, n in sources.items())
         cells = [str(labels[label]) for label in Known]
         table.add_row(scope.model, scope.prompts, scope.tenant or "-", str(count), *cells, named)
-    Console(soft_wrap=True).print(table)
+    plain_console().print(table)
 
 
 @app.command()
@@ -170,7 +168,7 @@ def prune(
     if (model is None) != (prompts is None):
         raise BadSetting("give both --model-fingerprint and --prompts-fingerprint, or neither.")
     keep = Scope(model, prompts, tenant) if model and prompts else None
-    typer.echo(f"{store.prune(keep_scope=keep)} entries deleted", err=True)
+    WORDS.print(f"{store.prune(keep_scope=keep)} entries deleted")
 
 
 @app.command()
@@ -182,7 +180,7 @@ def forget(
     """Delete questions with their vectors, and wipe them from the file."""
     if not contains and not ids:
         raise BadSetting("say what to forget: --contains TEXT or --id NUMBER.")
-    typer.echo(f"{_existing(history).forget(ids=ids or [], contains=contains)} entries deleted", err=True)
+    WORDS.print(f"{_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
 
 
 def _existing(history: str, embedder: str | None = None) -> HistoryStore:
@@ -202,7 +200,7 @@ def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[Scope], hist
                 'Mark them: "meta": {"time_sensitive": true}'
             )
         _add(store, entries)
-        typer.echo(f"{len(entries)} time-sensitive questions of {data} logged in {history}", err=True)
+        WORDS.print(f"{len(entries)} time-sensitive questions of {data} logged in {history}")
 
 
 def _changing(entries: Sequence[LogEntry]) -> str:
@@ -236,12 +234,12 @@ def _scope(store: HistoryStore, model: str | None, prompts: str | None, tenant: 
 def _show(records: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         for record in records:
-            typer.echo(json.dumps(record, ensure_ascii=False))
+            print_json(record)
         return
     columns = [
         key for key in ("id", "similarity", "label", "outcome", "source", "question") if records and key in records[0]
     ]
     table = Table(*columns, box=None)
     for record in records:
-        table.add_row(*(escape(str(record[key] if record[key] is not None else "-")) for key in columns))
-    Console(soft_wrap=True).print(table)
+        table.add_row(*(str(record[key] if record[key] is not None else "-") for key in columns))
+    plain_console().print(table)

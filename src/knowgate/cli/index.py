@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS
 from knowgate.cli.options import Retriever
 from knowgate.cli.paths import path
 from knowgate.cli.progress import progress
@@ -35,14 +35,14 @@ def index(
     max_words: Annotated[int, typer.Option(help="Longest passage in words.")] = 120,
 ) -> None:
     """Build a retrieval index, or update one: only new and changed documents are embedded again."""
-    with progress("indexing", "passages", Console(stderr=True)) as show:
+    with progress("indexing", "passages", WORDS) as show:
 
         def watch(stage: str, done: int, total: int) -> None:
             show(done, total, stage=stage, unit=UNITS.get(stage, "passages"))
 
         kind = retriever or "bm25"
         report = build_index(source, out, kind=kind, embedder=embedder, max_words=max_words, progress=watch)
-    typer.echo(summary(report, out), err=True)
+    WORDS.print(summary(report, out))
 
 
 def summary(report: IndexReport, out: Path) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from knowgate.cli.console import WORDS
 from knowgate.cli.progress import question_bar
 from knowgate.files import write_text
 from knowgate.labels import Tally, compare_graders, make_sets
@@ -20,8 +20,6 @@ from knowgate.labels import label as run_label
 from knowgate.models import load_model
 from knowgate.runs import RunFolder
 from knowgate.types import Model
-
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def label(

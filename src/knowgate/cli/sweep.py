@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS
 from knowgate.cli.eval import split_specs
 from knowgate.cli.options import Gates, Labels, PlugIn
 from knowgate.cli.paths import path
@@ -17,7 +17,6 @@ from knowgate.evaluation import sweep_betas, sweep_plug_in, sweep_thresholds, sw
 from knowgate.gates import score_gates
 from knowgate.runs import load_trial
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs.")
 app.command()(dhicl)
 app.command()(latency)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.eval import split_specs, wide_console
 from knowgate.cli.options import Gates, Labels, Limit, PlugIn
 from knowgate.datasets import load_questions
@@ -17,7 +17,6 @@ from knowgate.models import load_model
 from knowgate.prompts import load_answer_prompts
 from knowgate.report import render
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 
 
@@ -80,9 +79,9 @@ def _numbers(text: str) -> list[int]:
 
 def show(sheets: list[Sheet], markdown: bool) -> None:
     if markdown:
-        typer.echo(markdown_tables(sheets))
+        plain_console().print(markdown_tables(sheets))
         return
     console = wide_console()
     for sheet in sheets:
-        console.print(sheet.title, style="bold", markup=False)
+        console.print(sheet.title, style="bold")
         console.print(render(sheet))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
+from knowgate.gates.outside import blamed
 from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
@@ -49,7 +50,17 @@ if TYPE_CHECKING:
     from knowgate.gates.live import bind_gate, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
-    from knowgate.gates.recorded import GateScores, folder_of, gate_name, score_gate, score_gates, seen_by, without_seen
+    from knowgate.gates.recorded import (
+        GateScores,
+        folder_of,
+        gate_name,
+        is_told,
+        record_scores,
+        score_gate,
+        score_gates,
+        seen_by,
+        without_seen,
+    )
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -88,6 +99,7 @@ __all__ = [
     "apply_heads",
     "apply_network",
     "bind_gate",
+    "blamed",
     "check_count",
     "check_offers",
     "default_gate",
@@ -98,6 +110,7 @@ __all__ = [
     "hard_tree",
     "ik_needs",
     "is_artefact",
+    "is_told",
     "kbm_confidence",
     "kbm_text_with_passages",
     "load_fitted",
@@ -107,6 +120,7 @@ __all__ = [
     "open_judge",
     "read_artefact",
     "read_questions",
+    "record_scores",
     "retrieval_rule",
     "revise_artefact",
     "score_gate",
@@ -316,9 +330,11 @@ def markdown_table() -> str:
 
 def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
     """The gate's needs, checked: one per question, each a number in [0, 1]."""
+    with blamed(gate):
+        scored = gate.score(questions, readings)
     try:
-        needs = [float(need) for need in gate.score(questions, readings)]
-    except TypeError as error:
+        needs = [float(need) for need in scored]
+    except (TypeError, ValueError) as error:
         raise ModelError(f"gate '{gate.name}' gave no list of numbers ({error}): `score` gives a need each.") from error
     check_count(gate, "needs", needs, questions)
     for question, need in zip(questions, needs, strict=True):

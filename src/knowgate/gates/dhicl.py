@@ -89,9 +89,13 @@ class DhiclGate(Gate):
         ]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """What the LLM was shown and what it made of it; the two may well point in different directions."""
+        needs = self.score(questions, readings)
+        shown = [truths(reading.neighbours[self.name]) for reading in readings]
         return [
-            f"{sum(truths(near))} of the {len(near)} logged questions nearest to it are known"
-            for near in (reading.neighbours[self.name] for reading in readings)
+            f"shown {len(known)} similar logged questions, {sum(known)} of them known, the LLM expects "
+            f"{'not ' if need > 0.5 else ''}to know this one"
+            for known, need in zip(shown, needs, strict=True)
         ]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import ArtefactError
+from knowgate.errors import ArtefactError, KnowgateError
 
 VERSION = 1
 SCHEMA = """
@@ -91,5 +91,13 @@ class Database:
             raise
 
 
-def _broken(path: Path, error: sqlite3.Error) -> ArtefactError:
+def _broken(path: Path, error: sqlite3.Error) -> KnowgateError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits say more exactly what
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return KnowgateError(
+            f"cannot write to the log {path}: {error}. What was logged before is safe; make room and run the same "
+            "command again."
+        )
+    if code == sqlite3.SQLITE_BUSY:
+        return KnowgateError(f"another process is writing to the log {path}; wait for it or stop it.")
     return ArtefactError(f"the log {path} cannot be used: {error}. It was left as it is; move it away or restore it.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from knowgate.runs import RunFolder
 from knowgate.signals import SAMPLES
 from knowgate.types import Model, Retriever
 
-log = logging.getLogger(__name__)
 STYLES = ("implies", "contains")
 
 
@@ -91,10 +89,8 @@ def label(
     retriever = as_retriever(index) if index is not None else None
     wording = load_answer_prompts(Path(prompts) if prompts is not None else None, lang)
     folder = RunFolder(Path(out).expanduser())
-    if retry_failed and (folder.path / folder.manifest_name).is_file():
-        log.info("trying %d failed questions again", folder.drop_failed())
     labeller = Labeller(llm, grader, plan, wording, retriever)
-    label_run(folder, questions, labeller, data=data_name(data), on_progress=on_progress)
+    label_run(folder, questions, labeller, data=data_name(data), retry_failed=retry_failed, on_progress=on_progress)
     return folder
 
 

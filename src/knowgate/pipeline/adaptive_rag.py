@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import bind_gate, check_count, read_questions, score_questions
+from knowgate.gates import bind_gate, blamed, check_count, read_questions, score_questions
 from knowgate.history import Scope
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, merged, timed, with_total
@@ -221,8 +221,9 @@ class AdaptiveRAG:
             readings = read_questions(self.model, [gate, *self._drafting], questions, self.prompts)
         with self._alone, timed(cases, "gate"):
             needs = score_questions(gate, questions, readings)
-            reasons = gate.explain(questions, readings)
-            steps = gate.steps(questions, readings)
+            with blamed(gate):
+                reasons = gate.explain(questions, readings)
+                steps = gate.steps(questions, readings)
             check_count(gate, "explanations", reasons, questions)
             check_count(gate, "numbers of rounds", steps, questions)
         threshold = self.gate.threshold if self.threshold is None else self.threshold

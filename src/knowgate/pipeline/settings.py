@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from knowgate.errors import BadSetting
 from knowgate.gates import DEFAULT
@@ -29,7 +29,7 @@ class Settings(BaseModel):
     """Retrieve when need is above this, from 0 to 1. Default: the gate's own."""
     docs: Path | None = None
     """Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache."""
-    index: str | None = None
+    index: str | None = Field(default=None, repr=False)  # its URL may hold a key
     """Index folder, or http:URL of a search endpoint; instead of docs."""
     retriever: str | None = None
     """bm25, dense or hybrid. Default: bm25, or as the index was built."""

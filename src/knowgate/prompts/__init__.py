@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from knowgate.errors import BadSetting
 from knowgate.files import sha256_text
 from knowgate.lazy import hand_on
+from knowgate.prompts.fences import fence
 from knowgate.types import Question
 
 if TYPE_CHECKING:
@@ -76,8 +77,9 @@ class TemplateSet:
         return sha256_text(*parts)[:16]
 
     def fill(self, key: str, lang: str, /, **values: str) -> str:
-        """The template with its placeholders filled; braces inside the values are left alone."""
-        return self.templates[lang][key].format(**values)
+        """The template with its placeholders filled; braces inside the values are left alone, its own lines quoted."""
+        template = self.templates[lang][key]
+        return template.format(**fence(template, values))
 
 
 @functools.cache

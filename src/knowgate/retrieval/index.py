@@ -72,10 +72,10 @@ def build_index(
     corpus = find_documents(source)
     chosen = _embedder(kind, embedder)
     settings = _settings(kind, chosen, max_words)
-    earlier = read_earlier(out)
     written = True
     try:
         with new_folder(out.resolve()) as folder:
+            earlier = read_earlier(out)  # once nobody else writes it
             scan = scan_documents(corpus, folder, earlier, max_words=max_words, progress=progress)
             manifest = _manifest(kind, settings, scan)
             if manifest == earlier.manifest:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from knowgate.doors import read_json
 from knowgate.errors import ArtefactError, BadSetting, KnowgateError
-from knowgate.files import locked, read_jsonl, write_json, write_text
+from knowgate.files import UNFINISHED, locked, read_jsonl, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class RowFolder:
         file = self.path / self.rows_name
         if not file.is_file():
             return {}
-        return {str(record["id"]): record.get("error") for _, record in read_jsonl(file)}
+        return {str(record["id"]): record.get("error") for _, record in self.records()}
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -84,6 +84,7 @@ class RowFolder:
         """Begin, or see that what was begun here has the same settings."""
         if self.packed.is_file():
             raise BadSetting(f"'{self.path}' is finished and packed; choose another --out.")
+        self._clear()
         if (self.path / self.manifest_name).is_file():
             _compare(self.manifest()["settings"], settings, self.path)
             self._mend()
@@ -116,12 +117,22 @@ class RowFolder:
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """One process at a time writes a folder."""
+        if self.path.exists() and not self.path.is_dir():
+            raise BadSetting(f"'{self.path}' is a file, not a folder for a {self.what}; choose another --out.")
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(locked(self.path / ".lock", wait=False))
             except BlockingIOError:
                 raise BadSetting(f"another process is writing to '{self.path}'; wait for it or stop it.") from None
+            except OSError as error:
+                raise disk_error(error, self.path) from error
             yield
+
+    def _clear(self) -> None:
+        """Take away what a process left half written that was killed; nobody else writes here now."""
+        if self.path.is_dir():
+            for left in self.path.glob(f".*{UNFINISHED}"):
+                left.unlink()
 
     def _mend(self) -> None:
         """Cut off a line that was being written when the process died."""
@@ -180,6 +191,8 @@ def _compare(started: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> 
 
 def disk_error(error: OSError, path: Path) -> KnowgateError:
     """A full or broken disk as a sentence."""
+    if error.errno is None:  # not the system's: a library uses the class for faults of its own
+        raise error
     return KnowgateError(
         f"cannot write to '{path}': {error.strerror}. Finished rows are safe; mend it and run the same command again."
     )

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from knowgate.display import markdown_code, markdown_text
 from knowgate.files import check_replaceable, new_folder, sha256_file, write_json, write_text
 from knowgate.fitting.reranker.alignment import AlignedReranker
 from knowgate.fitting.reranker.base import save_cross_encoder
@@ -110,14 +111,14 @@ def card(manifest: Mapping[str, Any], command: str) -> str:
         ("cut to the limit", f"{manifest['cut']['questions']} questions, {manifest['cut']['passages']} passages"),
     ]  # fmt: skip
     parts = [
-        f"# Reranker aligned to {aligned['model']}",
+        f"# Reranker aligned to {markdown_text(aligned['model'])}",
         f"A cross-encoder that puts first the passages this LLM can use (CBDR). knowgate, {manifest['created']}.",
         '```console\nknowgate ask --rerank THIS_FOLDER --docs FOLDER "a question"\n```',
-        "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows if value),
+        "| | |\n|---|---|\n" + "\n".join(f"| {name} | {markdown_text(str(value))} |" for name, value in rows if value),
         f"## Measured on {manifest['tested']} held-out questions\n\n" + _measures(manifest),
     ]
     if command:
-        parts.append(f"## Made by\n\n```console\n{command}\n```")
+        parts.append(f"## Made by\n\n```console\n{markdown_code(command)}\n```")
     return "\n\n".join(parts) + "\n"
 
 

@@ -199,11 +199,14 @@ class HFModel(LocalModel, Backend):
         for i, handle in enumerate(handles):
             if handle.place is not None and len(rows[i].tokens) < max_tokens:
                 groups.setdefault(id(handle.stream), []).append(i)
-        with torch.inference_mode():
-            for members in groups.values():
-                stream = handles[members[0]].stream
+        for members in groups.values():
+            stream = handles[members[0]].stream
+
+            def extend(members: list[int] = members, stream: Stream = stream) -> list[int]:
                 part = stream.copy([handles[i].place or 0 for i in members])
-                hf_stream.draft(part, [rows[i] for i in members], max_tokens, self.stop)
+                return hf_stream.draft(part, [rows[i] for i in members], max_tokens, self.stop)
+
+            run_alone(extend)
         return [self._completion(row, measured=True) for row in rows]
 
     def _begin(self, prompt: Prompt, max_tokens: int) -> Handle:

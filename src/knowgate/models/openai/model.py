@@ -29,8 +29,9 @@ from knowgate.models.openai.labels import InsideLabels
 from knowgate.models.openai.parts import gather
 from knowgate.models.openai.reply import label_logprobs, listed_tokens, read_choices
 from knowgate.models.openai.server import Server
-from knowgate.models.openai.wire import Patience, StatusError, Wire, without_login
+from knowgate.models.openai.wire import Patience, StatusError, Wire
 from knowgate.models.sampling import check_sampling
+from knowgate.servers import without_login
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Vector, Want
 
 Item = TypeVar("Item")
