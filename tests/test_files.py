@@ -199,7 +199,7 @@ def test_the_lines_before_a_broken_one_are_given(tmp_path):
 
 def test_a_file_in_another_encoding_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_bytes('{"x": "ä"}'.encode("latin-1"))
-    with pytest.raises(BadInput, match=r"a\.jsonl is not a UTF-8 text file"):
+    with pytest.raises(BadInput, match=r"a\.jsonl line 1 is not UTF-8 text"):
         list(read_jsonl(tmp_path / "a.jsonl"))
 
 

@@ -11,15 +11,19 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from knowgate.doors import check_regular, parse_json
+from knowgate.doors import check_regular, parse_json, user_path
 from knowgate.errors import ArtefactError, BadInput, BadSetting
+
+LONGEST_LINE = 64 << 20  # characters of one record; a packed file can hold a line that no memory can
+NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how `surrogateescape` writes such bytes
 
 try:
     import fcntl
@@ -33,9 +37,12 @@ def cache_dir() -> Path:
     """Where weights and conversions are kept: KNOWGATE_CACHE, else the user's cache folder."""
     chosen = os.environ.get("KNOWGATE_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        return user_path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "knowgate"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "knowgate"
+    except RuntimeError:
+        raise BadSetting("there is no home folder to keep a cache in: set KNOWGATE_CACHE to a folder.") from None
 
 
 def sha256_file(path: Path) -> str:
@@ -56,6 +63,8 @@ def sha256_text(*texts: str) -> str:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends well; else the one that was there stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise BadInput(f"'{path}' is a folder; a file is to be written there. Choose another name.")
     with _named(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
         temporary = Path(name)
@@ -106,6 +115,33 @@ def check_replaceable(path: Path, marker: str, what: str) -> None:
     """Refuse to put a folder where something else is, which would be lost. marker: the file that tells such folders."""
     if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
         raise ArtefactError(f"'{path}' exists and is not {what}; choose another --out.")
+
+
+def check_own(path: Path, markers: Collection[str], what: str, option: str = "--out") -> None:
+    """Refuse to write into a folder of other things: not new, not empty, and without any of `markers`."""
+    if path.exists() and not path.is_dir():
+        raise ArtefactError(f"'{path}' is a file, not a folder; choose another {option}.")
+    if path.exists() and not any((path / name).exists() for name in markers) and any(_there(path)):
+        raise ArtefactError(f"'{path}' is not empty and not {what}; choose another {option}.")
+
+
+def _there(folder: Path) -> Iterator[Path]:
+    """What a folder holds but the lock of whoever writes to it, and what a process left that was killed."""
+    return (path for path in folder.iterdir() if path.name != ".lock" and not path.name.endswith(UNFINISHED))
+
+
+def whole_lines(path: Path) -> int:
+    """The length of a file up to its last line end; what stands behind it was being written when a process died."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65_536)
+            file.seek(start)
+            place = file.read(end - start).rfind(b"\n")
+            if place >= 0:
+                return start + place + 1
+            end = start
+    return 0
 
 
 @contextlib.contextmanager
@@ -187,30 +223,35 @@ def _is_at(path: Path, file: BinaryIO) -> bool:
         return False
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, record) of each non-empty line; a broken line is named by its number."""
+def read_jsonl(path: Path, *, halves: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, record) of each non-empty line; a broken line is named by its number. halves: as `parse_json`."""
+    for number, line in read_lines(path):
+        where = f"{path} line {number}"
+        if NOT_UTF8.search(line):
+            raise BadInput(f"{where} is not UTF-8 text: convert it, as with iconv.")
+        record = parse_json(line, where, halves=halves)
+        if not isinstance(record, dict):
+            raise BadInput(f"{where} is not a JSON object.")
+        yield number, record
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(line number, text) of each line that is not empty, gzip unpacked. Bytes that are no UTF-8 match `NOT_UTF8`."""
     try:
-        with open_text(path) as lines:
-            yield from _records(lines, path)
-    except UnicodeDecodeError:
-        raise BadInput(f"{path} is not a UTF-8 text file.") from None
+        with open_text(path, errors="surrogateescape") as file:
+            lines = iter(lambda: file.readline(LONGEST_LINE + 1), "")
+            for number, line in enumerate(lines, start=1):
+                if len(line) > LONGEST_LINE:
+                    raise BadInput(f"{path} line {number} is longer than {LONGEST_LINE:,} characters.")
+                if line.strip():
+                    yield number, line
     except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise BadInput(f"{path} is not a whole gzip file.") from None
+        raise BadInput(f"{path} is not a whole gzip file: get or pack it again.") from None
 
 
-def open_text(path: Path) -> TextIO:
-    """Open a text file, unpacking gzip."""
+def open_text(path: Path, errors: str = "strict") -> TextIO:
+    """Open a text file, unpacking gzip; a byte order mark is no part of it."""
     check_regular(path)
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
-
-
-def _records(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        record = parse_json(line, f"{path} line {number}")
-        if not isinstance(record, dict):
-            raise BadInput(f"{path} line {number} is not a JSON object.")
-        yield number, record
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors)
+    return path.open(encoding="utf-8-sig", errors=errors)

@@ -24,7 +24,8 @@ import httpcore
 import httpx
 
 from knowgate.doors import parse_json
-from knowgate.errors import BadInput, BadSetting, ServerError
+from knowgate.errors import BadInput, ServerError
+from knowgate.proxies import new_client
 
 LONGEST_REPLY = 32 << 20  # bytes; 128 samples, or a whole vocabulary with log-probabilities, stay far below
 LONGEST_MESSAGE = 300  # characters of a server's own words in an error
@@ -51,14 +52,7 @@ def open_client(
     """A client that keeps to `until`. transport: of a test, instead of the network."""
     limits = httpx.Limits(max_connections=connections)
     given = {"Accept-Encoding": "gzip", **headers}
-    try:
-        client = httpx.Client(headers=given, limits=limits, transport=transport, follow_redirects=False)
-    except (ValueError, ImportError, httpx.InvalidURL) as error:  # HTTP_PROXY and its kin
-        words = one_line(without_login(str(error))).rstrip(".")
-        raise BadSetting(
-            f"a proxy in the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY) cannot be used: {words}. "
-            "Mend or unset the variable."
-        ) from None
+    client = new_client(headers=given, limits=limits, transport=transport, follow_redirects=False)
     for way in (client._transport, *client._mounts.values()):
         if isinstance(way, httpx.HTTPTransport):  # httpx has no public way to choose what its pool connects with
             way._pool._network_backend = ClockedBackend(way._pool._network_backend)

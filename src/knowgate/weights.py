@@ -20,6 +20,7 @@ import httpx
 
 from knowgate.errors import UnknownName, WeightsError
 from knowgate.files import cache_dir, locked, new_folder, sha256_file
+from knowgate.proxies import new_client
 from knowgate.unpickle import convert
 
 LOGGER = logging.getLogger("knowgate")
@@ -130,10 +131,11 @@ def hub_answers() -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
-    try:
-        httpx.head(constants.ENDPOINT, timeout=HUB_SECONDS)
-    except (httpx.HTTPError, OSError):
-        return False
+    with new_client(timeout=HUB_SECONDS) as client:
+        try:
+            client.head(constants.ENDPOINT)
+        except (httpx.HTTPError, OSError):
+            return False
     return True
 
 

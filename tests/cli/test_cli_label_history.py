@@ -80,7 +80,7 @@ def test_duplicate_ids_are_refused(place, capsys):
     text = (place / "data.jsonl").read_text()
     (place / "data.jsonl").write_text(text + text.splitlines()[0] + "\n")
     assert run(LABEL) == 1
-    assert "'q0' twice" in capsys.readouterr().err
+    assert "line 9 has the id 'q0' of line 1" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from knowgate.errors import ArtefactError, BadSetting, ModelError
 from knowgate.models.fake import FakeModel
 from knowgate.models.replay import RecordingModel, ReplayModel, _want_settings
+from knowgate.models.replay_format import append_calls
 from knowgate.types import LabelPrompt, Prompt, Reading, Sampling, Want
 
 MODEL = FakeModel({"sky": {"closed": "blue as the sea", "known": True}}, name="small")
@@ -116,8 +117,7 @@ def test_a_call_recorded_twice_counts_as_it_was_last(folder):
     lines = (folder / "calls.jsonl").read_text().splitlines()
     row = json.loads(lines[0])
     row["result"]["draft"]["text"] = "later"
-    with (folder / "calls.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    append_calls(folder, [row])
     assert ReplayModel(folder).read(PROMPTS[:1], WANT)[0].draft.text == "later"
 
 

@@ -59,14 +59,14 @@ def test_the_gate_takes_its_new_threshold_and_evidence(tmp_path):
 
 def test_other_files_stay(tmp_path):
     folder = saved(tmp_path)
-    assert (folder / "adapter" / "extra.bin").read_bytes() == b"kept"
+    assert (folder / "adapter" / "extra.txt").read_bytes() == b"kept"
     assert (folder / CALIBRATED).read_text() == "a\nb\n"
 
 
 def test_a_copy_leaves_the_gate_as_it_was(tmp_path):
     folder = saved(tmp_path, out=tmp_path / "deep" / "copy")
     assert load_gate(str(folder)).threshold == 0.31
-    assert (folder / "adapter" / "extra.bin").read_bytes() == b"kept"
+    assert (folder / "adapter" / "extra.txt").read_bytes() == b"kept"
     assert load_gate(str(tmp_path / "gate")).threshold == 0.5
 
 

@@ -152,8 +152,15 @@ def _say(message: str, code: int, is_debugging: bool) -> int:
 def _explain_file(error: OSError) -> str:
     """A file or folder that cannot be read or written."""
     place = f"use '{error.filename}'" if error.filename else "read or write"
-    inside = str(error.filename).startswith(str(cache_dir()))
+    inside = _is_in_cache(str(error.filename))
     advice = "Set KNOWGATE_CACHE to a folder you can write" if inside else "Check the path and its permissions"
     if error.errno in NO_ROOM:
         advice = "Make room, then run the same command again"
     return f"cannot {place}: {error.strerror or error}. {advice}."
+
+
+def _is_in_cache(place: str) -> bool:
+    try:
+        return place.startswith(str(cache_dir()))
+    except KnowgateError:  # there is no cache folder
+        return False

@@ -17,7 +17,7 @@ from knowgate.cli.label import labelling_bar
 from knowgate.cli.paths import path
 from knowgate.errors import BadSetting
 from knowgate.evaluation import Evaluation, evaluate, evaluation_json
-from knowgate.report import all_sheets, render, write_report
+from knowgate.report import all_sheets, check_report_folder, render, write_report
 
 PIPED = 220  # columns
 
@@ -64,6 +64,8 @@ def eval_(
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
+    if out is not None:
+        check_report_folder(out)  # before the work, not after it
     with labelling_bar() if data else nullcontext(lambda tally: None) as show:
         evaluation = evaluate(
             split_specs(gates),

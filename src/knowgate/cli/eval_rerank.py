@@ -11,7 +11,7 @@ from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.options import Limit, Prefs, RerankMargin
 from knowgate.cli.paths import path
 from knowgate.errors import BadInput, BadSetting
-from knowgate.files import write_json, write_text
+from knowgate.files import check_own, write_json, write_text
 from knowgate.models import load_model
 from knowgate.rerank import BASE, is_aligned, load_reranker, read_manifest
 from knowgate.types import Reranker
@@ -45,6 +45,7 @@ def eval_rerank(
 
     if split not in SPLITS:
         raise BadSetting(f"--split is '{split}'; allowed: {', '.join(SPLITS)}.")
+    check_own(out, ["rerank.json", "answers.jsonl"], "a comparison of rerankers")
     folders = [PreferenceFolder(one) for one in pref]
     settings = shared_settings(folders)
     rows = [row for folder in folders for row in folder.rows() if row.split == split][:limit]

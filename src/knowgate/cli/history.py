@@ -16,9 +16,10 @@ from rich.table import Table
 from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.options import Json
 from knowgate.datasets import load_questions
+from knowgate.doors import COUNT, check_within, user_path
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import read_jsonl
-from knowgate.history import HistoryStore, Known, LogEntry, Scope, entry_of, entry_record, open_history
+from knowgate.history import LAST_SECOND, HistoryStore, Known, LogEntry, Scope, entry_of, entry_record, open_history
 from knowgate.labels import entries_of, scope_of, time_sensitive_entries
 from knowgate.prompts import detect_language
 from knowgate.runs import RunFolder
@@ -69,7 +70,7 @@ def import_(
     """
     if rule not in ("greedy", "all", "majority"):
         raise BadSetting(f"--rule is '{rule}'; allowed: greedy, all, majority.")
-    is_new = embedder is None and not Path(history.removeprefix("sqlite:")).expanduser().is_file()
+    is_new = embedder is None and not user_path(history.removeprefix("sqlite:")).is_file()
     store = open_history(history, embedder)
     scopes: set[Scope] = set()
     for run in runs:
@@ -103,7 +104,9 @@ def add(
 ) -> None:
     """Log one question."""
     store = open_history(history, embedder)
-    expires = None if days is None else time.time() + days * 86_400
+    expires = (
+        None if days is None else time.time() + check_within(days, "--days", most=LAST_SECOND / 86_400 / 2) * 86_400
+    )
     record = {"question": question, "label": label, "source": source, "outcome": outcome, "expires": expires}
     scope = _scope(store, model, prompts, tenant)
     _add(store, [entry_of({**record, **asdict(scope)}, "the entry")])
@@ -112,7 +115,7 @@ def add(
 @app.command("list")
 def list_(
     history: Log = DEFAULT,
-    limit: Annotated[int, typer.Option(min=1, help="Newest so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=COUNT, help="Newest so many.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Show logged questions, newest first."""
@@ -123,7 +126,7 @@ def list_(
 def search(
     question: Annotated[str, typer.Argument(help="What to look for.")],
     history: Log = DEFAULT,
-    k: Annotated[int, typer.Option(min=1, help="How many.")] = 10,
+    k: Annotated[int, typer.Option(min=1, max=COUNT, help="How many.")] = 10,
     embedder: EmbedderName = None,
     model: ModelName = None,
     prompts: PromptName = None,
@@ -175,7 +178,9 @@ def prune(
 def forget(
     history: Log = DEFAULT,
     contains: Annotated[str | None, typer.Option(help="Delete questions that hold this text, in any case.")] = None,
-    ids: Annotated[list[int] | None, typer.Option("--id", help="Delete this entry; may be repeated.")] = None,
+    ids: Annotated[
+        list[int] | None, typer.Option("--id", min=1, max=2**63 - 1, help="Delete this entry; may be repeated.")
+    ] = None,
 ) -> None:
     """Delete questions with their vectors, and wipe them from the file."""
     if not contains and not ids:
@@ -185,7 +190,7 @@ def forget(
 
 def _existing(history: str, embedder: str | None = None) -> HistoryStore:
     """Looking into a log must not make an empty one."""
-    if not Path(history.removeprefix("sqlite:")).expanduser().is_file():
+    if not user_path(history.removeprefix("sqlite:")).is_file():
         raise BadInput(f"there is no log '{history}'. Make one: knowgate history import RUN --history {history}")
     return open_history(history, embedder)
 

@@ -49,6 +49,7 @@ def summary(report: IndexReport, out: Path) -> str:
     """What happened, in a sentence or two."""
     size = f"{report.documents} documents, {report.passages} passages in {out}."
     skipped = "".join(f" Skipped {count} {suffix} files." for suffix, count in sorted(report.skipped.items()))
+    skipped += f" {report.missed}" if report.problems else ""
     if not report.written:
         return f"Nothing had changed: {size}{skipped}"
     changes = f"{report.added} added, {report.changed} changed, {report.removed} removed, {report.unchanged} unchanged."

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from knowgate.datasets import Data
+from knowgate.doors import check_seed, check_whole
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluation.comparison.evaluation import Evaluation, compare
 from knowgate.evaluation.live import AUTO, answer_now, ask_now
@@ -18,6 +19,9 @@ from knowgate.types import Gate, Model, Retriever
 
 GateLike = str | Path | Gate
 MODEL = "smollm"  # answers questions where none is named
+
+
+MOST_RESAMPLES = 1_000_000
 
 
 def evaluate(
@@ -55,6 +59,8 @@ def evaluate(
     llm = model or MODEL
     asked: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in _several(gates)]
     _check(asked, runs, data, out)
+    check_whole(resamples, "the number of resamples", least=0, most=MOST_RESAMPLES)
+    check_seed(seed)
     named: Sequence[str | Gate] = asked
     if data is not None and out is not None:
         made = answer_now(

@@ -286,7 +286,7 @@ def load_fitted(folder: str, *, plug_in: bool = False) -> FittedGate:
     artefact = read_artefact(folder)
     name = str(artefact.manifest["gate"]).split(":")[0]
     cls: Any = _checked(name, resolve(FITTED, "fitted gate", name, "knowgate.fitted_gates"))
-    gate: FittedGate = cls(artefact, plug_in)
+    gate: FittedGate = cls.opened(artefact, plug_in)
     return gate
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from knowgate.doors import read_text, user_path
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
@@ -216,8 +217,8 @@ def check_unseen(trial: Trial, folder: str) -> None:
 
 def seen_by(trial: Trial, folder: str | Path) -> list[bool]:
     """Which rows the gate in this folder was fitted on; none where it does not say."""
-    file = Path(folder).expanduser() / SEEN
-    seen = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
+    file = user_path(folder) / SEEN
+    seen = set(read_text(file).split()) if file.is_file() else set()
     return [
         question_key(question) in seen or (bool(question.text) and loose_key(question.text) in seen)
         for question in trial.questions

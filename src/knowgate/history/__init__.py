@@ -11,12 +11,13 @@ from knowgate.types import Embedder
 
 if TYPE_CHECKING:
     from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source, question_key
-    from knowgate.history.exchange import entry_of, entry_record
+    from knowgate.history.exchange import LAST_SECOND, entry_of, entry_record
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "HistoryStore",
     "Known",
+    "LAST_SECOND",
     "LogEntry",
     "Outcome",
     "STORES",

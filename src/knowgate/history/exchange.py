@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from knowgate.doors import check_text, check_within, shown
 from knowgate.errors import BadInput
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source
+
+LAST_SECOND = 1e11  # since 1970: the year 5138
 
 
 def entry_record(entry: LogEntry) -> dict[str, Any]:
@@ -18,11 +21,13 @@ def entry_record(entry: LogEntry) -> dict[str, Any]:
 
 def entry_of(record: Mapping[str, Any], where: str) -> LogEntry:
     """The entry; what is missing or unknown is named."""
+    for key in ("weight", "created", "expires"):
+        check_within(record.get(key) or 0, f"'{key}' of {where}", most=LAST_SECOND)
     try:
         scope = Scope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or ""))
         outcome = Outcome(record["outcome"]) if record.get("outcome") else None
         return LogEntry(
-            str(record["question"]),
+            _text(record["question"]),
             Known(record["label"]),
             scope,
             Source(record.get("source") or "human"),
@@ -35,3 +40,10 @@ def entry_of(record: Mapping[str, Any], where: str) -> LogEntry:
         raise BadInput(
             f"{where}: {error}. Expected question, label (known, unknown, time-sensitive), model, prompts."
         ) from None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"the question is {shown(value)}")
+    check_text(value, "the question")
+    return value

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.datasets import Data, data_name, gather_questions
+from knowgate.doors import check_seed, check_whole, check_within, user_path
 from knowgate.errors import BadSetting
 from knowgate.labels.grading import load_grader
 from knowgate.labels.labeller import Labeller, Plan
@@ -19,6 +20,7 @@ from knowgate.runs import RunFolder
 from knowgate.signals import SAMPLES
 from knowgate.types import Model, Retriever
 
+MOST = 1_000_000  # samples, tokens or passages of one question
 STYLES = ("implies", "contains")
 
 
@@ -68,6 +70,8 @@ def label(
         >>> run = label("jsonl:questions.jsonl", model="smollm", out="runs/mine", samples=10)  # doctest: +SKIP
     """
     _check_counts(samples=(samples, 0), open_samples=(open_samples, 0), max_tokens=(max_tokens, 1), k=(k, 1))
+    check_within(temperature, "the temperature", most=100)
+    check_seed(seed)
     questions = gather_questions(data, limit)
     llm = as_model(model)
     plan = Plan(
@@ -88,7 +92,7 @@ def label(
     grader = load_grader(grade, as_model(judge) if judge is not None else None, _style(judge_prompt))
     retriever = as_retriever(index) if index is not None else None
     wording = load_answer_prompts(Path(prompts) if prompts is not None else None, lang)
-    folder = RunFolder(Path(out).expanduser())
+    folder = RunFolder(user_path(out))
     labeller = Labeller(llm, grader, plan, wording, retriever)
     label_run(folder, questions, labeller, data=data_name(data), retry_failed=retry_failed, on_progress=on_progress)
     return folder
@@ -97,8 +101,8 @@ def label(
 def _check_counts(**counts: tuple[int | None, int]) -> None:
     """Each with the least it may be."""
     for name, (given, least) in counts.items():
-        if given is not None and given < least:
-            raise BadSetting(f"{name} is {given}; it must be at least {least}.")
+        if given is not None:
+            check_whole(given, name, least=least, most=MOST)
 
 
 def _style(word: str) -> Any:

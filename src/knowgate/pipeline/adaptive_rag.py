@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+from knowgate.doors import check_text, check_whole, check_within
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import bind_gate, blamed, check_count, read_questions, score_questions
 from knowgate.history import Scope
@@ -90,12 +91,12 @@ class AdaptiveRAG:
             raise BadSetting(f"the gate is {self.gate!r}: give a gate, as load_gate('logprob:mean') does.")
         if isinstance(self.retriever, str):
             raise BadSetting(f"the retriever is the text '{self.retriever}': give one, as load_retriever does.")
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise BadSetting(f"the threshold is {self.threshold}; it must be between 0 and 1.")
-        if self.k < 1 or self.max_tokens < 1:
-            raise BadSetting(f"k is {self.k} and max_tokens {self.max_tokens}; both must be at least 1.")
-        if self.rerank_margin is not None and not 0 <= self.rerank_margin <= 1:
-            raise BadSetting(f"the rerank margin is {self.rerank_margin}; it must be between 0 and 1.")
+        if self.threshold is not None:
+            check_within(self.threshold, "the threshold")
+        if self.rerank_margin is not None:
+            check_within(self.rerank_margin, "the rerank margin")
+        check_whole(self.k, "k")
+        check_whole(self.max_tokens, "max_tokens")
 
     def __repr__(self) -> str:
         threshold = self.gate.threshold if self.threshold is None else self.threshold
@@ -360,6 +361,7 @@ def as_question(question: str | Question) -> Question:
         raise BadInput(f"a question is a text or a Question, not {question!r}.")
     if not record.text.strip():
         raise BadInput("the question is empty: ask something.")
+    check_text(record.text, "the question")
     return record
 
 

@@ -99,5 +99,7 @@ def cached_index(docs: Path, kind: str) -> Path:
     """An index of a folder, kept in the cache and brought up to date when documents changed."""
     key = sha256_text(str(docs.resolve()), kind)[:16]
     out = cache_dir() / "indexes" / f"{docs.resolve().name}-{key}"
-    build_index(docs, out, kind=kind)
+    report = build_index(docs, out, kind=kind)
+    if report.problems:
+        log.warning("Of the documents in '%s' %s", docs, report.missed)
     return out

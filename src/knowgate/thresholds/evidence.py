@@ -22,7 +22,7 @@ def save_threshold(
     kept = {key: value for key, value in artefact.manifest.items() if key not in KINDS}
     manifest = {**kept, "threshold": threshold, kind: dict(evidence)}
     file = artefact.path / CARD
-    card = file.read_text(encoding="utf-8") if file.is_file() else ""
+    card = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     section = card_section(threshold, kind, evidence)
     texts = {CARD: with_section(card, section), CALIBRATED: "\n".join(sorted(set(keys))) + "\n"}
     revise_artefact(artefact, manifest, texts, out)

@@ -13,8 +13,9 @@ from knowgate.files import check_replaceable, new_folder, sha256_file, write_jso
 from knowgate.fitting.reranker.alignment import AlignedReranker
 from knowgate.fitting.reranker.base import save_cross_encoder
 from knowgate.fitting.reranker.training import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog
+from knowgate.folders import file_digests
 from knowgate.preferences import NAMES
-from knowgate.rerank import BASE, MANIFEST, VERSION, WEIGHTS
+from knowgate.rerank import BASE, CARD, MANIFEST, VERSION, WEIGHTS
 from knowgate.statistics import Estimate, Floats, estimate_mean
 
 BOUND = ("model", "model_fingerprint", "prompts_fingerprint", "source", "probe", "retriever", "retriever_fingerprint")
@@ -52,8 +53,9 @@ def save_reranker(
         if fitted.base is not None:
             save_cross_encoder(fitted.base, folder / BASE)
         manifest["weights_sha256"] = sha256_file(folder / WEIGHTS)
+        write_text(folder / CARD, card(manifest, command))
+        manifest["files"] = file_digests(folder, leave=[MANIFEST, CARD])
         write_json(folder / MANIFEST, manifest)
-        write_text(folder / "README.md", card(manifest, command))
     return manifest
 
 
