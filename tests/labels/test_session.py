@@ -133,6 +133,18 @@ def test_other_settings_are_refused_with_the_difference_named(tmp_path):
         run(tmp_path, made=labeller(samples=5))
 
 
+def test_how_samples_are_drawn_is_a_setting_of_the_run(tmp_path):
+    run(tmp_path, made=labeller(temperature=0.6, top_p=0.9, top_k=50))
+    settings = RunFolder(tmp_path / "run").settings()
+    assert (settings["temperature"], settings["top_p"], settings["top_k"]) == (0.6, 0.9, 50)
+    with pytest.raises(BadSetting, match=r"top_p was 0\.9, now 0\.8"):
+        run(tmp_path, made=labeller(temperature=0.6, top_p=0.8, top_k=50))
+
+
+def test_a_run_of_whole_samples_has_the_settings_it_had_before_they_could_be_truncated(tmp_path):
+    assert not {"top_p", "top_k", "sampling"} & set(run(tmp_path).settings())
+
+
 def test_other_data_is_refused(tmp_path):
     run(tmp_path)
     with pytest.raises(BadSetting, match="questions was 2, now 1"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, R
 from knowgate.cli.paths import path
 from knowgate.cli.questions import read_arguments
 from knowgate.display import harmless
-from knowgate.pipeline import AdaptiveRAG, answer_record, build_pipeline, decision_record, load_settings
+from knowgate.pipeline import AdaptiveRAG, TrafficLog, answer_record, build_pipeline, decision_record, load_settings
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, TextEvent
 
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
@@ -35,6 +36,8 @@ SecondLook = Annotated[str | None, typer.Option(help="Folder of a fitted kbm gat
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
 Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
+Log = Annotated[str | None, typer.Option("--log", metavar="DB", help="Log that grows with use: retrieved questions, known where the answers with and without passages agree.")]  # fmt: skip  # noqa: E501
+LogDrafts = Annotated[bool | None, typer.Option("--log-drafts", help="With --log: also answer from memory where the gate reads no whole draft (dhicl, skr, logprob:first).")]  # fmt: skip  # noqa: E501
 Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
@@ -61,6 +64,8 @@ def ask(
     lang: Lang = None,
     prompts: Prompts = None,
     config: Config = None,
+    log: Log = None,
+    log_drafts: LogDrafts = None,
     record: Record = None,
     explain: Explain = False,
     as_json: Json = False,
@@ -70,21 +75,34 @@ def ask(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
         retriever=retriever, rerank=rerank, rerank_margin=rerank_margin, preset=preset, beta=beta,
         second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
-        prompts=prompts,
+        prompts=prompts, log=log, log_drafts=log_drafts,
     )  # fmt: skip
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record)
     _say_promise(rag, explain)
     sure = Sure()
     live = not as_json and len(questions or ()) == 1 and sys.stdout.isatty()
-    for answer in map(partial(_show_live, rag), asked) if live else rag.stream(asked):
-        sure.see(answer)
-        if not live:
-            print_json(answer_record(answer, rag)) if as_json else _show(answer)
-        if explain and not as_json:
-            _show_neighbours(answer.decision)
+    with _logging(rag.log):
+        for answer in map(partial(_show_live, rag), asked) if live else rag.stream(asked):
+            sure.see(answer)
+            if not live:
+                print_json(answer_record(answer, rag)) if as_json else _show(answer)
+            if explain and not as_json:
+                _show_neighbours(answer.decision)
     if rag.rerank_margin is not None and rag.reranker is not None:
         WORDS.print(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.")
+
+
+@contextmanager
+def _logging(log: TrafficLog | None) -> Iterator[None]:
+    """What was asked is written whatever happens, and how much of it has a label is said."""
+    try:
+        yield
+    finally:
+        if log is not None:
+            log.close()
+    if log is not None:
+        WORDS.print(f"{log.labelled} of {log.asked} questions were logged: answered both with and without passages.")
 
 
 @dataclass

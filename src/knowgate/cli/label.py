@@ -33,7 +33,11 @@ def label(
     open_samples: Annotated[
         int | None, typer.Option(min=0, help="Samples with passages, if not as many; 0 saves most of the time.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the samples; nothing is truncated (top_p 1, top_k 0).")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Of the samples.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw samples from the most probable tokens that reach this share; 1: all.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw samples from so many most probable tokens; 0: all.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 32,
     grade: Annotated[
         str, typer.Option(help="exact, contains, choice or judge. Choices are graded by letter.")
@@ -78,6 +82,8 @@ def label(
                 samples=samples,
                 open_samples=open_samples,
                 temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
                 max_tokens=max_tokens,
                 grade=grade,
                 judge=judging,

@@ -41,7 +41,7 @@ class LiveGate:
     """A gate bound to the LLM, under the name its needs are recorded by.
 
     lasting: the name says all about the gate, so that needs on record under it are its own. A folder may have been
-    fitted or calibrated again since, and so may an object: they decide anew.
+    fitted or calibrated again since, and so may an object; a log may have grown. They decide anew.
     """
 
     name: str
@@ -150,7 +150,8 @@ def record_names(gates: Sequence[str | Gate]) -> list[str]:
 
 def _bound(name: str, gate: str | Gate, model: Model, prompts: AnswerPrompts, *, plug_in: bool) -> LiveGate:
     loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-    lasting = isinstance(gate, str) and folder_of(gate) is None
+    reads_log = type(loaded).recall is not Gate.recall  # which may have grown since
+    lasting = isinstance(gate, str) and folder_of(gate) is None and not reads_log
     return LiveGate(name, bind_gate(loaded, model, prompts), lasting)
 
 

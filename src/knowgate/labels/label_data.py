@@ -13,7 +13,7 @@ from knowgate.labels.grading import load_grader
 from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.layers import layer_numbers
 from knowgate.labels.session import Tally, label_run
-from knowgate.models import as_model
+from knowgate.models import as_model, check_sampling
 from knowgate.prompts import load_answer_prompts
 from knowgate.retrieval import as_retriever
 from knowgate.runs import RunFolder
@@ -33,6 +33,8 @@ def label(
     samples: int = 30,
     open_samples: int | None = None,
     temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
     max_tokens: int = 32,
     grade: str = "contains",
     judge: str | Model | None = None,
@@ -56,6 +58,7 @@ def label(
     data: 'jsonl:FILE', 'bench:NAME/SPLIT', 'hub:NAME?split=...', or a list of `Question` (with gold `answers`).
     index: index folder, http:URL or a retriever; without one, the passages are the questions' own `contexts`.
     samples: sampled answers per question and way of answering; open_samples: with passages, if not as many.
+    temperature, top_p, top_k: how they are drawn; from all tokens unless top_p or top_k cut some off.
     grade: exact, contains, choice, or judge (an LLM, given as `judge`, with the prompt 'implies' or 'contains').
     mask: also answer with the gold answers in the passages replaced. closed_book: retrieve nothing.
     k: passages; 3 from an index, all of the questions' own, unless given.
@@ -74,6 +77,8 @@ def label(
     plan = Plan(
         samples=samples,
         temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
         max_tokens=max_tokens,
         seed=seed,
         layers=layer_numbers(layers, llm),
@@ -83,6 +88,7 @@ def label(
         seakr=SAMPLES if seakr else 0,
         open_samples=open_samples,
     )
+    check_sampling(plan.sampling)
     grader = load_grader(grade, as_model(judge) if judge is not None else None, _style(judge_prompt))
     retriever = as_retriever(index) if index is not None else None
     wording = load_answer_prompts(Path(prompts) if prompts is not None else None, lang)

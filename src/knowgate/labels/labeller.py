@@ -29,7 +29,19 @@ from knowgate.signals import (
     self_assessment_logit,
 )
 from knowgate.text import contains_tokens, tokens
-from knowgate.types import Completion, Model, Passage, Prompt, Question, Reading, Retriever, Signal, Vector, Want
+from knowgate.types import (
+    Completion,
+    Model,
+    Passage,
+    Prompt,
+    Question,
+    Reading,
+    Retriever,
+    Sampling,
+    Signal,
+    Vector,
+    Want,
+)
 
 FOUND = 3  # passages taken from an index, unless the plan says how many
 NOT_THEIRS = (ServerError, OutOfMemory)  # what is not the questions' fault where all of them fail
@@ -54,6 +66,12 @@ class Plan:
     open_book: bool = True
     seakr: int = 0
     open_samples: int | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k)
 
 
 @dataclass(frozen=True)
@@ -149,7 +167,7 @@ class Labeller:
             after_draft=states,
             samples=max(samples, seakr),
             sample_tokens=plan.max_tokens,
-            temperature=plan.temperature,
+            sampling=plan.sampling,
             seed=plan.seed,
             sample_layer=self.seakr_layer if seakr else None,
         )

@@ -112,6 +112,8 @@ def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> di
         del settings["seakr"], settings["seakr_layer"]
     if labeller.plan.open_samples is None:
         del settings["open_samples"]
+    if labeller.plan.sampling.is_whole:
+        del settings["top_p"], settings["top_k"]
     return {**settings, "hash": settings_hash(settings)}
 
 

@@ -242,6 +242,8 @@ def _keys(
 
 def _want_settings(want: Want) -> dict[str, Any]:
     settings = asdict(want)
+    drawn = settings.pop("sampling")
+    settings |= {"temperature": drawn["temperature"]} | ({} if want.sampling.is_whole else drawn)
     if want.sample_layer is None:
         del settings["sample_layer"]  # recordings made before it was there keep their keys
     del settings["resumable"]  # says what is kept in memory, not what is read

@@ -16,9 +16,11 @@ from typing import NamedTuple
 from knowgate.doors import check_text, check_whole, check_within
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import bind_gate, blamed, check_count, read_questions, score_questions
+from knowgate.history import Scope
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, merged, timed, with_total
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
+from knowgate.pipeline.traffic import TrafficLog, WholeDraft
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.rerank import is_sure, rerank
 from knowgate.text import normalise
@@ -60,6 +62,7 @@ class AdaptiveRAG:
     threshold: retrieve when need is above it; the gate's own by default.
     k: passages shown to the LLM. second_look: drops passages that turn out useless (None: keep all).
     rerank_margin: nothing is reranked where the retriever's best score leads by this share of it (None: always).
+    log: keeps what was retrieved for, labelled by whether the answers with and without passages agree.
 
     Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
     once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
@@ -79,6 +82,7 @@ class AdaptiveRAG:
     rerank_margin: float | None = None
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
+    log: TrafficLog | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -194,7 +198,7 @@ class AdaptiveRAG:
         yield from self._answer_open([case for case in cases if case.passages], speak)
         yield from self._go_deeper([case for case in cases if case.passages and case.steps > 1], speak)
         yield from self._answer_closed([case for case in cases if not case.passages], speak)
-        return [
+        answers = [
             Answer(
                 case.question,
                 case.text,
@@ -206,12 +210,16 @@ class AdaptiveRAG:
             )
             for case in cases
         ]
+        if self.log is not None:
+            scope = Scope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
+            self.log.take(answers, scope, self.max_tokens)
+        return answers
 
     def _decide(self, questions: Sequence[Question]) -> list[Case]:
         gate = self.bound
         cases = [Case(question) for question in questions]
         with timed(cases, "read"):
-            readings = read_questions(self.model, [gate], questions, self.prompts)
+            readings = read_questions(self.model, [gate, *self._drafting], questions, self.prompts)
         with self._alone, timed(cases, "gate"):
             needs = score_questions(gate, questions, readings)
             with blamed(gate):
@@ -231,6 +239,10 @@ class AdaptiveRAG:
                 reading.neighbours.get(gate.name, ()),
             )
         return cases
+
+    @property
+    def _drafting(self) -> list[Gate]:
+        return [WholeDraft(self.max_tokens)] if self.log is not None and self.log.drafts else []
 
     def _retrieve(self, cases: list[Case]) -> None:
         if self.retriever is None:
