@@ -22,7 +22,8 @@ def entry_record(entry: LogEntry) -> dict[str, Any]:
 def entry_of(record: Mapping[str, Any], where: str) -> LogEntry:
     """The entry; what is missing or unknown is named."""
     for key in ("weight", "created", "expires"):
-        check_within(record.get(key) or 0, f"'{key}' of {where}", most=LAST_SECOND)
+        value = record.get(key)
+        check_within(0 if value is None else value, f"'{key}' of {where}", most=LAST_SECOND)
     try:
         scope = Scope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or ""))
         outcome = Outcome(record["outcome"]) if record.get("outcome") else None
