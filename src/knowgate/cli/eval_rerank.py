@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS
 from knowgate.cli.eval import wide_console
 from knowgate.cli.options import Limit, Prefs, RerankMargin
 from knowgate.cli.paths import path
@@ -26,7 +26,7 @@ from knowgate.evaluation import (
     rerank_json,
     rerank_sheets,
 )
-from knowgate.files import write_json, write_text
+from knowgate.files import check_own, write_json, write_text
 from knowgate.labels import load_grader
 from knowgate.models import load_model
 from knowgate.preferences import PreferenceFolder
@@ -34,7 +34,6 @@ from knowgate.report import render
 from knowgate.rerank import BASE, is_aligned, load_reranker, read_manifest
 from knowgate.types import Reranker
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 SPLITS = ("train", "dev", "test")
 NAMED = re.compile(r"([\w .-]+)=(.+)")  # NAME=SPEC; a folder or a URL has other signs before an equals sign
 
@@ -76,6 +75,7 @@ def eval_rerank(
     """
     if split not in SPLITS:
         raise BadSetting(f"--split is '{split}'; allowed: {', '.join(SPLITS)}.")
+    check_own(out, ["rerank.json", "answers.jsonl", "scores.jsonl"], "a comparison of rerankers")
     sets = held_out([PreferenceFolder(one) for one in pref], split, limit)
     empty = [held.name for held in sets if not held.rows]
     if empty:
@@ -104,7 +104,7 @@ def eval_rerank(
     write_text(out / "predictions.jsonl", "".join(prediction_lines(found)))
     console = wide_console()
     for sheet in sheets:
-        console.print(sheet.title, style="bold", markup=False)
+        console.print(sheet.title, style="bold")
         console.print(render(sheet))
     WORDS.print(f"Written to {out}. 95 % bootstrap intervals over questions; differences are paired.")
 

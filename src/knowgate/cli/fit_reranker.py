@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.made_by import made_by
 from knowgate.cli.options import Seed
 from knowgate.cli.paths import path
@@ -37,7 +37,6 @@ from knowgate.preferences import NAMES, Preference, PreferenceFolder, data_hash,
 from knowgate.rerank import MANIFEST
 from knowgate.retrieval import load_retriever
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 FEW = 100  # questions, below which a reranker learns next to nothing
 
 
@@ -152,7 +151,7 @@ def _say(fitted: AlignedReranker, out: Path) -> None:
         table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
         for name in NAMES:
             table.add_row(name, *(part[name].shown() for part in (gains.before, gains.after, gains.gain)))
-        Console().print(table)
+        plain_console(soft_wrap=False).print(table)
     else:
         WORDS.print(
             "No held-out question of these preferences has passages of both kinds, so nothing was measured. Prefer "

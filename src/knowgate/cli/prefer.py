@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS
 from knowgate.cli.options import Labels, Lang, Limit, Prompts, Seed
 from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
 from knowgate.pipeline import Settings, build_prompts
 from knowgate.preferences import DEFAULT_SOURCE, PreferenceCounts, PreferenceFolder
 from knowgate.preferences import prefer as prefer_labelled
-
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 def prefer(

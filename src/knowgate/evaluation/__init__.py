@@ -17,13 +17,21 @@ if TYPE_CHECKING:
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult, majority_share
     from knowgate.evaluation.comparison.overview import main_sheet
+    from knowgate.evaluation.dhicl_tables import EXAMPLE_COUNTS, WORD_PAIRS, Variants, history_tables
     from knowgate.evaluation.ik_ablations import sweep_ik
+    from knowgate.evaluation.latency import latency_sheet, time_gates
     from knowgate.evaluation.reranking.answers import Answering
     from knowgate.evaluation.reranking.compare import HeldOut, compare_rerankers, held_out
     from knowgate.evaluation.reranking.kept_scores import KeptScores
     from knowgate.evaluation.reranking.tables import prediction_lines, rerank_json, rerank_sheets
     from knowgate.evaluation.second_look import second_sheet
-    from knowgate.evaluation.self_assessment import Assessment, assess_direct, assess_freely, assess_with_history
+    from knowgate.evaluation.self_assessment import (
+        Assessment,
+        assess_direct,
+        assess_freely,
+        assess_gate,
+        assess_with_history,
+    )
     from knowgate.evaluation.sweeps import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
     from knowgate.evaluation.traffic.log import Log, read_log, read_run, shown_bad
     from knowgate.evaluation.traffic.replay import Prices, ThresholdLine, Traffic, TrafficSaving, replay
@@ -32,6 +40,7 @@ else:
 __all__ = [
     "Answering",
     "Assessment",
+    "EXAMPLE_COUNTS",
     "Evaluation",
     "GateResult",
     "HeldOut",
@@ -51,8 +60,11 @@ __all__ = [
     "ThresholdLine",
     "Traffic",
     "TrafficSaving",
+    "Variants",
+    "WORD_PAIRS",
     "assess_direct",
     "assess_freely",
+    "assess_gate",
     "assess_with_history",
     "beta_sheets",
     "change",
@@ -60,6 +72,8 @@ __all__ = [
     "evaluate",
     "evaluation_json",
     "held_out",
+    "history_tables",
+    "latency_sheet",
     "main_sheet",
     "majority_share",
     "prediction_lines",
@@ -79,4 +93,5 @@ __all__ = [
     "sweep_thresholds",
     "sweep_transfer",
     "sweep_variants",
+    "time_gates",
 ]

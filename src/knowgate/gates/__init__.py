@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
 from knowgate.gates.fitted.spec import Verdict, fitted_spec
+from knowgate.gates.outside import blamed
 from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
         check_unseen,
         folder_of,
         gate_name,
+        is_told,
+        record_scores,
         score_gate,
         score_gates,
         seen_by,
@@ -108,6 +111,7 @@ __all__ = [
     "apply_heads",
     "apply_network",
     "bind_gate",
+    "blamed",
     "check_count",
     "check_offers",
     "check_unseen",
@@ -120,6 +124,7 @@ __all__ = [
     "hard_tree",
     "ik_needs",
     "is_artefact",
+    "is_told",
     "kbm_confidence",
     "kbm_text_with_passages",
     "load_fitted",
@@ -129,6 +134,7 @@ __all__ = [
     "open_judge",
     "read_artefact",
     "read_questions",
+    "record_scores",
     "retrieval_rule",
     "revise_artefact",
     "score_both",
@@ -297,7 +303,7 @@ def load_fitted(folder: str, *, plug_in: bool = False, verdict: Verdict = "need"
     artefact = read_artefact(folder)
     name = str(artefact.manifest["gate"]).split(":")[0]
     cls: Any = _checked(name, resolve(FITTED, "fitted gate", name, "knowgate.fitted_gates"))
-    gate: FittedGate = cls(artefact, plug_in, verdict=verdict)
+    gate: FittedGate = cls.opened(artefact, plug_in, verdict=verdict)
     return gate
 
 
@@ -346,10 +352,11 @@ def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequenc
 
 def score_both(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
     """Checked needs, with the raw scores of a fitted gate beside them."""
-    try:
+    with blamed(gate):
         scored = gate.score_both(questions, readings)
+    try:
         needs = [float(need) for need in scored.needs]
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ModelError(f"gate '{gate.name}' gave no list of numbers ({error}): `score` gives a need each.") from error
     check_count(gate, "needs", needs, questions)
     for question, need in zip(questions, needs, strict=True):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from knowgate.errors import BadSetting
 from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, open_judge
+from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, JudgeOptions, open_judge
 from knowgate.gates.fitted.probability import Floats
+from knowgate.gates.fitted.tensors import ExpectedTensors
 from knowgate.prompts import kbm_text
+from knowgate.typed import read_record
 from knowgate.types import Passage, Question, Reading
 
 if TYPE_CHECKING:
@@ -22,6 +24,11 @@ KBM_HEADS = ("mastery", "certainty")
 START, BETWEEN = '{"mastery": "', '", "certainty": "'
 PASSAGE_LESSONS = "passage_lessons"  # the option that says how many passages it was trained with
 USEFUL = 0.5  # the judge's own decision: the calibration is that of bare questions
+
+
+@dataclass(frozen=True, kw_only=True)
+class KbmOptions(JudgeOptions):
+    head: Literal["mastery", "certainty"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,10 @@ class KbmGate(FittedGate):
     Example:
         >>> gate = KbmGate.load("my-kbm")  # doctest: +SKIP
     """
+
+    def check(self, tensors: ExpectedTensors) -> None:
+        read_record(KbmOptions, self.artefact.options, "options", others=True)
+        tensors.finish()
 
     @functools.cached_property
     def judge(self) -> Judge:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.manifest import CalibrationRecord, check_calibration
 from knowgate.gates.fitted.probability import Floats, to_probability
+from knowgate.gates.fitted.tensors import ExpectedTensors, check_width
 from knowgate.signals import hidden_states
 from knowgate.statistics import sigmoid
+from knowgate.typed import read_record
 from knowgate.types import Question, Reading, Scored, Vector
 
 CRITERIA = ("intent", "knowledge", "time")  # asks for sources? needs knowledge? changes with time?
@@ -30,6 +33,15 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class UarOptions:
+    """One calibration for each of `CRITERIA`."""
+
+    layer: int
+    tree: Literal["soft", "hard"]
+    calibrations: tuple[CalibrationRecord, CalibrationRecord, CalibrationRecord]
+
+
+@dataclass(frozen=True)
 class UarGate(FittedGate):
     """need = the decision tree intent -> knowledge -> time -> self over four linear heads.
 
@@ -44,6 +56,16 @@ class UarGate(FittedGate):
     Example:
         >>> gate = UarGate.load("my-uar")  # doctest: +SKIP
     """
+
+    def check(self, tensors: ExpectedTensors) -> None:
+        options = read_record(UarOptions, self.artefact.options, "options", others=True)
+        for calibration in options.calibrations:
+            check_calibration(calibration, "options")
+        tensors.claim("size", 1, positive=True)
+        (width,) = tensors.claim(f"{SELF}.weight", None).shape
+        for name in CRITERIA:
+            tensors.claim(f"{name}.weight", width)
+        tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         """Of the last head alone: that is the one the label run can calibrate."""
@@ -104,6 +126,7 @@ def soft_tree(heads: Heads) -> Floats:
 
 def apply_head(tensors: Tensors, name: str, features: Vector) -> Floats:
     """sigmoid(w . state / size): no bias; `size` is one number, the root mean square of the states trained on."""
+    check_width(features, len(tensors[f"{name}.weight"]))
     logits = features.astype(np.float64) @ tensors[f"{name}.weight"].astype(np.float64) / float(tensors["size"][0])
     probability: Floats = sigmoid(logits)
     return probability

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from knowgate.labels.label_data import label
     from knowgate.labels.labeller import CANDIDATES, Labeller, Plan, passages_shown
     from knowgate.labels.layers import NAMED_LAYERS, named_layers
-    from knowgate.labels.logbook import entries_of, scope_of
+    from knowgate.labels.logbook import entries_of, scope_of, time_sensitive_entries
     from knowgate.labels.mask import is_mask, says_mask
     from knowgate.labels.runner import LocalRunner
     from knowgate.labels.session import Tally, about, fingerprint_questions, label_run
@@ -43,4 +43,5 @@ __all__ = [
     "passages_shown",
     "says_mask",
     "scope_of",
+    "time_sensitive_entries",
 ]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from knowgate.rerank.cross_encoder import UNREAD, CrossEncoderReranker, shown
     from knowgate.rerank.manifest import (
         BASE,
+        CARD,
         KEPT,
         MANIFEST,
         VERSION,
@@ -28,6 +29,7 @@ else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "BASE",
+    "CARD",
     "CrossEncoderReranker",
     "GROUP",
     "KEPT",

@@ -7,15 +7,15 @@ again by anyone, without the LLM.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from knowgate.errors import ArtefactError
+from knowgate.errors import ArtefactError, BadInput
 from knowgate.files import read_jsonl, write_text
 from knowgate.runs.run_folder import RunFolder
+from knowgate.typed import Between, Share, read_record
 
 FILE = "needs.jsonl"
 DIGITS = 7  # so that scores which differ stay different
@@ -30,15 +30,15 @@ class RecordedNeeds:
 
     gate: str
     threshold: float
-    needs: Mapping[str, float] = field(repr=False)
+    needs: Mapping[str, Share] = field(repr=False)
     about: str = ""
-    seconds: float | None = None
-    raw: Mapping[str, float] = field(default_factory=dict, repr=False)
+    seconds: Annotated[float, Between(0)] | None = None
+    raw: Mapping[str, Share] = field(default_factory=dict, repr=False)
 
 
 def read_needs(run: Path) -> list[RecordedNeeds]:
     """Every gate recorded in this run, in the order it was recorded."""
-    file = run / FILE
+    file = RunFolder(run).file(FILE)
     if not file.is_file():
         return []
     return [_parsed(record, f"{file} line {number}") for number, record in read_jsonl(file)]
@@ -46,16 +46,11 @@ def read_needs(run: Path) -> list[RecordedNeeds]:
 
 def _parsed(record: Mapping[str, Any], where: str) -> RecordedNeeds:
     try:
-        recorded = RecordedNeeds(**record)
-        scores = [*recorded.needs.values(), *recorded.raw.values()]
-        good = all(math.isfinite(score) and 0 <= score <= 1 for score in scores)
-        good = good and (not recorded.raw or recorded.raw.keys() == recorded.needs.keys())
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ArtefactError(f"{where} does not hold a gate's needs ({error}).") from None
-    if not good:
-        raise ArtefactError(
-            f"{where}: gate '{recorded.gate}' has needs or raw scores that are not numbers in [0, 1], one each."
-        )
+        recorded = read_record(RecordedNeeds, record, where)
+    except BadInput as error:
+        raise ArtefactError(f"{str(error).rstrip('.')}: these are no needs that a gate gave.") from None
+    if recorded.raw and recorded.raw.keys() != recorded.needs.keys():
+        raise ArtefactError(f"{where}: gate '{recorded.gate}' has raw scores of other questions than its needs.")
     return recorded
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import ArtefactError
+from knowgate.errors import ArtefactError, BadInput
 from knowgate.files import read_jsonl, write_text
 from knowgate.runs.run_folder import RunFolder
+from knowgate.typed import read_record
 
 FILE = "useful.jsonl"
 
@@ -29,7 +30,7 @@ class RecordedUse:
 
 def read_use(run: Path) -> list[RecordedUse]:
     """Every judge recorded in this run."""
-    file = run / FILE
+    file = RunFolder(run).file(FILE)
     if not file.is_file():
         return []
     return [_parsed(record, f"{file} line {number}") for number, record in read_jsonl(file)]
@@ -37,13 +38,9 @@ def read_use(run: Path) -> list[RecordedUse]:
 
 def _parsed(record: Mapping[str, Any], where: str) -> RecordedUse:
     try:
-        recorded = RecordedUse(**record)
-        good = all(verdict in (True, False) for verdict in recorded.useful.values())
-    except (TypeError, AttributeError) as error:
-        raise ArtefactError(f"{where} does not hold a judge's verdicts ({error}).") from None
-    if not good:
-        raise ArtefactError(f"{where}: judge '{recorded.judge}' has verdicts that are neither true nor false.")
-    return recorded
+        return read_record(RecordedUse, record, where)
+    except BadInput as error:
+        raise ArtefactError(f"{str(error).rstrip('.')}: these are no verdicts that a judge gave.") from None
 
 
 def write_use(run: Path, recorded: RecordedUse) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         mean_margin,
     )
     from knowgate.signals.dispersion import ALPHA, SAMPLES, SEAKR, log_determinant
-    from knowgate.signals.features import COSTLY, available_features, feature_matrix
+    from knowgate.signals.features import COSTLY, FEATURES, available_features, feature_matrix
     from knowgate.signals.hidden import hidden_states
     from knowgate.signals.samples import Effect, benefit, canonical, certainty, effect, mastery
     from knowgate.signals.sentences import draft_texts, text_features
@@ -29,6 +29,7 @@ __all__ = [
     "ASSESSMENT_LABELS",
     "COSTLY",
     "Effect",
+    "FEATURES",
     "SAMPLES",
     "SEAKR",
     "SELF_ASSESSMENT",

@@ -20,6 +20,12 @@ BATCH = 256
 
 
 @dataclass(frozen=True)
+class KeptAnswer:
+    key: str
+    answer: str
+
+
+@dataclass(frozen=True)
 class Answering:
     """An LLM with a grader and a file of answers it has given. Answers are kept as they come, so a run can go on."""
 
@@ -41,7 +47,7 @@ class Answering:
     @cached_property
     def known(self) -> dict[str, str]:
         """Answers given so far, by the key of their prompt."""
-        return read_kept(self.file, "answer")
+        return {row.key: row.answer for row in read_kept(self.file, KeptAnswer)}
 
     def _prompt(self, question: Question, passages: Sequence[Passage]) -> Prompt:
         if not passages:

@@ -16,6 +16,12 @@ PORTION = 64  # questions scored before their scores are written
 
 
 @dataclass(frozen=True)
+class KeptScore:
+    key: str
+    score: float
+
+
+@dataclass(frozen=True)
 class KeptScores:
     """`reranker` with a memory. The key of a score holds the reranker's fingerprint, so several may share a file."""
 
@@ -47,7 +53,7 @@ class KeptScores:
 
     @cached_property
     def known(self) -> dict[str, float]:
-        return read_kept(self.file, "score")
+        return {row.key: row.score for row in read_kept(self.file, KeptScore)}
 
     def _key(self, question: str, passage: Passage) -> str:
         return sha256_text(self.fingerprint, question, shown(passage))[:24]

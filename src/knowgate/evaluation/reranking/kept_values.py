@@ -6,17 +6,20 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from knowgate.files import read_jsonl
+from knowgate.files import read_jsonl, whole_lines
+from knowgate.typed import read_record
+
+Kept = TypeVar("Kept")
 
 
-def read_kept(file: Path, name: str) -> dict[str, Any]:
-    """What is in the file, by key; a line that was being written when the process died is cut off."""
+def read_kept(file: Path, kind: type[Kept]) -> list[Kept]:
+    """What is in the file; a line that was being written when the process died is cut off."""
     if not file.is_file():
-        return {}
-    _mend(file)
-    return {str(record["key"]): record[name] for _, record in read_jsonl(file)}
+        return []
+    os.truncate(file, whole_lines(file))
+    return [read_record(kind, record, f"{file} line {line}") for line, record in read_jsonl(file)]
 
 
 def add_kept(file: Path, name: str, values: Mapping[str, Any]) -> None:
@@ -24,10 +27,3 @@ def add_kept(file: Path, name: str, values: Mapping[str, Any]) -> None:
     lines = [json.dumps({"key": key, name: value}, ensure_ascii=False) + "\n" for key, value in values.items()]
     with file.open("a", encoding="utf-8", newline="\n") as end:
         end.writelines(lines)
-
-
-def _mend(file: Path) -> None:
-    content = file.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(file, whole)
