@@ -92,7 +92,7 @@ def test_a_run_without_texts_is_refused(tmp_path):
 
 def test_verdicts_that_are_none_are_refused(run):
     (run / "useful.jsonl").write_text(json.dumps({"judge": "j", "fingerprint": "f", "useful": {"a": 0.7}}) + "\n")
-    with pytest.raises(ArtefactError, match="neither true nor false"):
+    with pytest.raises(ArtefactError, match="not true or false"):
         read_use(run)
 
 

@@ -56,9 +56,13 @@ def test_a_busy_server_is_asked_again():
     [
         (httpx.Response(401, text="no key"), "status 401: no key"),
         (httpx.Response(500), "status 500"),
-        (httpx.Response(200, text="<html>"), "gave no list of results"),
+        (httpx.Response(200, text="<html>"), "is not valid JSON"),
+        (httpx.Response(200, json=[]), "gave no list of results"),
         (httpx.Response(200, json={"results": [{"index": 0, "relevance_score": 1}]}), "scored 1 of 3 documents"),
-        (httpx.Response(200, json={"results": [{"index": n, "relevance_score": None} for n in range(3)]}), "no list"),
+        (
+            httpx.Response(200, json={"results": [{"index": n, "relevance_score": None} for n in range(3)]}),
+            "not a number",
+        ),
     ],
 )
 def test_a_server_that_does_not_rerank_is_named(reply, said):

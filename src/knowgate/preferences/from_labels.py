@@ -70,8 +70,8 @@ def prefer(
 
 
 def _check(source: str, split: str | None, index: str | None, data: str | None, cut: int | None) -> None:
-    if cut is not None and cut < 1:
-        raise BadSetting(f"--cut is {cut}; a passage has at least 1 token.")
+    if cut is not None:
+        check_whole(cut, "the number of tokens passages are cut to (--cut)")
     for option, value, allowed in (("source", source, SOURCES), ("split", split, (None, *SPLITS))):
         if value not in allowed:
             raise BadSetting(f"--{option} is '{value}'; allowed: {', '.join(str(word) for word in allowed if word)}.")

@@ -5,11 +5,14 @@ The form is that of `api.py`, from the other side. The key comes from KNOWGATE_R
 
 from __future__ import annotations
 
-import math
+import contextlib
+import functools
 import os
 import time
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -17,78 +20,129 @@ import httpx
 from knowgate.errors import BadInput, BadSetting, ServerError
 from knowgate.files import sha256_text
 from knowgate.rerank.cross_encoder import shown
+from knowgate.servers import Whole, one_line, open_client, parse_reply, read_whole, secrets_of, until, without_secrets
+from knowgate.typed import AtLeastZero, read_record
 from knowgate.types import Passage
 
 KEY = "KNOWGATE_RERANK_KEY"
 AT_ONCE = 8
-RETRIES = 3
+RETRIES = 2
 PAUSE = 0.5  # seconds before the second try; twice as long before each further one
 
 
+@dataclass(frozen=True)
+class Result:
+    """One document of a reply; other fields are let be."""
+
+    index: AtLeastZero
+    relevance_score: float
+
+
 class RemoteReranker:
-    """Scores are the server's `relevance_score`. Lost connections, 429 and 5xx are tried again."""
+    """Scores are the server's `relevance_score`. `deadline` is in seconds per question, all tries together; lost
+    connections, 429 and 5xx are tried again."""
 
     def __init__(
         self, spec: str, *, deadline: float = 60.0, pause: float = PAUSE, transport: httpx.BaseTransport | None = None
     ):
         self.model, _, self._url = spec.partition("@")
-        if not self.model or not self._url.startswith(("http://", "https://")):
-            raise BadSetting(f"'{spec}' names no rerank server: write api:MODEL@URL, the URL with http:// or https://.")
-        if httpx.URL(self._url).userinfo:
+        try:
+            url = httpx.URL(self._url)
+        except httpx.InvalidURL:
+            url = httpx.URL("")
+        if not self.model or url.scheme not in ("http", "https") or not url.host:
+            raise BadSetting(
+                f"'{without_secrets(spec)}' names no rerank server: write api:MODEL@URL, the URL with http:// or "
+                "https://."
+            )
+        if url.userinfo:
             raise BadSetting(f"the URL of the reranker '{self.model}' has a login in it. Put the key into {KEY}.")
         self._deadline, self._pause, self._transport = deadline, pause, transport
 
     @property
     def name(self) -> str:
-        return f"api:{self.model}@{self._url}"
+        return f"api:{self.model}@{without_secrets(self._url)}"
 
     @property
     def fingerprint(self) -> str:
         """Of model and address: what weights a server holds cannot be seen from here."""
-        return sha256_text(self.name)[:16]
+        return sha256_text(f"api:{self.model}@{self._url}")[:16]
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         if len(questions) != len(passages):
             raise BadInput(f"{len(questions)} questions came with {len(passages)} lists of passages.")
-        with self._client() as client, ThreadPoolExecutor(AT_ONCE) as pool:
+        client = self._client
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(lambda question, found: self._score(client, question, found), questions, passages))
 
+    @functools.cached_property
     def _client(self) -> httpx.Client:
-        key = os.environ.get(KEY, "").strip()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.Client(headers=headers, transport=self._transport, timeout=self._deadline)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        client = open_client(headers, transport=self._transport)
+        weakref.finalize(self, client.close)
+        return client
+
+    @functools.cached_property
+    def _key(self) -> str:
+        return os.environ.get(KEY, "").strip()
 
     def _score(self, client: httpx.Client, question: str, passages: Sequence[Passage]) -> list[float]:
         if not passages:
             return []
-        body = {"model": self.model, "query": question, "documents": [shown(passage) for passage in passages]}
+        texts = [_sendable(text) for text in (question, *map(shown, passages))]
+        body = {"model": self.model, "query": texts[0], "documents": texts[1:]}
         return self._read(self._post(client, body), len(passages))
 
-    def _post(self, client: httpx.Client, body: dict[str, Any]) -> httpx.Response:
-        problem = ""
-        for attempt in range(RETRIES):
-            if attempt:
-                time.sleep(self._pause * 2 ** (attempt - 1))
+    def _post(self, client: httpx.Client, body: dict[str, Any]) -> Whole:
+        end = time.monotonic() + self._deadline
+        for attempt in range(RETRIES + 1):
+            wait = self._pause * 2**attempt
             try:
-                response = client.post(self._url, json=body)
+                reply = self._send(client, body, end)
             except httpx.RequestError as error:
-                problem = f"{type(error).__name__}: {error}"
-                continue
-            if response.status_code == 200:
-                return response
-            problem = f"status {response.status_code}: {response.text[:200]}"
-            if response.status_code != 429 and response.status_code < 500:
+                problem = f"{type(error).__name__}: {self._told(str(error))}"
+            else:
+                if reply.status == 200:
+                    return reply
+                problem = f"status {reply.status}: {self._told(reply.content[:2000].decode(errors='replace'))}"
+                if reply.status != 429 and reply.status < 500:
+                    break
+                wait = max(wait, reply.retry_after or 0.0)
+            if attempt == RETRIES or time.monotonic() + wait >= end:
                 break
-        raise ServerError(f"the rerank server of '{self.model}' failed: {problem}. Check the URL, the model and {KEY}.")
+            time.sleep(wait)
+        raise ServerError(f"{self._server} failed: {problem}. Check the URL, the model and {KEY}.")
 
-    def _read(self, response: httpx.Response, n: int) -> list[float]:
+    def _send(self, client: httpx.Client, body: dict[str, Any], end: float) -> Whole:
+        """One try."""
+        request = client.build_request("POST", self._url, json=body)
+        request.extensions["timeout"] = httpx.Timeout(max(0.001, end - time.monotonic())).as_dict()
+        with until(end), contextlib.closing(client.send(request, stream=True)) as response:
+            return read_whole(response, self._server)
+
+    def _read(self, reply: Whole, n: int) -> list[float]:
+        given = parse_reply(reply.content, f"the reply of {self._server}")
+        results = given.get("results") if isinstance(given, dict) else None
+        if not isinstance(results, list):
+            raise ServerError(f"{self._server} gave no list of results.")
         try:
-            found = {int(item["index"]): float(item["relevance_score"]) for item in response.json()["results"]}
-        except (ValueError, KeyError, TypeError) as error:
-            raise ServerError(f"the rerank server of '{self.model}' gave no list of results ({error!r}).") from None
-        if sorted(found) != list(range(n)) or not all(math.isfinite(score) for score in found.values()):
-            raise ServerError(
-                f"the rerank server of '{self.model}' scored {len(found)} of {n} documents, or one of them with no "
-                "number; each needs one."
-            )
+            items = [read_record(Result, item, f"{self._server} gave a result", others=True) for item in results]
+        except BadInput as error:
+            raise ServerError(str(error)) from None
+        found = {item.index: item.relevance_score for item in items}
+        if sorted(found) != list(range(n)):
+            raise ServerError(f"{self._server} scored {len(found)} of {n} documents; each needs a score.")
         return [found[place] for place in range(n)]
+
+    @property
+    def _server(self) -> str:
+        return f"the rerank server of '{self.model}'"
+
+    def _told(self, words: str) -> str:
+        """A server's words without keys that are in its URL or in the headers."""
+        return one_line(words, [*secrets_of(self._url), *([self._key] if self._key else [])])
+
+
+def _sendable(text: str) -> str:
+    """Half a character (a lone surrogate) cannot be sent."""
+    return text.encode("utf-8", "replace").decode()

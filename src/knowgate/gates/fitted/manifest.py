@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from knowgate.errors import BadInput
+from knowgate.statistics import SMALLEST
 from knowgate.typed import AtLeastZero, Between, Share, read_record
 from knowgate.types import Signal, Want
 
@@ -54,13 +55,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class CalibrationRecord:
-    """From raw score to probability: isotonic (knots x, y), platt (slope a, offset b), or none."""
+    """From raw score to probability: isotonic (knots x, y), platt (slope a, offset b; floor: see `to_probability`), or
+    none."""
 
     kind: Literal["isotonic", "platt", "none"]
     x: tuple[float, ...] = ()
     y: tuple[Share, ...] = ()
     a: Annotated[float, Between(0, 1e9)] = 1.0
     b: Annotated[float, Between(-1e9, 1e9)] = 0.0
+    floor: Annotated[float, Between(1e-15, 0.5)] = SMALLEST
 
 
 @dataclass(frozen=True)
