@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import ArtefactError, BadSetting
+from knowgate.evaluation import evaluate
 from knowgate.evaluation.sweeps import sweep_betas
 from knowgate.gates import load_gate, score_gate
 from knowgate.gates.fitted.base import FittedGate
@@ -116,3 +117,13 @@ def test_raw_scores_of_other_questions_than_the_needs_are_refused(tmp_path):
     (run / "needs.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(ArtefactError, match="raw scores of other questions than its needs"):
         read_needs(run)
+
+
+def test_what_an_evaluation_keeps_has_raw_scores_too(tmp_path):
+    folder = write_gate(tmp_path / "mine", calibration=HALVED)
+    run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True), graded_row("b", 0.2, True, True)])
+    evaluate([str(folder), "logprob:mean"], run, record=True, resamples=0)
+    kept = {item.gate: item for item in read_needs(run)}
+    assert kept["mine"].raw == pytest.approx({"a": 0.8, "b": 0.2})
+    assert kept["mine"].needs == pytest.approx({"a": 0.4, "b": 0.1})
+    assert kept["logprob:mean"].raw == {}

@@ -15,6 +15,7 @@ from knowgate.cli.options import Limit, Prefs, RerankMargin
 from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
 from knowgate.display import markdown_tables
+from knowgate.doors import user_path
 from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation import (
     Answering,
@@ -113,7 +114,7 @@ def named(given: Sequence[str]) -> dict[str, str]:
     """Names and specs; without a name, that of the folder."""
     found: dict[str, str] = {}
     for text in given:
-        match = None if Path(text).exists() else NAMED.fullmatch(text)
+        match = None if user_path(text).is_dir() else NAMED.fullmatch(text)
         name, spec = (match[1], match[2]) if match else (Path(text).name, text)
         if name in found:
             raise BadSetting(
@@ -162,6 +163,6 @@ def _warn(specs: Mapping[str, str], sets: Sequence[HeldOut], split: str) -> None
             if name != BASE:
                 WORDS.print(f"'{spec}' was not aligned by knowgate fit reranker; it is measured as it is.")
             continue
-        made = read_manifest(spec)["aligned_to"]
-        if any(made["model_fingerprint"] != held.model_fingerprint for held in sets):
-            WORDS.print(f"'{name}' was aligned to {made['model']}; these preferences are another LLM's.")
+        made = read_manifest(spec).get("aligned_to", {})
+        if any(made.get("model_fingerprint") != held.model_fingerprint for held in sets):
+            WORDS.print(f"'{name}' was aligned to {made.get('model', '?')}; these preferences are another LLM's.")

@@ -356,12 +356,14 @@ def score_both(gate: Gate, questions: Sequence[Question], readings: Sequence[Rea
         scored = gate.score_both(questions, readings)
     try:
         needs = [float(need) for need in scored.needs]
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ModelError(f"gate '{gate.name}' gave no list of numbers ({error}): `score` gives a need each.") from error
     check_count(gate, "needs", needs, questions)
     for question, need in zip(questions, needs, strict=True):
         if not (math.isfinite(need) and 0 <= need <= 1):
             raise ModelError(f"gate '{gate.name}' gave {need} for '{question.text[:60]}': not a number in [0, 1].")
+    if scored.raw is not None:
+        check_count(gate, "raw scores", scored.raw, questions)
     return Scored(needs, scored.raw)
 
 

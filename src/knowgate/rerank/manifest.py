@@ -20,6 +20,7 @@ VERSION = 1
 KEPT = (".json", ".safetensors", ".txt", ".model", ".md", ".jinja")
 MANIFEST, WEIGHTS = "reranker.json", "model.safetensors"
 CARD = "README.md"
+FINGERPRINT = "model_fingerprint"
 BASE = "base"  # the cross-encoder before alignment, where it was made here
 
 
@@ -94,6 +95,6 @@ def weights_fingerprint(path: str | Path) -> str:
 
 def other_llm(path: str | Path, model: str, fingerprint: str) -> str | None:
     """What to say of a reranker that was aligned to another LLM: it still ranks, but not for this one."""
-    if not is_aligned(path) or (made := read_manifest(path)["aligned_to"])["model_fingerprint"] == fingerprint:
+    if not is_aligned(path) or (made := read_manifest(path).get("aligned_to", {})).get(FINGERPRINT) == fingerprint:
         return None
-    return f"The reranker '{path}' was aligned to {made['model']}, not to {model}."
+    return f"The reranker '{path}' was aligned to {made.get('model', 'another LLM')}, not to {model}."
