@@ -11,6 +11,7 @@ import typer
 
 from knowgate.cli.console import WORDS
 from knowgate.cli.eval import wide_console
+from knowgate.cli.numbers import whole_numbers
 from knowgate.cli.options import Limit, Prefs, RerankMargin
 from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
@@ -93,7 +94,7 @@ def eval_rerank(
                 {name: _kept(name, load_reranker(spec), out, show) for name, spec in specs.items()},
                 answering=_answering(model or [], out, show),
                 controls=controls,
-                shown=_tops(top),
+                shown=whole_numbers("--top", top, least=1),
                 margin=rerank_margin,
             )
         except KeyboardInterrupt:
@@ -131,13 +132,6 @@ def with_base(specs: Mapping[str, str], base: str | None) -> dict[str, str]:
     kept = [str(Path(spec) / BASE) for spec in specs.values() if (Path(spec) / BASE).is_dir()]
     before = base or next(iter(kept), None)
     return {**({BASE: before} if before else {}), **specs}
-
-
-def _tops(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise BadSetting(f"--top is '{text}'; write numbers of passages between commas, such as 1,3.")
-    return [int(part) for part in parts]
 
 
 def _kept(name: str, reranker: Reranker, out: Path, show: Show) -> KeptScores:

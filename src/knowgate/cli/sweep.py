@@ -9,6 +9,7 @@ import typer
 
 from knowgate.cli.console import WORDS
 from knowgate.cli.eval import split_specs
+from knowgate.cli.numbers import whole_numbers
 from knowgate.cli.options import Gates, Labels, PlugIn, Seed
 from knowgate.cli.paths import path
 from knowgate.cli.sweep_dhicl import dhicl, latency, show
@@ -134,7 +135,7 @@ def ik(
         sheet = sweep_ik(
             labels,
             test=test or (),
-            tokens=_numbers("--tokens", tokens),
+            tokens=whole_numbers("--tokens", tokens),
             rows=[None if word == "all" else number for word, number in _sizes(rows)],
             grades=_words(grades or ""),
             judge=load_model(judge) if judge else None,
@@ -152,16 +153,9 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _numbers(option: str, text: str) -> list[int]:
-    wrong = [word for word in _words(text) if not word.isdigit()]
-    if wrong or not _words(text):
-        raise BadSetting(f"{option} is '{text}': give whole numbers between commas.")
-    return [int(word) for word in _words(text)]
-
-
 def _sizes(text: str) -> list[tuple[str, int]]:
     words = _words(text)
-    numbers = _numbers("--rows", ",".join("0" if word == "all" else word for word in words))
+    numbers = whole_numbers("--rows", ",".join("0" if word == "all" else word for word in words))
     return list(zip(words, numbers, strict=True))
 
 
