@@ -50,7 +50,14 @@ def test_the_soft_tree_grows_with_every_head():
         assert soft_tree(heads(*more)) > soft_tree(heads(*at))
 
 
-def test_a_head_is_a_scaled_product_without_bias():
+def test_a_head_is_the_product_of_weights_and_standardised_state_without_bias():
+    tensors = {"time.mean": np.array([1.0, 2.0]), "time.scale": np.array([3.0, 1.0])}
+    tensors["time.weight"] = np.array([1.0, -1.0])
+    found = apply_head(tensors, "time", np.array([[4.0, 2.0], [1.0, 2.0]], dtype=np.float32))
+    assert found == pytest.approx([1 / (1 + np.exp(-1)), 0.5])
+
+
+def test_a_head_of_an_older_folder_scales_by_one_number():
     tensors = {"size": np.array([2.0]), "time.weight": np.array([1.0, -1.0])}
     found = apply_head(tensors, "time", np.array([[4.0, 2.0], [0.0, 0.0]], dtype=np.float32))
     assert found == pytest.approx([1 / (1 + np.exp(-1)), 0.5])

@@ -40,7 +40,7 @@ class UarGate(FittedGate):
     questions, the last on the label run.
 
     Needs: hidden. Cost per question: less than 1 % of the pass; a retrieved question pays one prefill.
-    Reference: Cheng et al. 2024 (UAR).
+    Reference: Cheng et al. 2024 (UAR); its heads are trained otherwise here, see `knowgate.fitting.uar`.
     Example:
         >>> gate = UarGate.load("my-uar")  # doctest: +SKIP
     """
@@ -99,7 +99,14 @@ def soft_tree(heads: Heads) -> Floats:
 
 
 def apply_head(tensors: Tensors, name: str, features: Vector) -> Floats:
-    """sigmoid(w . state / size): no bias; `size` is one number, the root mean square of the states trained on."""
-    logits = features.astype(np.float64) @ tensors[f"{name}.weight"].astype(np.float64) / float(tensors["size"][0])
-    probability: Floats = sigmoid(logits)
+    """sigmoid(w . (state - mean) / scale), without a bias; mean and scale are those of the rows the head learnt from.
+
+    Heads of older folders share one number instead, the root mean square of the states they were trained on.
+    """
+    states, weight = features.astype(np.float64), tensors[f"{name}.weight"].astype(np.float64)
+    if f"{name}.mean" in tensors:
+        states = (states - tensors[f"{name}.mean"]) / tensors[f"{name}.scale"]
+    else:
+        states = states / float(tensors["size"][0])
+    probability: Floats = sigmoid(states @ weight)
     return probability
