@@ -130,9 +130,11 @@ class SqliteHistory:
         return self._embedder.embed(list(questions))
 
     def outcomes(self, scope: Scope) -> tuple[list[Outcome], Vector]:
-        """Every entry whose outcome is known, with its vector."""
+        """Every entry whose outcome is known and that has not expired, with its vector."""
         where, values = _where(scope)
-        rows = self._db.read(f"SELECT outcome, vector FROM entries{where} AND outcome IS NOT NULL ORDER BY id", values)
+        counts = "outcome IS NOT NULL AND (expires IS NULL OR expires > ?)"
+        query = f"SELECT outcome, vector FROM entries{where} AND {counts} ORDER BY id"
+        rows = self._db.read(query, [*values, time.time()])
         vectors = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32)
         return [Outcome(row[0]) for row in rows], vectors.reshape(len(rows), -1) if rows else np.empty(
             (0, 0), np.float32
