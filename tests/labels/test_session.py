@@ -13,8 +13,9 @@ from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError, 
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.runner import LocalRunner
-from knowgate.labels.session import label_run
+from knowgate.labels.session import fingerprint_questions, label_run
 from knowgate.models.fake import FakeModel
+from knowgate.prompts.answer import AnswerPrompts
 from knowgate.runs.rows import from_json, to_json
 from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Passage, Question
@@ -211,7 +212,7 @@ from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeller import Labeller, Plan
 from knowgate.runs.run_folder import RunFolder
 from knowgate.labels.runner import LocalRunner
-from knowgate.labels.session import label_run
+from knowgate.labels.session import fingerprint_questions, label_run
 from knowgate.models.fake import FakeModel
 from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Question
@@ -262,3 +263,36 @@ def test_memory_does_not_grow_with_the_number_of_questions(tmp_path):
 
     small, large = peak(20), peak(200)
     assert large < 2.5 * small
+
+
+class Shelf:
+    """A retriever that has one passage."""
+
+    name, fingerprint = "bm25", "index-1"
+
+    def search(self, queries, k):
+        return [[Passage("p", "Lima it is.")] for _ in queries]
+
+
+def from_index(**plan):
+    return Labeller(FakeModel(TABLE), StringGrader(), Plan(samples=0, **plan), retriever=Shelf())
+
+
+def test_a_run_keeps_how_many_passages_were_asked_for_and_how_they_were_put(tmp_path):
+    settings = run(tmp_path, made=from_index()).manifest()["settings"]
+    assert settings["k"] == 3
+    assert settings["open_prompts"] == AnswerPrompts().open_fingerprint
+    assert run(tmp_path / "own", made=labeller()).manifest()["settings"]["k"] is None  # all of the data's own
+    closed = run(tmp_path / "closed", made=from_index(open_book=False)).manifest()["settings"]
+    assert "open_prompts" not in closed
+
+
+def test_a_run_begun_by_an_older_version_goes_on(tmp_path):
+    folder = run(tmp_path, QUESTIONS[:1], from_index())
+    manifest = folder.manifest()
+    del manifest["settings"]["open_prompts"]
+    settings = {**manifest["settings"], "k": None, "questions": 2, "data_fingerprint": fingerprint_questions(QUESTIONS)}
+    (folder.path / "run.json").write_text(json.dumps({**manifest, "settings": settings}))
+    assert len(list(run(tmp_path, made=from_index()).rows())) == 2
+    with pytest.raises(BadSetting, match="k was None, now 5"):
+        run(tmp_path, made=from_index(k=5))

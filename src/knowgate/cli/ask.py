@@ -131,8 +131,10 @@ def decide(
 
 
 def _say_promise(rag: AdaptiveRAG, explain: bool) -> None:
-    if explain and (said := rag.promise):
-        typer.echo(said, err=True)
+    """What is proven, to who asks; that it does not hold here, to everybody."""
+    if explain or rag.objections:
+        said = rag.promise
+        typer.echo(said, err=True) if said else None
 
 
 def _print_json(record: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_thr
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.rerank import is_sure, rerank
 from knowgate.text import normalise
-from knowgate.thresholds import Deployment, promise
+from knowgate.thresholds import Deployment, objections, promise
 from knowgate.types import (
     Answer,
     AnswerEvent,
@@ -166,9 +166,18 @@ class AdaptiveRAG:
     @property
     def promise(self) -> str:
         """What is proven about the gate's threshold and whether it holds here; '' where nothing is."""
+        return promise(self.bound, self._deployment)
+
+    @property
+    def objections(self) -> list[str]:
+        """What keeps that from holding here: another k, longer answers, other words; nothing where it holds."""
+        return objections(self.bound, self._deployment)
+
+    @property
+    def _deployment(self) -> Deployment:
         reorders = self.reranker is not None or self.second_look is not None
         searched = self.retriever.fingerprint if self.retriever else None
-        return promise(self.bound, Deployment(self.threshold, searched, self.k, reorders))
+        return Deployment(self.threshold, searched, self.k, reorders, self.max_tokens, self.prompts.open_fingerprint)
 
     @property
     def _alone(self) -> threading.Lock:
