@@ -296,3 +296,45 @@ def test_a_run_begun_by_an_older_version_goes_on(tmp_path):
     assert len(list(run(tmp_path, made=from_index()).rows())) == 2
     with pytest.raises(BadSetting, match="k was None, now 5"):
         run(tmp_path, made=from_index(k=5))
+
+
+BY_WORD = {"book": Passage("book", "Ada wrote it.", score=1.0), "Ada": Passage("ada", "Ada: Turin.", score=2.0)}
+
+
+class Chain:
+    """Who the author is must be found before their town is: each passage is found by a word of its own."""
+
+    name, fingerprint = "bm25", "chain"
+
+    def search(self, queries, k):
+        return [[found for word, found in BY_WORD.items() if word in query][:k] for query in queries]
+
+
+HOPS = {"Where does": {"closed": "?", "open": "Ada", "when": "wrote"}, "Ada: Turin.": {"closed": "Turin"}}
+TOWN = Question("Where does the author of the book live?", id="town", answers=("Turin",))
+PLAIN = Question("Where does the book lie?", id="lies", answers=("Ada",))
+
+
+def in_rounds(tmp_path, questions, **plan):
+    made = Labeller(FakeModel(HOPS), StringGrader(), Plan(samples=0, iterative=True, **plan), retriever=Chain())
+    return {row.id: row for row in run(tmp_path, questions, made).rows()}
+
+
+def test_several_rounds_look_up_the_answer_of_the_one_before(tmp_path):
+    row = in_rounds(tmp_path, [TOWN, PLAIN])["town"]
+    assert (row.open.text, row.open.correct) == ("Ada", False)
+    assert (row.iterative.text, row.iterative.correct, row.rounds) == ("Turin", True, 3)
+    assert [passage.id for passage in row.passages] == ["book"]  # those of the one round, as ever
+
+
+def test_rounds_end_where_nothing_new_is_found(tmp_path):
+    made = Labeller(FakeModel(HOPS), StringGrader(), Plan(samples=0, iterative=True), retriever=Shelf())
+    (row,) = run(tmp_path, [TOWN], made).rows()
+    assert (row.rounds, row.iterative.text) == (2, row.open.text)
+
+
+def test_several_rounds_without_an_index_are_refused():
+    with pytest.raises(BadSetting, match="give --index DIR"):
+        Labeller(FakeModel(), StringGrader(), Plan(iterative=True))
+    with pytest.raises(BadSetting, match="no --closed-book"):
+        Labeller(FakeModel(), StringGrader(), Plan(iterative=True, open_book=False), retriever=Shelf())

@@ -43,6 +43,9 @@ def label(
     judge: Annotated[str | None, typer.Option(help="Model spec of the judge, with --grade judge.")] = None,
     judge_prompt: Annotated[str, typer.Option(help="implies (with the question) or contains (without).")] = "implies",
     mask: Annotated[bool, typer.Option(help="Also answer with gold answers in the passages replaced by MASK.")] = False,
+    iterative: Annotated[
+        bool, typer.Option("--iterative", help="Also answer after up to 3 rounds of retrieval; for `fit adaptive`.")
+    ] = False,
     k: Annotated[
         int | None, typer.Option(min=1, help="Passages. Default: 3 from an index, all of the data's own.")
     ] = None,
@@ -85,6 +88,7 @@ def label(
                 judge=judging,
                 judge_prompt=judge_prompt,
                 mask=mask,
+                iterative=iterative,
                 k=k,
                 layers=layers,
                 closed_book=closed_book,

@@ -40,10 +40,11 @@ def fit_adaptive(examples: Examples, *, embedder: Embedder | None = None) -> Fit
 
 
 def strategy(row: LabelRow) -> str | None:
-    """The cheapest way that was right: no, one or multi; None where an iterative answer is recorded and wrong too.
+    """The cheapest way that was right: no, one or multi; None where several rounds are on record and wrong too.
 
-    Without a recorded iterative answer (`meta.acc_contains.ircot`), what one round does not get is left to several.
-    The paper labels questions that nothing gets right by their data set; here they are left out.
+    Rows without an iterative answer (`label --iterative`, or `meta.acc_contains.ircot` of answers recorded elsewhere)
+    leave to several rounds what one does not get. The paper labels questions that nothing gets right by their data set;
+    here they are left out.
     """
     if row.closed and row.closed.correct:
         return "no"
@@ -51,9 +52,16 @@ def strategy(row: LabelRow) -> str | None:
         raise BadSetting(f"row '{row.id}' has no open-book answer, which adaptive learns from: label with passages.")
     if row.open.correct:
         return "one"
+    return None if iterative_right(row) is False else "multi"
+
+
+def iterative_right(row: LabelRow) -> bool | None:
+    """Whether several rounds got it right; None where nobody tried."""
+    if row.iterative is not None:
+        return bool(row.iterative.correct)
     recorded = row.meta.get("acc_contains")
-    iterative = recorded.get("ircot") if isinstance(recorded, dict) else None
-    return None if iterative is False else "multi"
+    found = recorded.get("ircot") if isinstance(recorded, dict) else None
+    return found if isinstance(found, bool) else None
 
 
 def _best(vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> Tensors:
@@ -90,9 +98,26 @@ def _likelihood(tensors: Tensors, vectors: Vector, classes: NDArray[np.int64]) -
 def _notes(classes: NDArray[np.int64], vectors: Vector, tensors: Tensors, examples: Examples) -> list[str]:
     counts = ", ".join(f"{name} {int((classes == number).sum())}" for number, name in enumerate(CLASSES))
     notes = [f"cheapest strategy that was right: {counts}; left out, as nothing was right: {int((classes < 0).sum())}"]
+    notes += _tried(examples.rows)
     test = examples.split.test[classes[examples.split.test] >= 0]
     if len(test):
         right = float((apply_classes(tensors, vectors[test]).argmax(axis=1) == classes[test]).mean())
         most = float(np.bincount(classes[test]).max() / len(test))
         notes.append(f"accuracy of the three classes on the test split: {right:.3f} (always the commonest: {most:.3f})")
     return notes
+
+
+def _tried(rows: Sequence[LabelRow]) -> list[str]:
+    """What several rounds come to, where they were tried on every question; what stands for them, where not."""
+    verdicts = [iterative_right(row) for row in rows]
+    if any(verdict is None for verdict in verdicts):
+        return [
+            f"{verdicts.count(None)} of {len(rows)} rows have no iterative answer: what one round does not get counts "
+            "as several there. Label with --iterative to know."
+        ]
+    ways = {
+        "closed-book": [bool(row.closed and row.closed.correct) for row in rows],
+        "with one round of retrieval": [bool(row.open and row.open.correct) for row in rows],
+        "with several": verdicts,
+    }
+    return ["answers right: " + ", ".join(f"{sum(map(bool, got)) / len(rows):.1%} {way}" for way, got in ways.items())]

@@ -13,10 +13,10 @@ from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.encoder import fitted_encoder
 from knowgate.gates.fitted.probability import Floats
+from knowgate.retrieval import MOST_ROUNDS
 from knowgate.types import Embedder, Question, Reading, Vector
 
 CLASSES = ("no", "one", "multi")
-ROUNDS = 3  # of retrieval at most, for a question of the third class
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class AdaptiveGate(FittedGate):
     def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         if not questions:
             return []
-        return [ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]
+        return [MOST_ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         if not questions:

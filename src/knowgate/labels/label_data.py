@@ -38,6 +38,7 @@ def label(
     judge: str | Model | None = None,
     judge_prompt: str = "implies",
     mask: bool = False,
+    iterative: bool = False,
     k: int | None = None,
     layers: str | Sequence[int] = "mid,late,last",
     closed_book: bool = False,
@@ -58,6 +59,7 @@ def label(
     samples: sampled answers per question and way of answering; open_samples: with passages, if not as many.
     grade: exact, contains, choice, or judge (an LLM, given as `judge`, with the prompt 'implies' or 'contains').
     mask: also answer with the gold answers in the passages replaced. closed_book: retrieve nothing.
+    iterative: also answer after several rounds of retrieval from the index, up to 3.
     k: passages; 3 from an index, all of the questions' own, unless given.
     layers: hidden states to keep: mid, late, last, numbers, or 'none'. seakr: also how far apart samples end.
     prompts: TOML file with your own wording; lang forces 'en' or 'zh'.
@@ -80,6 +82,7 @@ def label(
         open_book=not closed_book,
         seakr=SAMPLES if seakr else 0,
         open_samples=open_samples,
+        iterative=iterative,
     )
     grader = load_grader(grade, as_model(judge) if judge is not None else None, _style(judge_prompt))
     retriever = as_retriever(index) if index is not None else None

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from knowgate.errors import KnowgateError, NotOffered, ServerError
+from knowgate.errors import BadSetting, KnowgateError, NotOffered, ServerError
 from knowgate.labels.grading import Grade, Grader, golds
 from knowgate.labels.mask import mask_passages
+from knowgate.labels.rounds import Round, RoundAnswerer
 from knowgate.prompts import AnswerPrompts, fit_passages, self_assessment
 from knowgate.runs import GradedAnswer, LabelRow, side_of
 from knowgate.signals import (
@@ -41,6 +42,7 @@ class Plan:
 
     seakr: samples whose end states are compared (SeaKR's uncertainty; they are among `samples` where there are enough).
     open_samples: sampled answers with passages; None for as many as without.
+    iterative: also answer after several rounds of retrieval.
     """
 
     samples: int = 30
@@ -53,6 +55,7 @@ class Plan:
     open_book: bool = True
     seakr: int = 0
     open_samples: int | None = None
+    iterative: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Labeller:
 
     def __post_init__(self) -> None:
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
+        if self.plan.iterative and (self.retriever is None or not self.plan.open_book):
+            raise BadSetting("--iterative looks passages up again and again: give --index DIR, and no --closed-book.")
         if missing:
             raise NotOffered(f"--seakr needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
 
@@ -182,6 +187,8 @@ class Labeller:
         some = self._with_sides(some, asked, "open", self._read(prompts, states=False))
         if self.plan.mask:
             some = self._with_mask(some, asked)
+        if self.plan.iterative:
+            some = self._with_rounds(some, asked)
         for place, row in zip(having, some, strict=True):
             rows[place] = row
         return rows
@@ -202,7 +209,10 @@ class Labeller:
             return [[] for _ in questions]
         if self.retriever is None:
             return [list(question.contexts[: self.plan.k]) for question in questions]
-        return self.retriever.search([question.text for question in questions], self.plan.k or FOUND)
+        return self._search([question.text for question in questions])
+
+    def _search(self, queries: Sequence[str]) -> list[list[Passage]]:
+        return self.retriever.search(list(queries), self.plan.k or FOUND) if self.retriever else []
 
     def _frequencies(self, questions: Sequence[Question]) -> list[int | None]:
         """Passages that hold a gold answer, up to a cap: what is rare in the corpus is long-tail knowledge."""
@@ -224,6 +234,17 @@ class Labeller:
         done = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
         readings = [Reading(draft=completions[0]) for completions in done]
         return self._with_sides(rows, questions, "mask", readings)
+
+    def _with_rounds(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+        """The answers after several rounds, going on from those of one."""
+        rounds = [
+            Round(question, row.passages, Completion(row.open.text if row.open else ""))
+            for row, question in zip(rows, questions, strict=True)
+        ]
+        tokens, k = self.plan.max_tokens, self.plan.k or FOUND
+        RoundAnswerer(self.model, self.prompts, self._search, k, tokens).go_on(rounds)
+        rows = self._with_sides(rows, questions, "iterative", [Reading(draft=one.answer) for one in rounds])
+        return [replace(row, rounds=one.taken) for row, one in zip(rows, rounds, strict=True)]
 
     # --- grades -----------------------------------------------------------------------------------
 

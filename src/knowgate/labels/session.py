@@ -111,6 +111,8 @@ def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> di
         del settings["seakr"], settings["seakr_layer"]
     if labeller.plan.open_samples is None:
         del settings["open_samples"]
+    if not labeller.plan.iterative:
+        del settings["iterative"]
     return {**settings, "hash": settings_hash(settings)}
 
 

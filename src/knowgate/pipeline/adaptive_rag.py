@@ -16,10 +16,11 @@ from typing import NamedTuple
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import bind_gate, check_count, read_questions, score_questions
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
-from knowgate.pipeline.case import Case, merged, timed, with_total
+from knowgate.pipeline.case import Case, timed, with_total
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.rerank import is_sure, rerank
+from knowgate.retrieval import MOST_ROUNDS, follow_up, has_new, merged
 from knowgate.text import normalise
 from knowgate.thresholds import Deployment, objections, promise
 from knowgate.types import (
@@ -42,7 +43,6 @@ from knowgate.types import (
 
 BATCH = 64  # questions read together; bounds the memory of their caches
 CANDIDATES = 20  # passages fetched for a reranker to choose from
-ROUNDS = 3  # of retrieval at most, whatever a gate says
 
 
 class DecidedQuestion(NamedTuple):
@@ -228,7 +228,7 @@ class AdaptiveRAG:
             check_count(gate, "numbers of rounds", steps, questions)
         threshold = self.gate.threshold if self.threshold is None else self.threshold
         for case, reading, need, why, rounds in zip(cases, readings, needs, reasons, steps, strict=True):
-            case.reading, case.steps = reading, min(rounds, ROUNDS)
+            case.reading, case.steps = reading, min(rounds, MOST_ROUNDS)
             case.decision = Decision(
                 need > threshold,
                 need,
@@ -284,7 +284,7 @@ class AdaptiveRAG:
         taken = 1
         while self.retriever is not None and (going := [case for case in cases if case.steps > taken]):
             taken += 1
-            queries = [f"{case.question.text} {case.text}".strip() for case in going]
+            queries = [follow_up(case.question.text, case.text) for case in going]
             found = self._search(self.retriever, going, queries)
             fresh = [self._has_new(case, passages) for case, passages in zip(going, found, strict=True)]
             before = [normalise(case.text) for case in going]
@@ -304,7 +304,7 @@ class AdaptiveRAG:
     def _has_new(self, case: Case, found: list[Passage]) -> bool:
         """Whether these are other passages than the case has; if so it takes them, as far as they fit the window."""
         fitting = fit_passages(self.model, self.prompts, case.question, found, self.max_tokens)
-        is_new = bool({passage.id for passage in fitting} - {passage.id for passage in case.passages})
+        is_new = has_new(case.passages, fitting)
         case.passages = fitting if is_new else case.passages
         return is_new
 

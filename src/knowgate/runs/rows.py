@@ -45,6 +45,8 @@ class LabelRow:
     closed: GradedAnswer | None = None
     open: GradedAnswer | None = None
     mask: GradedAnswer | None = None
+    iterative: GradedAnswer | None = None  # after several rounds of retrieval
+    rounds: int = 0  # of retrieval that the iterative answer took
     effect_mastery: str | None = None
     effect_certainty: str | None = None
     benefit: int | None = None
@@ -93,7 +95,7 @@ def from_json(record: Mapping[str, Any], where: str) -> LabelRow:
     """The row a record holds."""
     try:
         values = dict(record)
-        for side in ("closed", "open", "mask"):
+        for side in ("closed", "open", "mask", "iterative"):
             if values.get(side) is not None:
                 values[side] = _side(values[side])
         for name in ("answers", "choices"):
