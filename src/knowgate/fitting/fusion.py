@@ -14,11 +14,12 @@ from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, ranking, tuned_linear
 from knowgate.fitting.probe import DRAFT_TOKENS, out_of_fold
 from knowgate.gates import TEXT_SIGNAL, apply_network, draft_embeddings
-from knowgate.signals import COSTLY, SAMPLES, available_features, feature_matrix, hidden_states
+from knowgate.signals import COSTLY, SAMPLES, SEAKR, SEAKR_END, available_features, feature_matrix, hidden_states
 from knowgate.statistics import Floats, logit
 from knowgate.types import Embedder, Signal, Vector, Want
 
 EARLY = ("first", "question_length")  # known with the first answer token
+DISPERSION = {SEAKR, SEAKR_END}
 TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
 
 
@@ -41,8 +42,8 @@ def fit_fusion(
     names = [
         name for name in available_features(examples.questions, examples.readings) if _is_wanted(name, cheap, early)
     ]
-    if "seakr" in names and not _fits_seakr(examples.settings):
-        names.remove("seakr")
+    if not _fits_seakr(examples.settings):
+        names = [name for name in names if name not in DISPERSION]
     features = feature_matrix(names, examples.questions, examples.readings)
     check_finite(features)
     tensors: dict[str, Any] = {}
@@ -136,15 +137,16 @@ def _read(encoded: Mapping[str, Any]) -> frozenset[Signal]:
 def _needs(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> frozenset[Signal]:
     needs = set()
     needs |= {Signal.LOGPROBS} if set(names) & set(TOKEN_FEATURES) else set()
-    needs |= {Signal.HIDDEN} if probes or "seakr" in names else set()
+    needs |= {Signal.HIDDEN} if probes or DISPERSION & set(names) else set()
     needs |= {Signal.LABELS} if "self_assessment" in names else set()
-    needs |= {Signal.SAMPLES} if {"certainty", "agreement", "seakr"} & set(names) else set()
+    needs |= {Signal.SAMPLES} if {"certainty", "agreement", *DISPERSION} & set(names) else set()
     return frozenset(needs)
 
 
 def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> Want:
     sampled = bool({"certainty", "agreement"} & set(names))
-    samples = [int(examples.settings["samples"])] * sampled + [SAMPLES] * ("seakr" in names)
+    dispersed = DISPERSION & set(names)
+    samples = [int(examples.settings["samples"])] * sampled + [SAMPLES] * len(dispersed)
     return Want(
         draft_tokens=1 if set(names) <= set(EARLY) else int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
         layers=tuple(sorted({probe["layer"] for probe in probes})),
@@ -152,5 +154,6 @@ def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Exam
         samples=max(samples, default=0),
         sample_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
         seed=0 if samples else None,  # so that the same question gets the same need every time
-        sample_layer=examples.settings["seakr_layer"] if "seakr" in names else None,
+        sample_layer=examples.settings["seakr_layer"] if dispersed else None,
+        sample_end=SEAKR_END in names,
     )

@@ -14,7 +14,7 @@ from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.reading import gather_readings
 from knowgate.runs import RecordedNeeds, Trial, question_key
-from knowgate.signals import SEAKR, SELF_ASSESSMENT
+from knowgate.signals import SEAKR, SEAKR_END, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
 
@@ -106,7 +106,7 @@ def automatic(trial: Trial) -> list[str]:
         names = ["logprob:first", "logprob:mean", "logprob:min", "logprob:entropy", "logprob:margin", "flare", *names]
     if Signal.LABELS in have:
         names = ["prompt", *names]
-    if all(SEAKR in reading.signals for reading in trial.readings):
+    if all(SEAKR in reading.signals or SEAKR_END in reading.signals for reading in trial.readings):
         names.append("seakr")
     return names
 
@@ -116,8 +116,9 @@ def offers(trial: Trial) -> frozenset[Signal]:
     reading = trial.readings[0]
     have = {Signal.DRAFT} if reading.draft else set()
     have |= {Signal.LOGPROBS} if reading.draft and reading.draft.tokens is not None else set()
-    have |= {Signal.SAMPLES} if reading.samples or SEAKR in reading.signals else set()
-    have |= {Signal.HIDDEN} if reading.hidden or SEAKR in reading.signals else set()
+    spread = {SEAKR, SEAKR_END} & set(reading.signals)  # stands for what it was read off
+    have |= {Signal.SAMPLES} if reading.samples or spread else set()
+    have |= {Signal.HIDDEN} if reading.hidden or spread else set()
     have |= {Signal.LABELS} if SELF_ASSESSMENT in reading.signals else set()
     return frozenset(have)
 

@@ -19,13 +19,15 @@ from knowgate.prompts import AnswerPrompts, fit_passages, self_assessment
 from knowgate.runs import GradedAnswer, LabelRow, side_of
 from knowgate.signals import (
     ASSESSMENT_LABELS,
-    SEAKR,
+    SEAKR_END,
+    SEAKR_SIZE,
     SELF_ASSESSMENT,
     benefit,
     canonical,
     certainty,
     effect,
     log_determinant,
+    log_size,
     mastery,
     self_assessment_logit,
 )
@@ -152,6 +154,7 @@ class Labeller:
             temperature=plan.temperature,
             seed=plan.seed,
             sample_layer=self.seakr_layer if seakr else None,
+            sample_end=bool(seakr),
         )
         # handles hold the passes' caches; nobody goes on from here, so let go of them
         readings = self.model.read(prompts, want)
@@ -164,7 +167,8 @@ class Labeller:
     def _seakr(self, reading: Reading) -> dict[str, float]:
         if reading.sample_states is None:
             return {}
-        return {SEAKR: log_determinant(reading.sample_states[: self.plan.seakr])}
+        states = reading.sample_states[: self.plan.seakr]
+        return {SEAKR_END: log_determinant(states), SEAKR_SIZE: log_size(states)}
 
     def _said(self, questions: Sequence[Question]) -> list[dict[str, float]]:
         """Self-assessment as a difference of logits (positive: it can answer)."""

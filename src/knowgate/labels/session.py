@@ -103,12 +103,13 @@ def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> di
         "grader": labeller.grader.name,
         **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(labeller.plan).items()},
         "seakr_layer": labeller.seakr_layer,
+        "seakr_at": "end token",  # runs without this read it at the last token of the answers
     }
     if labeller.plan.open_book:
         settings["k"] = passages_shown(labeller.plan.k, settings["retriever_fingerprint"])
         settings["open_prompts"] = labeller.prompts.open_fingerprint
     if not labeller.plan.seakr:  # runs started before there was such a thing can go on
-        del settings["seakr"], settings["seakr_layer"]
+        del settings["seakr"], settings["seakr_layer"], settings["seakr_at"]
     if labeller.plan.open_samples is None:
         del settings["open_samples"]
     if not labeller.plan.iterative:

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
         least_probability,
         mean_margin,
     )
-    from knowgate.signals.dispersion import ALPHA, SAMPLES, SEAKR, log_determinant
+    from knowgate.signals.dispersion import (
+        ALPHA,
+        SAMPLES,
+        SEAKR,
+        SEAKR_END,
+        SEAKR_SIZE,
+        log_determinant,
+        log_size,
+        relative,
+    )
     from knowgate.signals.features import COSTLY, available_features, feature_matrix
     from knowgate.signals.hidden import hidden_states
     from knowgate.signals.samples import Effect, benefit, canonical, certainty, effect, mastery
@@ -31,6 +40,8 @@ __all__ = [
     "Effect",
     "SAMPLES",
     "SEAKR",
+    "SEAKR_END",
+    "SEAKR_SIZE",
     "SELF_ASSESSMENT",
     "available_features",
     "benefit",
@@ -47,8 +58,10 @@ __all__ = [
     "inverse_perplexity",
     "least_probability",
     "log_determinant",
+    "log_size",
     "mastery",
     "mean_margin",
+    "relative",
     "self_assessment_logit",
     "text_features",
 ]
