@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from rich.text import Text
 from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, Retriever
 from knowgate.cli.paths import path
 from knowgate.cli.questions import read_arguments
+from knowgate.gates import far_share, far_words
 from knowgate.pipeline import AdaptiveRAG, answer_record, build_pipeline, decision_record, load_settings
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, TextEvent
 
@@ -41,7 +42,7 @@ Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
 ]
-Explain = Annotated[bool, typer.Option(help="Show the logged questions a decision rests on (dhicl, skr), and what is proven about the threshold.")]  # fmt: skip  # noqa: E501
+Explain = Annotated[bool, typer.Option(help="Show the logged questions a decision rests on (dhicl, skr), how far a question lies from those a fitted gate learnt from, and what is proven about the threshold.")]  # fmt: skip  # noqa: E501
 
 
 def ask(
@@ -77,14 +78,16 @@ def ask(
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record)
     _say_promise(rag, explain)
-    sure = Sure()
+    sure, far = Sure(), Far()
     live = not as_json and len(questions or ()) == 1 and sys.stdout.isatty()
     for answer in map(partial(_show_live, rag), asked) if live else rag.stream(asked):
         sure.see(answer)
+        far.see(answer.decision)
         if not live:
             _print_json(answer_record(answer, rag)) if as_json else _show(answer)
         if explain and not as_json:
-            _show_neighbours(answer.decision)
+            _show_grounds(answer.decision)
+    far.say()
     if rag.rerank_margin is not None and rag.reranker is not None:
         typer.echo(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.", err=True)
 
@@ -99,6 +102,22 @@ class Sure:
     def see(self, answer: Answer) -> None:
         self.retrieved += bool(answer.passages)
         self.skipped += Note.NOT_RERANKED in answer.decision.notes
+
+
+@dataclass
+class Far:
+    """How many questions lie far from those the gate was fitted on."""
+
+    gate: str = ""
+    distances: list[float | None] = field(default_factory=list)
+
+    def see(self, decision: Decision) -> None:
+        self.gate = decision.gate
+        self.distances.append(decision.distance)
+
+    def say(self) -> None:
+        if said := far_words(self.gate, far_share(self.distances), len(self.distances)):
+            typer.echo(said, err=True)
 
 
 def decide(
@@ -121,13 +140,16 @@ def decide(
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record, retrieves=False)
     _say_promise(rag, explain)
+    far = Far()
     for question, decision in rag.decide_stream(asked):
+        far.see(decision)
         if as_json:
             _print_json({"question": question.text, **decision_record(decision), "model": rag.model.name})
         else:
             _console().print(f"{_verdict(decision)}  {_plain(question.text)}  [dim]{_plain(decision.reason)}[/dim]")
         if explain and not as_json:
-            _show_neighbours(decision)
+            _show_grounds(decision)
+    far.say()
 
 
 def _say_promise(rag: AdaptiveRAG, explain: bool) -> None:
@@ -201,7 +223,11 @@ def _show_sources(answer: Answer) -> None:
     console.print(f"  [dim]{answer.seconds['total']:.2f} s[/dim]")
 
 
-def _show_neighbours(decision: Decision) -> None:
+def _show_grounds(decision: Decision) -> None:
+    """How near the questions are that the decision rests on: those the gate was fitted on, and those it looked up."""
+    if decision.distance is not None:
+        words = f"distance {decision.distance:.2f} from the questions the gate was fitted on; 99 % of them are within 1"
+        _console().print(f"  [dim]{words}[/dim]")
     if not decision.neighbours:
         _console().print("  [dim]this gate looked up no logged questions[/dim]")
     for near in decision.neighbours:

@@ -11,12 +11,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.text import Text
 
 from knowgate.cli.label import labelling_bar
 from knowgate.cli.paths import path
 from knowgate.errors import BadSetting
 from knowgate.evaluation import Evaluation, evaluate, evaluation_json
+from knowgate.gates import far_words
 from knowgate.report import all_sheets, render, write_report
 
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -70,6 +72,9 @@ def eval_(
             seed=seed,
             on_progress=show,
         )
+    for gate in evaluation.gates:
+        if said := far_words(gate.gate, gate.far, len(evaluation.trial.rows)):
+            WORDS.print(f"[yellow]{escape(said)}[/yellow]")
     if as_json:
         typer.echo(json.dumps(evaluation_json(evaluation), ensure_ascii=False))
     else:

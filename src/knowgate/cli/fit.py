@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from knowgate.cli.lazy_group import LazyGroup, Verb, make_command
@@ -31,7 +32,7 @@ RERANKER, GATES = "reranker", "Gates, and when they retrieve"
 RENAMED = {"--rate": "--learning-rate"}
 RENAMED_OF = {"uar": {"--base": "--model"}}
 ENOUGH, ENOUGH_TESTED = 300, 50
-SHARED = ("labels", "out", "target", "threshold", "seed")
+SHARED = ("labels", "out", "target", "threshold", "balance_sets", "seed")
 WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 
 FitLabels = Annotated[
@@ -59,6 +60,10 @@ FitThreshold = Annotated[
         max=1,
         help="Retrieve when need is above this. Default: 0.5; chosen on dev for benefit.",
     ),
+]
+FitBalance = Annotated[
+    bool,
+    typer.Option("--balance-sets", help="Label runs of different size count the same. For gates without a judge."),
 ]
 
 
@@ -133,6 +138,7 @@ def _shared(
     out: FitOut,
     target: FitTarget = None,
     threshold: FitThreshold = None,
+    balance_sets: FitBalance = False,
     seed: Seed = 0,
 ) -> None:
     """The options of every fit."""
@@ -166,9 +172,19 @@ def fit_and_tell(name: str, shared: dict[str, Any], options: dict[str, Any]) -> 
     for measure, estimate in made["metrics"].items():
         table.add_row(measure, _shown(estimate))
     Console().print(table)
+    if "sets" in made:
+        Console().print(_by_set(made["sets"]))
     WORDS.print(f"{name} fitted on '{made['target']}', {made['split']}. Use it: knowgate ask --gate {out}")
     WORDS.print(_decides(gate))
     _warn(gate)
+
+
+def _by_set(sets: Mapping[str, Mapping[str, Any]]) -> Table:
+    """How it does on the part of each label run; a pooled number hides a set it fails on."""
+    table = Table("label run", "test questions", "AUROC", box=None)
+    for name, one in sets.items():
+        table.add_row(escape(name), str(one["n"]), _shown(one["auroc"]))
+    return table
 
 
 def _watching(show: Show) -> Callable[[FitStep], None]:
@@ -183,6 +199,8 @@ def _watching(show: Show) -> Callable[[FitStep], None]:
 def _shown(estimate: Mapping[str, float | None]) -> str:
     if estimate["value"] is None:
         return "not defined"
+    if estimate["low"] is None:
+        return f"{estimate['value']:.3f}"
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from knowgate.datasets import Data, data_name
 from knowgate.errors import BadSetting
-from knowgate.gates import bind_gate, folder_of, gate_name, load_gate, read_questions, score_questions
+from knowgate.gates import bind_gate, far_share, folder_of, gate_name, load_gate, read_questions, score_questions
 from knowgate.labels import Tally, label
 from knowgate.models import as_model
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
@@ -131,10 +131,14 @@ def decide_on(run: RunFolder, model: Model, prompts: AnswerPrompts, gates: Seque
         log.info("%s decides on %d questions", one.name, len(questions))
         start = time.perf_counter()
         needs: list[float] = []
+        distances: list[float | None] = []
         for first in range(0, len(questions), BATCH):
             part = questions[first : first + BATCH]
-            needs += score_questions(one.gate, part, read_questions(model, [one.gate], part, prompts))
+            readings = read_questions(model, [one.gate], part, prompts)
+            needs += score_questions(one.gate, part, readings)
+            distances += one.gate.distances(part, readings)
         seconds = (time.perf_counter() - start) / len(questions)
         by_id = dict(zip((question.id for question in questions), needs, strict=True))
         about = getattr(one.gate, "note", "")
-        write_needs(run.path, [RecordedNeeds(one.name, one.gate.threshold, by_id, about, seconds)])
+        far = far_share(distances)
+        write_needs(run.path, [RecordedNeeds(one.name, one.gate.threshold, by_id, about, seconds, far)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from knowgate.embedding import SentenceEmbedder, check_vectors
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.gates import CLASSES, apply_classes
 from knowgate.runs import LabelRow
@@ -21,7 +22,7 @@ STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # scikit-learn's C, on unit vectors
 Tensors = dict[str, NDArray[Any]]
 
 
-def fit_adaptive(examples: Examples, *, embedder: Embedder | None = None) -> FitResult:
+def fit_adaptive(examples: Annotated[Examples, Wanted(weighs=True)], *, embedder: Embedder | None = None) -> FitResult:
     """A multinomial logistic regression into no / one / multi; the strength that fits the dev split best."""
     chosen = embedder or SentenceEmbedder()
     classes = np.array([CLASSES.index(found) if (found := strategy(row)) else -1 for row in examples.rows])
@@ -70,14 +71,15 @@ def _best(vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> Te
         raise BadInput(
             "adaptive needs questions answered right without retrieval and others that were not. Label more."
         )
-    tried = [_fitted(vectors[train], classes[train], strength) for strength in STRENGTHS]
+    weights = examples.weights_of(train)
+    tried = [_fitted(vectors[train], classes[train], strength, weights) for strength in STRENGTHS]
     return max(tried, key=lambda tensors: _likelihood(tensors, vectors[dev], classes[dev]))
 
 
-def _fitted(vectors: Vector, classes: NDArray[np.int64], strength: float) -> Tensors:
+def _fitted(vectors: Vector, classes: NDArray[np.int64], strength: float, weights: Floats | None) -> Tensors:
     from sklearn.linear_model import LogisticRegression
 
-    made = LogisticRegression(C=strength, max_iter=2000).fit(vectors, classes)
+    made = LogisticRegression(C=strength, max_iter=2000).fit(vectors, classes, weights)
     weight, bias = np.zeros((len(CLASSES), vectors.shape[1]), np.float32), np.zeros(len(CLASSES), np.float32)
     if len(made.classes_) == 2:  # one row of weights, for the second class against the first
         weight[made.classes_[1]], bias[made.classes_[1]] = made.coef_[0], made.intercept_[0]
@@ -118,6 +120,6 @@ def _tried(rows: Sequence[LabelRow]) -> list[str]:
     ways = {
         "closed-book": [bool(row.closed and row.closed.correct) for row in rows],
         "with one round of retrieval": [bool(row.open and row.open.correct) for row in rows],
-        "with several": verdicts,
+        "with several": [bool(verdict) for verdict in verdicts],
     }
-    return ["answers right: " + ", ".join(f"{sum(map(bool, got)) / len(rows):.1%} {way}" for way, got in ways.items())]
+    return ["answers right: " + ", ".join(f"{sum(got) / len(rows):.1%} {way}" for way, got in ways.items())]

@@ -10,6 +10,7 @@ import numpy as np
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
 from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, ranking, tuned_linear
 from knowgate.fitting.probe import DRAFT_TOKENS, out_of_fold
@@ -24,7 +25,7 @@ TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
 
 
 def fit_fusion(
-    examples: Examples,
+    examples: Annotated[Examples, Wanted(weighs=True)],
     *,
     cheap: Annotated[bool, "Without samples and extra passes."] = False,
     early: Annotated[bool, "Only what the first answer token shows; retrieving costs a prefill."] = False,
@@ -96,16 +97,18 @@ def _probe(features: Vector, examples: Examples) -> tuple[Tensors, Vector]:
     """A linear probe and its logit for every row; training rows get theirs from probes that did not see them."""
     check_finite(features)
     train, dev, needed = examples.split.train, examples.split.dev, examples.needed
-    tuned = tuned_linear(features[train], needed[train], features[dev], needed[dev])
+    weights = examples.weights_of(train)
+    tuned = tuned_linear(features[train], needed[train], features[dev], needed[dev], weights)
     column = logit(apply_network(tuned.tensors, features))
     texts = [examples.questions[place].text for place in train]
-    column[train] = logit(out_of_fold(features[train], needed[train], texts, tuned.strength))
+    column[train] = logit(out_of_fold(features[train], needed[train], texts, tuned.strength, weights))
     return tuned.tensors, column[:, None].astype(np.float32)
 
 
 def _head(signals: Vector, examples: Examples) -> Tensors:
     split, needed = examples.split, examples.needed
-    return best_linear(signals[split.train], needed[split.train], signals[split.dev], needed[split.dev])
+    weights = examples.weights_of(split.train)
+    return best_linear(signals[split.train], needed[split.train], signals[split.dev], needed[split.dev], weights)
 
 
 def contributions(names: Sequence[str], signals: Vector, head: Tensors, examples: Examples) -> list[str]:

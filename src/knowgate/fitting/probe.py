@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from knowgate.errors import BadSetting
 from knowgate.fitting.examples import Examples, verdicts
+from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, fit_mlp
 from knowgate.gates import apply_network
@@ -24,7 +25,7 @@ DRAFT_TOKENS = 32  # what `label` drafts; the state after the draft is that of i
 
 
 def fit_probe(
-    examples: Examples,
+    examples: Annotated[Examples, Wanted(weighs=True)],
     *,
     layer: Annotated[str, "The layer whose state it reads: mid, late, last or a number."] = "mid",
     position: Annotated[Position, "pre (before the answer) or post (after the draft)."] = "pre",
@@ -48,7 +49,8 @@ def fit_probe(
 def train(features: Vector, examples: Examples, kind: Kind) -> Tensors:
     split, needed = examples.split, examples.needed
     fit = fit_mlp if kind == "mlp" else best_linear
-    return fit(features[split.train], needed[split.train], features[split.dev], needed[split.dev])
+    weights = examples.weights_of(split.train)
+    return fit(features[split.train], needed[split.train], features[split.dev], needed[split.dev], weights)
 
 
 def pick_layer(examples: Examples, layer: str) -> int:
@@ -64,13 +66,16 @@ def pick_layer(examples: Examples, layer: str) -> int:
     raise BadSetting(f"--layer is '{layer}'; the label runs have {', '.join(map(str, kept))} (or: mid, late, last).")
 
 
-def out_of_fold(features: Vector, needed: Bools, texts: Sequence[str], strength: float) -> Floats:
+def out_of_fold(
+    features: Vector, needed: Bools, texts: Sequence[str], strength: float, weights: Floats | None = None
+) -> Floats:
     """Needs of training rows by linear probes that did not see their questions: what a second stage may learn from."""
     fold = folds(texts, needed)
     needs = np.empty(len(needed))
     for number in np.unique(fold):
         outside = fold == number
-        tensors = fit_linear(features[~outside], needed[~outside], strength)
+        counts = None if weights is None else weights[~outside]
+        tensors = fit_linear(features[~outside], needed[~outside], strength, counts)
         needs[outside] = apply_network(tensors, features[outside])
     return needs
 

@@ -38,7 +38,7 @@ Tensors = dict[str, NDArray[Any]]
 
 
 def fit_uar(
-    examples: Annotated[Examples, Wanted(target="known")],
+    examples: Annotated[Examples, Wanted(target="known", weighs=True)],
     *,
     criteria: Annotated[str, "Labelled questions for intent, knowledge and time, as name=SPEC,..."] = USUAL,
     model: Annotated[str | None, "Model spec of the LLM that reads them. Default: as in the label run."] = None,
@@ -85,7 +85,7 @@ def fit_heads(
     layer = model.depth - 1
     own = hidden_states(examples.readings, layer, "pre")
     learnt = np.concatenate([examples.split.train, examples.split.dev])
-    tensors = named(SELF, train_head(own[learnt], examples.needed[learnt]))
+    tensors = named(SELF, train_head(own[learnt], examples.needed[learnt], examples.weights_of(learnt)))
     calibrations, notes = [], []
     for name in CRITERIA:
         fits = [question for question in criteria[name] if model.fits([wording.closed(question)], 1)[0]]
@@ -118,7 +118,7 @@ def read_states(
     return np.stack(found)
 
 
-def train_head(features: Vector, truth: Bools) -> Tensors:
+def train_head(features: Vector, truth: Bools, weights: Floats | None = None) -> Tensors:
     """One head: mean and scale of its states, and weights without a bias at the least penalised logistic loss."""
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
@@ -126,7 +126,7 @@ def train_head(features: Vector, truth: Bools) -> Tensors:
     tensors = standardise(features)
     x = (features - tensors["mean"]) / tensors["scale"]
     with threadpool_limits(1):  # so small that threads only wait for each other
-        found = LogisticRegression(C=STRENGTH, fit_intercept=False, max_iter=500).fit(x, truth)
+        found = LogisticRegression(C=STRENGTH, fit_intercept=False, max_iter=500).fit(x, truth, weights)
     return {**tensors, "weight": found.coef_[0].astype(np.float32)}
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         write_artefact,
     )
     from knowgate.gates.fitted.base import FittedGate
+    from knowgate.gates.fitted.distance import far_share, far_words, measure_ground, read_off, what_it_reads
     from knowgate.gates.fitted.judge import (
         ADAPTER_FOLDER,
         ADAPTER_SUFFIXES,
@@ -93,6 +94,8 @@ __all__ = [
     "default_gate",
     "draft_embeddings",
     "encode_kbm_answer",
+    "far_share",
+    "far_words",
     "folder_of",
     "gate_name",
     "hard_tree",
@@ -103,9 +106,11 @@ __all__ = [
     "load_fitted",
     "load_gate",
     "markdown_table",
+    "measure_ground",
     "open_base",
     "open_judge",
     "read_artefact",
+    "read_off",
     "read_questions",
     "retrieval_rule",
     "revise_artefact",
@@ -115,6 +120,7 @@ __all__ = [
     "seen_by",
     "soft_tree",
     "to_probability",
+    "what_it_reads",
     "without_seen",
     "write_artefact",
 ]

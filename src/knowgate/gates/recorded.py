@@ -12,6 +12,7 @@ from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
 from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.distance import far_share
 from knowgate.gates.reading import gather_readings
 from knowgate.runs import RecordedNeeds, Trial, question_key
 from knowgate.signals import SEAKR, SEAKR_END, SELF_ASSESSMENT
@@ -25,6 +26,7 @@ class GateScores:
 
     calls: runs of the LLM before the decision, beyond the pass that starts the answer. drafts: whether that pass
     happens for retrieved questions too. extra_tokens: generated per question beside the draft (samples).
+    far: share of questions that lie far from those the gate was fitted on, None where it does not know.
     """
 
     name: str
@@ -35,6 +37,7 @@ class GateScores:
     extra_tokens: float = 0.0
     seconds: float | None = None
     note: str = ""
+    far: float | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> Gate
         drafts=want.draft_tokens > 0,
         extra_tokens=want.samples * float(trial.closed_tokens().mean()),
         note=gate.note,
+        far=far_share(gate.distances(trial.questions, readings)),
     )
 
 
@@ -166,7 +170,7 @@ def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
     if missing:
         raise BadSetting(f"the recorded gate '{said.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
     needs = np.array([said.needs[key] for key in trial.keys])
-    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about)
+    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, far=said.far)
 
 
 def _advice(missing: frozenset[Signal]) -> str:

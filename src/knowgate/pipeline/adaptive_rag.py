@@ -224,10 +224,13 @@ class AdaptiveRAG:
             needs = score_questions(gate, questions, readings)
             reasons = gate.explain(questions, readings)
             steps = gate.steps(questions, readings)
+            distances = gate.distances(questions, readings)
             check_count(gate, "explanations", reasons, questions)
             check_count(gate, "numbers of rounds", steps, questions)
+            check_count(gate, "distances", distances, questions)
         threshold = self.gate.threshold if self.threshold is None else self.threshold
-        for case, reading, need, why, rounds in zip(cases, readings, needs, reasons, steps, strict=True):
+        found = zip(cases, readings, needs, reasons, steps, distances, strict=True)
+        for case, reading, need, why, rounds, distance in found:
             case.reading, case.steps = reading, min(rounds, MOST_ROUNDS)
             case.decision = Decision(
                 need > threshold,
@@ -236,6 +239,7 @@ class AdaptiveRAG:
                 gate.name,
                 _reason(need, threshold, why, gate.note),
                 reading.neighbours.get(gate.name, ()),
+                distance=distance,
             )
         return cases
 

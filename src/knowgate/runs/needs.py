@@ -22,13 +22,17 @@ FILE = "needs.jsonl"
 
 @dataclass(frozen=True)
 class RecordedNeeds:
-    """What one gate said: need by question id. seconds: per question, None if it was not timed."""
+    """What one gate said: need by question id. seconds: per question, None if it was not timed.
+
+    far: share of the questions that lie far from those the gate was fitted on, None if it does not know.
+    """
 
     gate: str
     threshold: float
     needs: Mapping[str, float] = field(repr=False)
     about: str = ""
     seconds: float | None = None
+    far: float | None = None
 
 
 def read_needs(run: Path) -> list[RecordedNeeds]:
@@ -63,4 +67,5 @@ def _line(item: RecordedNeeds) -> str:
     record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": needs}
     record |= {"about": item.about} if item.about else {}
     record |= {"seconds": round(item.seconds, 5)} if item.seconds is not None else {}
+    record |= {"far": round(item.far, 5)} if item.far is not None else {}
     return json.dumps(record, ensure_ascii=False) + "\n"

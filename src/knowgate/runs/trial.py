@@ -184,4 +184,12 @@ def _joined(items: Sequence[RecordedNeeds], names: Sequence[str]) -> RecordedNee
     needs = {f"{name}/{key}": need for name, item in zip(names, items, strict=True) for key, need in item.needs.items()}
     timed = [item.seconds for item in items if item.seconds is not None]
     seconds = float(np.mean(timed)) if len(timed) == len(items) else None
-    return RecordedNeeds(items[0].gate, items[0].threshold, needs, items[0].about, seconds)
+    return RecordedNeeds(items[0].gate, items[0].threshold, needs, items[0].about, seconds, _far(items))
+
+
+def _far(items: Sequence[RecordedNeeds]) -> float | None:
+    """Over all questions of the runs; None where one of them does not say."""
+    shares = [(item.far, len(item.needs)) for item in items if item.far is not None]
+    if len(shares) < len(items):
+        return None
+    return sum(share * n for share, n in shares) / max(1, sum(n for _, n in shares))

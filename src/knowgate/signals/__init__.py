@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from knowgate.signals.hidden import hidden_states
     from knowgate.signals.samples import Effect, benefit, canonical, certainty, effect, mastery
     from knowgate.signals.sentences import draft_texts, text_features
+    from knowgate.signals.surface import surface_features
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -63,5 +64,6 @@ __all__ = [
     "mean_margin",
     "relative",
     "self_assessment_logit",
+    "surface_features",
     "text_features",
 ]

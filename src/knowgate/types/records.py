@@ -187,6 +187,7 @@ class Decision:
     """Retrieve or not, and why. `need` is in [0, 1]: 0 = the LLM knows, 1 = it must look up.
 
     reason: all of it in words, for people. notes: what became of the decision, for programs; kinds in `Note`.
+    distance: of the question from those the gate was fitted on; above 1, it lies farther than 99 % of them.
     """
 
     retrieve: bool
@@ -196,6 +197,7 @@ class Decision:
     reason: str
     neighbours: tuple[Neighbour, ...] = ()
     notes: tuple[str, ...] = ()
+    distance: float | None = None
 
     def __repr__(self) -> str:
         return f"<Decision: {verdict(self.retrieve)}, {short(self.reason)}; gate {self.gate}>"

@@ -11,6 +11,7 @@ import numpy as np
 
 from knowgate.errors import ModelError
 from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
+from knowgate.gates.fitted.distance import distances, read_off
 from knowgate.gates.fitted.overview import gate_html, gate_line
 from knowgate.gates.fitted.probability import Floats, to_probability
 from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
@@ -61,6 +62,12 @@ class FittedGate(Gate):
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         note = check_bound(self.artefact, model.fingerprint, prompts, plug_in=self.plug_in)
         return replace(self, note=note)
+
+    def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
+        source = self.artefact.manifest.get("distance")
+        if source is None or not questions or any(not question.text for question in questions):
+            return [None for _ in questions]  # an older gate, or rows packed without their texts
+        return [float(found) for found in distances(self.artefact.tensors, read_off(source, questions, readings))]
 
     @abstractmethod
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
