@@ -37,7 +37,7 @@ class SeakrGate(Gate):
         >>> round(SeakrGate(center=-6.0).need(-6.0), 2), round(SeakrGate(center=0, scale=2).need(2.0), 2)
         (0.5, 0.73)
         >>> round(SeakrGate(n=4).need(0.0, size=7.0), 2)
-        0.36
+        0.31
     """
 
     n: int = SAMPLES
