@@ -26,12 +26,14 @@ test: install
 # Many bad inputs at every door, other ones each time, and the table of them in the documentation. Minutes.
 fuzz: install
 	KNOWGATE_FUZZ=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist load -q tests/fuzz
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile -q tests/fuzz
 
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
+	$(BIN)/python -m tests.support.audit
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -48,7 +50,7 @@ bench: install
 	$(BIN)/python benchmarks/foundation.py
 
 results: install
-	$(BIN)/python benchmarks/results.py
+	$(BIN)/python -m benchmarks.results
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist site

@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knowgate.doors import read_json
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, BadSetting
 from knowgate.files import (
     cache_dir,
     locked,
@@ -198,7 +199,7 @@ def test_the_lines_before_a_broken_one_are_given(tmp_path):
 
 def test_a_file_in_another_encoding_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_bytes('{"x": "ä"}'.encode("latin-1"))
-    with pytest.raises(BadInput, match=r"a\.jsonl is not a UTF-8 text file"):
+    with pytest.raises(BadInput, match=r"a\.jsonl line 1 is not UTF-8 text"):
         list(read_jsonl(tmp_path / "a.jsonl"))
 
 
@@ -304,3 +305,54 @@ def test_the_cache_folder_comes_from_the_environment(monkeypatch, variables, exp
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert str(cache_dir()) == expected
+
+
+def test_a_file_cannot_take_a_folders_place(tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(BadInput, match="there' is a folder; a file is to be written there"):
+        write_text(tmp_path / "there", "text")
+
+
+def test_a_full_disk_is_told_with_the_file_that_was_wanted(tmp_path):
+    with pytest.raises(OSError) as caught, new_file(tmp_path / "big"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "big")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_of_another_file_keeps_its_name(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, new_folder(tmp_path / "made"):
+        (tmp_path / "absent").read_text(encoding="utf-8")
+    assert caught.value.filename == str(tmp_path / "absent")
+
+
+def test_two_processes_do_not_make_one_folder_at_once(tmp_path):
+    refused = pytest.raises(BadSetting, match="another process is writing to")
+    with new_folder(tmp_path / "made"), refused, new_folder(tmp_path / "made"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_what_a_killed_process_left_is_cleared_away_and_what_it_had_moved_comes_back(tmp_path):
+    (tmp_path / ".made.x.part").mkdir()
+    (tmp_path / ".made.old.part").mkdir()
+    (tmp_path / ".made.old.part" / "kept").write_text("kept", encoding="utf-8")
+    with pytest.raises(KeyError), new_folder(tmp_path / "made"):
+        raise KeyError
+    assert [path.name for path in tmp_path.rglob("*")] == ["made", "kept"]
+
+
+def test_a_folder_that_cannot_be_copied_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(OSError) as caught, new_folder(tmp_path / "made"):
+        raise shutil.Error([("a", "b", "[Errno 28] No space left on device")])
+    assert (caught.value.filename, caught.value.strerror) == (
+        str(tmp_path / "made"),
+        "[Errno 28] No space left on device",
+    )
+
+
+def test_a_lock_whose_file_was_taken_away_by_its_last_holder_is_taken_anew(tmp_path):
+    with locked(tmp_path / "lock"):
+        (tmp_path / "lock").unlink()
+        with locked(tmp_path / "lock", wait=False):
+            assert (tmp_path / "lock").is_file()

@@ -1,8 +1,9 @@
 """The committed results are what the committed runs say."""
 
-import runpy
 import sys
 from pathlib import Path
+
+from benchmarks import results
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -11,7 +12,7 @@ BENCHMARKS = ROOT / "benchmarks"
 def test_make_results_reproduces_the_committed_tables(tmp_path, monkeypatch, capsys):
     out = tmp_path / "RESULTS.md"
     monkeypatch.setattr(sys, "argv", ["results.py", "--out", str(out)])
-    runpy.run_path(str(BENCHMARKS / "results.py"), run_name="__main__")
+    results.main()
     assert out.read_text(encoding="utf-8") == (BENCHMARKS / "RESULTS.md").read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The doors for text from outside: files, JSON, TOML. What comes through is whole, finite and not deeper than we walk.
+"""The doors for what comes from outside: files, JSON, TOML, numbers. What passes is whole, finite and of known size.
 
 Every refusal is a sentence that names the source (`where`: a file, a line of it, a server's reply). Knows nothing of
 what the values mean: the records they become are checked where they are made.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import re
 import stat
 import tomllib
@@ -15,11 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, BadSetting
 
 TEXT_BYTES = 256 << 20  # a file read in one piece: more than any manifest, table or document we know of
+COUNT = 1_000_000_000  # the most of anything that can be asked for
 DEPTH = 64  # of nested lists and objects; our own files need 6
-DIGITS = 400  # of a whole number; a float ends at 309
+DIGITS = 300  # of a whole number: one that a float can hold, which ends at 309
 HALVES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # what a half character needs to come in
 
 
@@ -53,8 +55,11 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path), str(path))
 
 
-def parse_json(text: str, where: str) -> Any:
-    """JSON as its standard has it: no NaN, no numbers beyond a float, no half characters, no endless nesting."""
+def parse_json(text: str, where: str, *, halves: bool = False) -> Any:
+    """JSON as its standard has it: no NaN, no numbers beyond a float, no half characters, no endless nesting.
+
+    halves: let half characters pass, for a caller who replaces them.
+    """
     try:
         value = json.loads(text, parse_constant=_no_number, parse_int=_whole_number, parse_float=_finite)
     except json.JSONDecodeError as error:
@@ -65,7 +70,7 @@ def parse_json(text: str, where: str) -> Any:
     except ValueError as error:
         raise BadInput(f"{where} is not valid JSON: {error}.") from None
     if HALVES.search(text) or text.count("[") + text.count("{") > DEPTH:  # most rows need no second look
-        check_value(value, where)
+        check_value(value, where, halves=halves)
     return value
 
 
@@ -80,16 +85,25 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def check_value(value: Any, where: str) -> None:
+def check_value(value: Any, where: str, *, halves: bool = False) -> None:
     """Refuse half characters and endless nesting in what was parsed; without recursion, which they would break."""
     level = [value]
     for _ in range(DEPTH):
-        for text in (one for one in level if isinstance(one, str)):
+        for text in (one for one in level if isinstance(one, str) and not halves):
             check_text(text, where)
         level = list(_inside(level))
         if not level:
             return
     raise _too_deep(where)
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value in a sentence: its beginning, where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def check_text(text: str, where: str) -> None:
@@ -99,6 +113,36 @@ def check_text(text: str, where: str) -> None:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise BadInput(f"{where} holds half a character ({half} without its other half); mend or remove it.") from None
+
+
+def check_whole(value: Any, name: str, *, least: int = 1, most: int = COUNT) -> int:
+    """A whole number within bounds, as an option or argument gives it: not NaN, not 2.5, not 10**400."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= most:
+        raise BadSetting(f"{name} is {shown(value)}; it must be at least {least} and at most {most:,}, and whole.")
+    return int(value)
+
+
+def check_seed(value: Any) -> int:
+    """What every generator of random numbers takes."""
+    return check_whole(value, "the seed", least=0, most=2**32 - 1)
+
+
+def check_within(value: Any, name: str, *, least: float = 0, most: float = 1) -> float:
+    """A number within bounds, 0 to 1 where nothing else is said; NaN is none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not bool(least <= value <= most):  # type: ignore[operator]
+        raise BadSetting(f"{name} is {shown(value)}; it must be between {least:g} and {most:g}.")
+    return float(value)
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as people write it, '~' for their home; refused where it can be none."""
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise BadSetting(f"{shown(str(text))}: there is no such home folder; write the path in full.") from None
+    if "\0" in str(path):
+        raise BadSetting(f"{shown(str(path))} is not a path: it holds the character NUL.")
+    return path
 
 
 def _inside(values: list[Any]) -> Iterator[Any]:

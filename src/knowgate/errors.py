@@ -7,6 +7,8 @@ KnowgateError
 ├── BadInput           a question, document or data file that cannot be used
 ├── ModelError         the LLM or its server did not give what it was asked for
 │   ├── ServerError    an HTTP model or search server failed
+│   ├── DeviceError    the GPU failed; only a new process can go on
+│   ├── OutOfMemory    the GPU has too little memory even for one question
 │   └── NotOffered     this backend cannot give a signal
 ├── WeightsError       model weights are missing, corrupted or cannot be fetched
 ├── BrokenIndex        a retrieval index is missing, broken or of another kind
@@ -56,6 +58,14 @@ class ModelError(KnowgateError):
 
 
 class ServerError(ModelError):
+    pass
+
+
+class DeviceError(ModelError):
+    pass
+
+
+class OutOfMemory(ModelError):
     pass
 
 

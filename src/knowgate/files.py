@@ -6,33 +6,43 @@ Knows nothing of what is stored.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from knowgate.doors import check_regular, parse_json
-from knowgate.errors import ArtefactError, BadInput
+from knowgate.doors import check_regular, parse_json, user_path
+from knowgate.errors import ArtefactError, BadInput, BadSetting
+
+LONGEST_LINE = 64 << 20  # characters of one record; a packed file can hold a line that no memory can
+NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how `surrogateescape` writes such bytes
 
 try:
     import fcntl
 except ModuleNotFoundError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+UNFINISHED = ".part"  # how names of files and folders end that are being written
+
 
 def cache_dir() -> Path:
     """Where weights and conversions are kept: KNOWGATE_CACHE, else the user's cache folder."""
     chosen = os.environ.get("KNOWGATE_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        return user_path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "knowgate"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "knowgate"
+    except RuntimeError:
+        raise BadSetting("there is no home folder to keep a cache in: set KNOWGATE_CACHE to a folder.") from None
 
 
 def sha256_file(path: Path) -> str:
@@ -53,18 +63,37 @@ def sha256_text(*texts: str) -> str:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends well; else the one that was there stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    if path.is_dir():
+        raise BadInput(f"'{path}' is a folder; a file is to be written there. Choose another name.")
+    with _named(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)  # mkstemp makes private files
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A refusal of the system's names what was to be written: a full disk names nothing, and a temporary file's name
+    tells nobody anything."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp makes private files
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        yield
+    except shutil.Error as error:  # copying a folder gathers what the system refused, as (from, to, words)
+        raise OSError(errno.EIO, str(error.args[0][0][2]), str(path)) from error
+    except OSError as error:
+        hidden = path.absolute().parent / f".{path.name}."
+        if error.errno is None or not str(error.filename or hidden).startswith(str(hidden)):
+            raise
+        inside = Path(error.filename or hidden).relative_to(hidden.parent).parts[1:]
+        raise OSError(error.errno, error.strerror, str(path.joinpath(*inside))) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -88,27 +117,86 @@ def check_replaceable(path: Path, marker: str, what: str) -> None:
         raise ArtefactError(f"'{path}' exists and is not {what}; choose another --out.")
 
 
+def check_own(path: Path, markers: Collection[str], what: str, option: str = "--out") -> None:
+    """Refuse to write into a folder of other things: not new, not empty, and without any of `markers`."""
+    if path.exists() and not path.is_dir():
+        raise ArtefactError(f"'{path}' is a file, not a folder; choose another {option}.")
+    if path.exists() and not any((path / name).exists() for name in markers) and any(_there(path)):
+        raise ArtefactError(f"'{path}' is not empty and not {what}; choose another {option}.")
+
+
+def _there(folder: Path) -> Iterator[Path]:
+    """What a folder holds but the lock of whoever writes to it, and what a process left that was killed."""
+    return (path for path in folder.iterdir() if path.name != ".lock" and not path.name.endswith(UNFINISHED))
+
+
+def whole_lines(path: Path) -> int:
+    """The length of a file up to its last line end; what stands behind it was being written when a process died."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65_536)
+            file.seek(start)
+            place = file.read(end - start).rfind(b"\n")
+            if place >= 0:
+                return start + place + 1
+            end = start
+    return 0
+
+
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A temporary sibling that replaces `target` when the block ends well, and vanishes when it does not."""
+    """A temporary sibling that replaces `target` when the block ends well, and vanishes when it does not.
+
+    One process at a time: another one is refused. What a process left that was killed meanwhile is cleared away.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        yield temporary
-        _swap(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _named(target), alone(target):
+        _clear(target)
+        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=UNFINISHED))
+        try:
+            yield temporary
+            _swap(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _old(target: Path) -> Path:
+    """Where the folder that was there is for the moment between two renames."""
+    return target.with_name(f".{target.name}.old{UNFINISHED}")
+
+
+def _clear(target: Path) -> None:
+    """After a process that was killed: the earlier folder comes back, halves of new ones go."""
+    if _old(target).exists() and not target.exists():
+        _old(target).replace(target)
+    for left in target.parent.iterdir():
+        if left.name.startswith(f".{target.name}.") and left.name.endswith(UNFINISHED) and left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _swap(new: Path, target: Path) -> None:
     new.chmod(0o755)  # mkdtemp makes private folders; what lands is an ordinary one
-    if not target.exists():
-        new.replace(target)
-        return
-    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old.")) / "old"
-    target.replace(old)
+    if target.exists():
+        target.replace(_old(target))
     new.replace(target)
-    shutil.rmtree(old.parent, ignore_errors=True)
+    shutil.rmtree(_old(target), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Be the one process that makes `target`; refused while another does."""
+    lock = target.with_name(f".{target.name}.lock")
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(lock, wait=False))
+        except BlockingIOError:
+            raise BadSetting(f"another process is writing to '{target}'; wait for it or stop it.") from None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # Windows keeps what is open
+                lock.unlink()
 
 
 @contextlib.contextmanager
@@ -118,36 +206,52 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     wait: until whoever holds it lets go; else BlockingIOError. Systems without POSIX locks lock nothing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+    while True:
+        with path.open("ab") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is None or _is_at(path, file):
+                yield
+                return
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, record) of each non-empty line; a broken line is named by its number."""
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Whether an open file still has its name: who held the lock before may have taken the file away."""
     try:
-        with open_text(path) as lines:
-            yield from _records(lines, path)
-    except UnicodeDecodeError:
-        raise BadInput(f"{path} is not a UTF-8 text file.") from None
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def read_jsonl(path: Path, *, halves: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, record) of each non-empty line; a broken line is named by its number. halves: as `parse_json`."""
+    for number, line in read_lines(path):
+        where = f"{path} line {number}"
+        if NOT_UTF8.search(line):
+            raise BadInput(f"{where} is not UTF-8 text: convert it, as with iconv.")
+        record = parse_json(line, where, halves=halves)
+        if not isinstance(record, dict):
+            raise BadInput(f"{where} is not a JSON object.")
+        yield number, record
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(line number, text) of each line that is not empty, gzip unpacked. Bytes that are no UTF-8 match `NOT_UTF8`."""
+    try:
+        with open_text(path, errors="surrogateescape") as file:
+            lines = iter(lambda: file.readline(LONGEST_LINE + 1), "")
+            for number, line in enumerate(lines, start=1):
+                if len(line) > LONGEST_LINE:
+                    raise BadInput(f"{path} line {number} is longer than {LONGEST_LINE:,} characters.")
+                if line.strip():
+                    yield number, line
     except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise BadInput(f"{path} is not a whole gzip file.") from None
+        raise BadInput(f"{path} is not a whole gzip file: get or pack it again.") from None
 
 
-def open_text(path: Path) -> TextIO:
-    """Open a text file, unpacking gzip."""
+def open_text(path: Path, errors: str = "strict") -> TextIO:
+    """Open a text file, unpacking gzip; a byte order mark is no part of it."""
     check_regular(path)
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
-
-
-def _records(lines: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        record = parse_json(line, f"{path} line {number}")
-        if not isinstance(record, dict):
-            raise BadInput(f"{path} line {number} is not a JSON object.")
-        yield number, record
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors)
+    return path.open(encoding="utf-8-sig", errors=errors)

@@ -58,11 +58,8 @@ def is_exact(answer: str, golds: Sequence[str]) -> bool:
 
 
 def contains_tokens(haystack: Sequence[str], needle: Sequence[str]) -> bool:
-    """`needle` occurs in `haystack` as one run."""
-    width = len(needle)
-    return bool(width) and any(
-        list(haystack[start : start + width]) == list(needle) for start in range(len(haystack) - width + 1)
-    )
+    """`needle` occurs in `haystack` as one run. Tokens hold no spaces: a search in a text, in linear time."""
+    return bool(needle) and f" {' '.join(needle)} " in f" {' '.join(haystack)} "
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_a_reply_that_is_no_json_is_an_error(call: Call):
     with server(200, b"<html>[red]") as spec:
         outcome = call("decide", "who?", "--model", spec)
     assert (outcome.code, outcome.out) == (1, "")
-    assert "gave a reply that is not JSON" in outcome.err
+    assert "is not valid JSON" in outcome.err
 
 
 def test_interrupting_gives_one_line_and_130():

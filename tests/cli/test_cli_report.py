@@ -1,11 +1,12 @@
 import json
 import sys
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from knowgate.cli.report import report
-from knowgate.errors import MissingExtra
+from knowgate.errors import BadInput, MissingExtra
 from tests.support.runs_by_hand import varied_rows, write_run
 
 app = typer.Typer()
@@ -47,3 +48,8 @@ def test_tables_need_no_plotly(tmp_path, monkeypatch):
     assert isinstance(result.exception, MissingExtra)
     assert "closed book" in result.stdout
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_run_without_rows_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(BadInput, match=r"has no rows yet\. Run its knowgate label again"):
+        report([write_run(tmp_path / "run", [])], html=False)

@@ -59,12 +59,12 @@ def test_a_limit_takes_the_first_ones(write):
 
 
 def test_an_id_that_comes_twice_is_named(write):
-    with pytest.raises(BadInput, match="holds the id 'x' twice"):
+    with pytest.raises(BadInput, match="line 2 has the id 'x' of line 1"):
         load_questions(write({"question": "a?", "id": "x"}, {"question": "b?", "id": "x"}))
 
 
 def test_ids_are_compared_as_text(write):
-    with pytest.raises(BadInput, match="holds the id '7' twice"):
+    with pytest.raises(BadInput, match="line 2 has the id '7' of line 1"):
         load_questions(write({"question": "a?", "id": 7}, {"question": "b?", "id": "7"}))
 
 

@@ -26,7 +26,7 @@ def test_a_remark_does_not_widen_a_column():
 
 
 def test_what_could_steer_a_terminal_is_replaced():
-    assert Sheet("t", ("a",), (("\x1b[31mred",),)).text() == "a\n\ufffd[31mred"
+    assert Sheet("t", ("a",), (("\x1b[31mred",),)).text() == "a\n\\x1b[31mred"
 
 
 def test_markdown_has_the_title_and_keeps_its_columns():

@@ -2,12 +2,14 @@
 
 import pytest
 
-from knowgate.errors import BadSetting, UnknownName
+from knowgate.errors import BadSetting, NotOffered, UnknownName
 from knowgate.evaluation import evaluate
 from knowgate.gates import load_gate
 from knowgate.models import load_model
+from knowgate.prompts import self_assessment
 from knowgate.runs import RunFolder, read_needs
-from knowgate.types import Gate, Want
+from knowgate.signals import ASSESSMENT_LABELS
+from knowgate.types import Gate, Signal, Want
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
 from tests.support.invented import write_invented
 from tests.support.trials_by_hand import trial_run, varied_run
@@ -169,3 +171,60 @@ def test_without_open_book_answers_it_shows_how_the_gates_rank(tmp_path):
 def test_names_from_data_are_escaped(tmp_path):
     run = trial_run(tmp_path / "run", model="<script>")
     assert "<script>" not in evaluate(["good"], run, resamples=0)._repr_html_()
+
+
+# --- recorded rows, with their LLM at hand --------------------------------------------------------
+
+
+class Asking(Gate):
+    """Asks the LLM in words of its own, which no row holds."""
+
+    name = "asking"
+    needs = frozenset({Signal.LABELS})
+    labels = ASSESSMENT_LABELS
+
+    def __init__(self):
+        self.asked = 0
+
+    def ask(self, questions, readings):
+        self.asked += len(questions)
+        return [self_assessment(question, *self.labels) for question in questions]
+
+    def score(self, questions, readings):
+        return [float(reading.labels[self.name][-1][0] < reading.labels[self.name][-1][1]) for reading in readings]
+
+
+@pytest.fixture
+def answered(made, tmp_path):
+    """A run of answers without any gate's decision."""
+    evaluate("logprob:mean", data=made.data, model=made.model, out=tmp_path / "out", resamples=0)
+    (run,) = (tmp_path / "out" / "runs").iterdir()
+    return run
+
+
+def test_a_gate_that_asks_is_refused_on_rows_alone_and_decides_where_their_llm_is_named(made, answered):
+    with pytest.raises(NotOffered, match="asks the LLM in words of its own"):
+        evaluate(Asking(), answered)
+    gate = Asking()
+    assert evaluate(gate, answered, model=made.model, resamples=0).gate("asking").measures["auroc"].value == 1.0
+    assert gate.asked == 12
+    assert "asking" in {item.gate for item in read_needs(answered)}
+
+
+def test_rows_that_are_enough_are_not_asked_about_again(made, answered):
+    evaluate("prompt", answered, model=made.model, resamples=0)
+    assert "prompt" not in {item.gate for item in read_needs(answered)}
+
+
+def test_another_llm_than_that_of_the_rows_is_refused(answered, tmp_path):
+    other = write_invented(tmp_path / "other", 4)
+    with pytest.raises(BadSetting, match="ask the LLM that answered"):
+        evaluate(Asking(), answered, model=other.model)
+
+
+def test_what_gates_said_is_kept_in_each_run_where_asked_for(tmp_path):
+    runs = [trial_run(tmp_path / name) for name in ("a", "b")]
+    evaluate([Numbered()], runs, record=True, resamples=0)
+    for run in runs:
+        (kept,) = [item for item in read_needs(run) if item.gate == "numbered"]
+        assert kept.needs == {"q0": 1.0, "q1": 0.0, "q2": 1.0, "q3": 0.0}

@@ -123,9 +123,9 @@ def test_bad_lines_are_counted_with_the_first_of_their_kind(tmp_path):
     log = read_log(write_log(tmp_path / "log.jsonl", SKIPPED, *bad, "", RETRIEVED))
     assert len(log.events) == 2
     assert log.bad == {
-        "not JSON": [2],
+        "not JSON": [2, 10],
         "not a JSON object": [3],
-        "without a need between 0 and 1": [4, 5, 10],
+        "without a need between 0 and 1": [4, 5],
         "without a decision ('retrieve')": [6],
         "with 'seconds' that are no numbers by name": [7],
         "with 'passages' that are no list of objects": [8],

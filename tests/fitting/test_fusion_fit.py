@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knowgate.errors import BadInput
+from knowgate.errors import ArtefactError, BadInput
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.fusion import fit_fusion
 from knowgate.fitting.probe import fit_probe
@@ -166,9 +166,9 @@ def test_a_saved_fusion_scores_the_same_in_a_new_process(fusion, examples, run, 
 def test_nan_among_the_states_is_refused_wherever_it_is(examples, tmp_path, part):
     rows, states = planted_rows(600, token=True)
     states[f"after.{LAYER}"][getattr(examples.split, part)[0], 2] = np.nan
-    found = load_examples([write_run(tmp_path / "run", rows, states)])
-    with pytest.raises(BadInput, match="NaN among their signals; label again"):
-        fit_fusion(found)
+    run = write_run(tmp_path / "run", rows, states)
+    with pytest.raises(ArtefactError, match=f"hidden states 'after.{LAYER}' in .* are not rows of numbers"):
+        load_examples([run])
 
 
 @pytest.mark.parametrize("part", ["train", "dev", "calibration", "test"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from knowgate.errors import BadInput
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.probability import ISOTONIC_OF_A_KIND, fit_calibration
 from knowgate.fitting.probe import fit_probe
@@ -128,11 +129,11 @@ def test_an_empty_test_split_leaves_the_measures_undefined(fitted, examples, tmp
 def test_a_save_that_fails_leaves_the_earlier_gate_and_nothing_else(fitted, examples, tmp_path):
     save_fitted(fitted, examples, tmp_path / "gate", threshold=0.3)
     broken = replace(fitted, files={"README.md/adapter": b"a folder where the card should be"})
-    with pytest.raises(OSError, match=r"README\.md"):
+    with pytest.raises(BadInput, match=r"README\.md"):
         save_fitted(broken, examples, tmp_path / "gate", threshold=0.9)
     assert names(tmp_path) == ["gate"]
     assert read_artefact(tmp_path / "gate").manifest["threshold"] == 0.3
-    with pytest.raises(OSError, match=r"README\.md"):
+    with pytest.raises(BadInput, match=r"README\.md"):
         save_fitted(broken, examples, tmp_path / "new")
     assert names(tmp_path) == ["gate"]
 

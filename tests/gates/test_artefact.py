@@ -4,18 +4,23 @@ import hashlib
 import json
 import os
 import pickle
+import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save
 
-from knowgate.errors import ArtefactError, ModelError, UnknownName
+from knowgate.errors import ArtefactError, BadInput, ModelError, UnknownName
+from knowgate.folders import file_digests
 from knowgate.gates import load_fitted, load_gate
-from knowgate.gates.fitted.artefact import checksum, is_artefact, read_artefact, write_artefact
+from knowgate.gates.fitted.artefact import checksum, is_artefact, read_artefact, revise_artefact, write_artefact
 from knowgate.models.fake import FakeModel
 from knowgate.runs.split import seen_key
 from knowgate.types import Question, Reading, Signal, Want
 
+OLD = Path(__file__).parents[1] / "fixtures" / "old"
 MODEL, PROMPTS = FakeModel(name="bound"), "wording"
 TENSORS = {
     "mean": np.zeros(2, dtype=np.float32),
@@ -51,7 +56,8 @@ def edit(folder, *, signed=False, **values):
 def swap_weights(folder, data):
     """Other weights, with the manifest made to fit them."""
     (folder / "weights.safetensors").write_bytes(data)
-    edit(folder, signed=True, weights_sha256=hashlib.sha256(data).hexdigest())
+    digests = file_digests(folder, leave=["gate.json", "README.md"])
+    edit(folder, signed=True, weights_sha256=hashlib.sha256(data).hexdigest(), files=digests)
 
 
 def reading(*state):
@@ -135,6 +141,133 @@ def test_weights_that_are_no_numbers_are_refused_even_if_the_checksums_fit(folde
         read_artefact(folder)
 
 
+# --- tensors that are not the gate's, with checksums that fit ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mean": None}, "the tensor 'mean' is missing"),
+        ({"0.0.weight": None}, "the tensor '0.0.weight' is missing"),
+        ({"mean": np.zeros(0, np.float32)}, "'mean' has the shape 0, not any"),
+        ({"scale": np.ones(3, np.float32)}, "'scale' has the shape 3, not 2"),
+        ({"0.0.bias": np.array(1.0, np.float32)}, "'0.0.bias' has the shape of a single number, not 1"),
+        ({"0.0.weight": np.ones((2, 1), np.float32)}, "'0.0.weight' has the shape 2 x 1, not any x 2"),
+        ({"0.0.weight": np.ones((1, 2), np.int64)}, "'0.0.weight' holds int64, not floating-point numbers"),
+        ({"scale": np.zeros(2, np.float32)}, "'scale' holds numbers out of range"),
+        ({"extra": np.ones(2, np.float32)}, "'extra' is not one of this gate's"),
+        ({"0.0.weight": np.ones((3, 2), np.float32), "0.0.bias": np.ones(3, np.float32)}, "ends in 3 numbers"),
+    ],
+)
+def test_tensors_that_are_not_the_gates_are_refused_by_name(folder, changes, words):
+    kept = {name: block for name, block in {**TENSORS, **changes}.items() if block is not None}
+    swap_weights(folder, save(kept))
+    with pytest.raises(ArtefactError, match=rf"cannot be used: .*{re.escape(words)}.*Fit it again"):
+        load_gate(str(folder))
+
+
+def test_a_tensor_of_a_probe_inside_a_fusion_is_refused_by_name(tmp_path):
+    shutil.copytree(OLD / "fusion", tmp_path / "fusion")
+    tensors = load_file(tmp_path / "fusion" / "weights.safetensors")
+    swap_weights(tmp_path / "fusion", save({**tensors, "probe-pre-2.mean": np.zeros(3, np.float32)}))
+    with pytest.raises(ArtefactError, match=r"'probe-pre-2\.scale' has the shape 16, not 3\. Fit it again"):
+        load_gate(str(tmp_path / "fusion"))
+
+
+def test_weights_for_states_of_another_width_are_refused(folder):
+    wider = Reading(hidden={4: np.zeros(3, np.float32)})
+    with pytest.raises(ArtefactError, match="fitted on features of 2 numbers and is given 3"):
+        load_gate(str(folder)).score([Question("a")], [wider])
+
+
+# --- a manifest that is not one, with checksums that fit ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"threshold": "high"}, "threshold is 'high', not a number"),
+        ({"threshold": 1e9}, "threshold is 1000000000.0, not between -1 and 2"),
+        ({"needs": ["telepathy"]}, "needs.0 is 'telepathy', not one of"),
+        ({"want": {"layers": [4.5]}}, "want.layers.0 is 4.5, not a whole number"),
+        ({"want": {"samples": -1}}, "want.samples is -1, not between 0"),
+        ({"model": "bound"}, "model is 'bound', not an object"),
+        ({"options": {"layer": "../4", "position": "pre"}}, "layer is '../4', not a whole number"),
+        ({"options": {"position": "pre"}}, "lacks 'layer'"),
+        ({"calibration": {"kind": "isotonic", "x": [0.0, 1.0], "y": [1.0]}}, "knots that do not fit"),
+        ({"metrics": {"auroc": {"value": []}}}, "metrics.auroc.value is [], not a number"),
+        ({"files": {"../../outside.txt": "0"}}, "'../../outside.txt' is no name of a file inside it"),
+        ({"files": {"/etc/passwd": "0"}}, "'/etc/passwd' is no name of a file inside it"),
+    ],
+)
+def test_a_field_that_is_not_what_it_should_be_is_refused_by_name(folder, values, words):
+    edit(folder, signed=True, **values)
+    with pytest.raises(ArtefactError, match=rf"cannot be used: .*{re.escape(words)}.*Fit it again"):
+        load_gate(str(folder))
+
+
+# --- files beside the manifest --------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate_with_files(tmp_path):
+    files = {"seen.txt": b"a\n", "adapter/config.json": b"{}"}
+    write_artefact(tmp_path / "gate", MANIFEST, TENSORS, "# a card", files)
+    return tmp_path / "gate"
+
+
+@pytest.mark.parametrize("name", ["seen.txt", "adapter/config.json"])
+def test_any_file_that_was_changed_is_named(gate_with_files, name):
+    (gate_with_files / name).write_bytes(b"other")
+    with pytest.raises(ArtefactError, match=rf"gate' cannot be used: '{name}' was changed or damaged\. Fit it again"):
+        read_artefact(gate_with_files)
+
+
+def test_a_file_that_is_gone_is_named(gate_with_files):
+    (gate_with_files / "seen.txt").unlink()
+    with pytest.raises(ArtefactError, match=r"'seen\.txt' is missing\. Fit it again"):
+        read_artefact(gate_with_files)
+
+
+def test_people_may_write_into_the_card(gate_with_files):
+    (gate_with_files / "README.md").write_text("# our own words")
+    assert read_artefact(gate_with_files).manifest["gate"] == "probe"
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter/adapter_model.bin", "x.pkl"])
+def test_a_planted_pickle_is_refused_and_never_run(gate_with_files, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (gate_with_files / name).write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ArtefactError, match=rf"'{name}' is pickle or the like"):
+        load_gate(str(gate_with_files))
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_link_out_of_the_folder_is_refused(gate_with_files, tmp_path):
+    (gate_with_files / "seen.txt").rename(tmp_path / "elsewhere.txt")
+    (gate_with_files / "seen.txt").symlink_to(tmp_path / "elsewhere.txt")
+    with pytest.raises(ArtefactError, match=r"'seen\.txt' is a link that leads out of the folder"):
+        read_artefact(gate_with_files)
+
+
+def test_a_gate_of_an_earlier_version_without_digests_loads(gate_with_files):
+    manifest = json.loads((gate_with_files / "gate.json").read_text())
+    del manifest["files"]
+    (gate_with_files / "gate.json").write_text(json.dumps({**manifest, "checksum": checksum(manifest)}))
+    assert load_gate(str(gate_with_files)).threshold == 0.4
+
+
+@pytest.mark.parametrize("out", ["gate", "copy"])
+def test_another_threshold_keeps_the_digests_right(gate_with_files, out):
+    artefact = read_artefact(gate_with_files)
+    target = gate_with_files.with_name(out)
+    revise_artefact(artefact, {**artefact.manifest, "threshold": 0.7}, {"calibrated.txt": "b\n"}, target)
+    assert load_gate(str(target)).threshold == 0.7
+    assert set(read_artefact(target).manifest["files"]) == {
+        "weights.safetensors", "seen.txt", "calibrated.txt", "adapter/config.json",
+    }  # fmt: skip
+
+
 # --- foreign --------------------------------------------------------------------------------------
 
 
@@ -198,7 +331,7 @@ def test_as_a_plug_in_it_says_whose_it_is(folder):
 
 def test_a_write_that_fails_leaves_the_earlier_gate_as_it_was(folder):
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    with pytest.raises(OSError, match=r"README\.md"):
+    with pytest.raises(BadInput, match=r"README\.md"):
         write_artefact(folder, {**MANIFEST, "threshold": 0.9}, {}, "# card", {"README.md/x": b""})
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == ["gate"]

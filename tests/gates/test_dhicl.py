@@ -86,7 +86,7 @@ def test_a_bound_gate_scores_with_k_neighbours_and_says_which(log):
     assert [len(reading.neighbours["dhicl"]) for reading in readings] == [5, 5]
     assert "Where is town 7?" not in [n.question for n in readings[0].neighbours["dhicl"]]
     assert all(0 <= value <= 1 for value in gate.score(questions, readings))
-    assert "of the 5 logged questions nearest to it are known" in gate.explain(questions, readings)[0]
+    assert "similar logged questions, " in gate.explain(questions, readings)[0]
 
 
 def test_cold_start_uses_the_same_random_examples_for_all(log):
@@ -96,6 +96,31 @@ def test_cold_start_uses_the_same_random_examples_for_all(log):
     one, two = gate.recall([Question("Where is town 7?"), Question("Who?")])
     assert one == two
     assert len(one) == 20
+
+
+def test_cold_start_never_shows_a_question_its_own_label(log):
+    model = FakeModel()
+    fill(log, model, n=10)
+    gate = bind_gate(DhiclGate(log, k=9, cold=True), model, AnswerPrompts())
+    asked = [Question(f"  where IS town {i} ") for i in range(10)]
+    for question, near in zip(asked, gate.recall(asked), strict=True):
+        assert len(near) == 9
+        assert question.text.strip().lower() not in {n.question.lower().rstrip("?") for n in near}
+
+
+def test_time_sensitive_examples_can_be_left_out(log):
+    model = FakeModel()
+    fill(log, model, n=5)
+    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
+    log.add([LogEntry(f"Where is the court {i} now?", Known.TIME_SENSITIVE, scope) for i in range(30)])
+    for cold in (False, True):
+        gates = [DhiclGate(log, k=5, cold=cold, time_sensitive=shown) for shown in (True, False)]
+        shown, left = (
+            bind_gate(gate, model, AnswerPrompts()).recall([Question("Where is the court?")])[0] for gate in gates
+        )
+        assert Known.TIME_SENSITIVE in {n.label for n in shown}
+        assert {n.label for n in left} == {Known.KNOWN, Known.UNKNOWN}
+        assert len(left) == 5
 
 
 def test_an_empty_log_says_how_to_fill_it(log):
@@ -133,3 +158,13 @@ def test_the_label_logits_of_one_pass_equal_those_of_separate_passes(smollm):
         with torch.inference_mode():
             alone = smollm.loaded.model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1, columns].numpy()
         np.testing.assert_allclose(row, alone, atol=1e-4)
+
+
+@pytest.mark.parametrize(("logits", "said"), [([[0, 9], [0, 9]], "not to know"), ([[9, 0], [9, 0]], "expects to know")])
+def test_the_reason_says_what_the_llm_made_of_what_it_was_shown(logits, said):
+    gate = DhiclGate("log.db", sign="none")
+    near = (Neighbour("Where is town 1?", "known", 0.9, None, "gold", 1.0),)
+    reading = Reading(neighbours={"dhicl": near}, labels={"dhicl": np.array(logits, dtype=float)})
+    (reason,) = gate.explain([Question("Where is town 7?")], [reading])
+    assert reason.startswith("shown 1 similar logged questions, 1 of them known, the LLM expects ")
+    assert said in reason

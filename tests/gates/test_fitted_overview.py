@@ -1,9 +1,14 @@
+from pathlib import Path
+
 import pytest
 
+from knowgate.doors import read_json
 from knowgate.gates import load_gate
 from knowgate.gates.fitted.overview import retrieval_rule
 from tests.support.hand_gate import write_gate
 
+OLD = Path(__file__).parents[1] / "fixtures" / "old"
+GUARANTEE = read_json(OLD / "calibrated-loss" / "gate.json")["guarantee"]
 METRICS = {"auroc": {"value": 0.712, "low": 0.6, "high": 0.81}}
 
 
@@ -14,7 +19,7 @@ def test_a_fitted_gate_prints_its_facts_and_not_its_weights(tmp_path):
 
 
 def test_it_says_what_its_threshold_was_chosen_by(tmp_path):
-    gate = load_gate(str(write_gate(tmp_path / "mine", guarantee={"epsilon": 0.02}, threshold=-1.0)))
+    gate = load_gate(str(write_gate(tmp_path / "mine", guarantee=GUARANTEE, threshold=-1.0)))
     assert repr(gate).endswith("retrieves always (chosen by guarantee)>")
 
 

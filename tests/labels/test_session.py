@@ -134,6 +134,18 @@ def test_other_settings_are_refused_with_the_difference_named(tmp_path):
         run(tmp_path, made=labeller(samples=5))
 
 
+def test_how_samples_are_drawn_is_a_setting_of_the_run(tmp_path):
+    run(tmp_path, made=labeller(temperature=0.6, top_p=0.9, top_k=50))
+    settings = RunFolder(tmp_path / "run").settings()
+    assert (settings["temperature"], settings["top_p"], settings["top_k"]) == (0.6, 0.9, 50)
+    with pytest.raises(BadSetting, match=r"top_p was 0\.9, now 0\.8"):
+        run(tmp_path, made=labeller(temperature=0.6, top_p=0.8, top_k=50))
+
+
+def test_a_run_of_whole_samples_has_the_settings_it_had_before_they_could_be_truncated(tmp_path):
+    assert not {"top_p", "top_k", "sampling"} & set(run(tmp_path).settings())
+
+
 def test_other_data_is_refused(tmp_path):
     run(tmp_path)
     with pytest.raises(BadSetting, match="questions was 2, now 1"):
@@ -338,3 +350,25 @@ def test_several_rounds_without_an_index_are_refused():
         Labeller(FakeModel(), StringGrader(), Plan(iterative=True))
     with pytest.raises(BadSetting, match="no --closed-book"):
         Labeller(FakeModel(), StringGrader(), Plan(iterative=True, open_book=False), retriever=Shelf())
+
+
+def test_a_run_killed_while_its_first_manifest_was_written_begins_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.abc.part").write_text("half", encoding="utf-8")
+    assert run(tmp_path).done()
+    assert not (tmp_path / "run" / ".run.json.abc.part").exists()
+
+
+def test_failed_rows_are_tried_again_after_a_kill_that_tore_the_last_line(tmp_path):
+    folder = run(tmp_path)
+    whole = list(folder.done())
+    with (folder.path / "labels.jsonl").open("ab") as file:
+        file.write(b'{"id": "torn')
+    run(tmp_path, retry_failed=True)
+    assert list(folder.done()) == whole
+
+
+def test_a_file_where_the_run_should_go_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "run").write_text("mine", encoding="utf-8")
+    with pytest.raises(BadSetting, match="is a file, not a folder; choose another"):
+        run(tmp_path)

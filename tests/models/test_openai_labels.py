@@ -319,7 +319,7 @@ CHOICE, META = ("choices", 0), ("meta_info",)
         ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": -1.0}}), "listed 1 tokens where 5"),
         ("vllm", edit(*CHOICE, "logprobs", value=None), "unknown form"),
         ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"true": -1.0}]), "unknown form"),
-        ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"token_id:900": -math.inf}]), "-inf"),
+        ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"token_id:900": -math.inf}]), "-Infinity"),
         ("sglang", lambda reply: [], "unknown form"),
         ("sglang", edit("meta_info", value={"id": "x"}), "unknown form"),
         ("sglang", edit(*META, "input_token_logprobs", 0, value=[None, 5, None]), "line up"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from knowgate.errors import ModelError, ServerError
 from knowgate.models.openai.events import read_events
 from knowgate.models.openai.model import OpenAIModel
+from knowgate.models.openai.parts import GatheredReply
 from knowgate.models.openai.wire import Patience
 from knowgate.types import Prompt, Want
 from tests.support.chat_server import ChatServer, EventStream, as_line
@@ -186,7 +188,7 @@ def test_a_failure_in_the_middle_is_a_sentence_after_the_pieces_so_far(last, mes
     "part", [b"data: {nonsense\n\n", b"data: 5\n\n", as_line({"choices": [{"delta": {"content": 5}}]})]
 )
 def test_a_part_that_cannot_be_read_is_an_error(part):
-    with pytest.raises(ModelError, match=r"not JSON|no object|without text"):
+    with pytest.raises(ModelError, match=r"not valid JSON|no object|without text"):
         completed(delta("so"), part, DONE)
 
 
@@ -279,3 +281,17 @@ def test_pieces_come_over_a_real_connection_before_the_answer_is_done():
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_parts_of_another_answer_are_left_out():
+    part = {"choices": [{"index": 1, "delta": {"content": "B"}}, {"index": 0, "delta": {"content": "A"}}]}
+    other = {"choices": [{"index": 1, "delta": {"content": "B"}, "finish_reason": "length"}]}
+    reply = GatheredReply()
+    assert [reply.add(one) for one in (part, other, "[DONE]")] == ["A", "", ""]
+    assert reply.finish is None
+
+
+def test_a_long_line_in_small_pieces_is_read_in_one_pass():
+    start = time.process_time()
+    assert list(read_events(b"x" for _ in range(300_000))) == []
+    assert time.process_time() - start < 5  # joined again for every piece it takes minutes

@@ -7,8 +7,9 @@ import pytest
 
 from knowgate.errors import ArtefactError, BadSetting, ModelError
 from knowgate.models.fake import FakeModel
-from knowgate.models.replay import RecordingModel, ReplayModel
-from knowgate.types import LabelPrompt, Prompt, Reading, Want
+from knowgate.models.replay import RecordingModel, ReplayModel, _want_settings
+from knowgate.models.replay_format import append_calls
+from knowgate.types import LabelPrompt, Prompt, Reading, Sampling, Want
 
 MODEL = FakeModel({"sky": {"closed": "blue as the sea", "known": True}}, name="small")
 PROMPTS = [Prompt("Why is the sky blue?"), Prompt("首都?", raw=True), Prompt("half a pair \ud800")]
@@ -52,6 +53,19 @@ def test_generations_and_labels_are_replayed(tmp_path):
         drawn = model.generate(PROMPTS, max_tokens=5, temperature=1, n=2, seed=1)
         assert drawn == MODEL.generate(PROMPTS, max_tokens=5, temperature=1.0, n=2, seed=1)
         assert np.array_equal(model.label_logits(ask, ["y", "n"])[0], MODEL.label_logits(ask, ["y", "n"])[0])
+
+
+def test_truncated_samples_are_other_samples_than_whole_ones(tmp_path):
+    cut = Want(samples=2, sampling=Sampling(0.6, 0.9, 50), seed=1)
+    for model in recorder_then_replay(tmp_path):
+        assert model.read(PROMPTS[:1], cut)[0].samples == MODEL.read(PROMPTS[:1], cut)[0].samples
+    with pytest.raises(ModelError, match="no recorded read"):
+        ReplayModel(tmp_path).read(PROMPTS[:1], Want(samples=2, sampling=Sampling(0.6), seed=1))
+
+
+def test_recordings_made_before_samples_could_be_truncated_keep_their_keys():
+    settings = _want_settings(Want(samples=2))
+    assert (settings["temperature"], {"sampling", "top_p", "top_k"} & set(settings)) == (1.0, set())
 
 
 def test_a_draft_goes_on_if_it_did_so_when_recorded(tmp_path):
@@ -103,8 +117,7 @@ def test_a_call_recorded_twice_counts_as_it_was_last(folder):
     lines = (folder / "calls.jsonl").read_text().splitlines()
     row = json.loads(lines[0])
     row["result"]["draft"]["text"] = "later"
-    with (folder / "calls.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    append_calls(folder, [row])
     assert ReplayModel(folder).read(PROMPTS[:1], WANT)[0].draft.text == "later"
 
 

@@ -345,7 +345,7 @@ def test_the_ends_are_allowed_as_thresholds(threshold):
 
 @pytest.mark.parametrize("setting", [{"k": 0}, {"max_tokens": 0}])
 def test_settings_below_one_are_refused(setting):
-    with pytest.raises(BadSetting, match="both must be at least 1"):
+    with pytest.raises(BadSetting, match="must be at least 1"):
         build(**setting)
 
 

@@ -101,7 +101,7 @@ def test_doubled_braces_are_braces_in_the_prompt(file):
         ('[en]\nclosed = "{query}}"', "unbalanced braces"),
         ('closed = "{query}"', r"below \[en\] or \[zh\]"),
         ("[en]\nclosed = 3", r"below \[en\] or \[zh\]"),
-        ("[en", "cannot read the prompt file"),
+        ("[en", "the prompt file .* is not valid TOML"),
     ],
 )
 def test_a_wrong_prompt_file_is_refused_with_what_is_wrong(file, text, message):

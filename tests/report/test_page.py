@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from knowgate.errors import MissingExtra
+from knowgate.errors import ArtefactError, MissingExtra
 from knowgate.evaluation.boundary.run_report import read_runs
 from knowgate.report.boundary import charts as figures
 from knowgate.report.boundary.page import page, write_page
@@ -78,10 +78,11 @@ def test_long_passages_are_cut(tmp_path):
     assert found.count("w" * LONGEST + " … (cut)") == 1
 
 
-def test_half_a_character_can_be_written(tmp_path):
+def test_a_row_with_half_a_character_is_refused_before_the_page_is_written(tmp_path):
     path = write_run(tmp_path / "a", [row("a", side(), side())], model="fake")
     (path / "labels.jsonl").write_text((path / "labels.jsonl").read_text().replace("q a", r"\ud83d"), encoding="utf-8")
-    write_page(read_runs([path]), tmp_path / "report.html")
+    with pytest.raises(ArtefactError, match="half a character"):
+        write_page(read_runs([path]), tmp_path / "report.html")
 
 
 def test_a_missing_plotly_is_named(monkeypatch, tmp_path):

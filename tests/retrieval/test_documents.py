@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
+import os
 from pathlib import Path
 
 import pytest
 
 from knowgate.errors import BadInput
-from knowgate.retrieval.documents import Document, find_documents
+from knowgate.retrieval.documents import LARGEST, Document, find_documents
 
 
 def one(folder: Path) -> Document:
@@ -45,8 +47,7 @@ def test_a_byte_order_mark_and_windows_line_ends_vanish(tmp_path: Path):
 @pytest.mark.parametrize("data", [b"abc\0def", b"\xff\xfe\xfa"])
 def test_a_binary_file_that_calls_itself_text_is_named(tmp_path: Path, data: bytes):
     (tmp_path / "photo.txt").write_bytes(data)
-    with pytest.raises(BadInput, match=r"photo\.txt"):
-        list(find_documents(tmp_path))
+    assert "photo.txt" in one(tmp_path).problem
 
 
 def test_a_missing_folder_is_named(tmp_path: Path):
@@ -64,6 +65,63 @@ def test_a_single_file_of_another_kind_is_refused(tmp_path: Path):
     (tmp_path / "a.csv").write_text("x")
     with pytest.raises(BadInput, match=r"\.jsonl or \.jsonl\.gz"):
         find_documents(tmp_path / "a.csv")
+
+
+def test_a_file_that_cannot_be_read_leaves_the_others(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"\0")
+    (tmp_path / "b.txt").write_text("one")
+    first, second = find_documents(tmp_path)
+    assert (first.text, second) == ("", Document("b.txt", "b", "one"))
+
+
+def test_a_file_beyond_the_limit_is_named_and_not_read(tmp_path: Path):
+    with (tmp_path / "a.txt").open("wb") as file:
+        file.truncate(LARGEST + 1)
+    assert "a document has at most" in one(tmp_path).problem
+
+
+@pytest.mark.parametrize(
+    "charset", ["undefined", "punycode", "idna", "rot13", "zlib", "nosuch", "unicode_escape", "x" * 900]
+)
+def test_a_page_in_no_character_set_is_named(tmp_path: Path, charset: str):
+    (tmp_path / "a.html").write_text(f"<meta charset={charset}><p>x")
+    assert "unknown character set" in one(tmp_path).problem
+
+
+def test_a_folder_nested_1500_deep_is_read(tmp_path: Path):
+    deepest = tmp_path.joinpath(*["d"] * 1500)
+    with contextlib.chdir(tmp_path):
+        for _ in range(1500):
+            Path("d").mkdir(exist_ok=True)
+            os.chdir("d")
+        Path("a.txt").write_text("deep")
+    document = one(tmp_path)
+    assert (document.text, document.id.count("/")) == ("deep", 1500)
+    (deepest / "a.txt").unlink()
+    os.removedirs(deepest)  # what clears up after tests is recursive
+
+
+def test_what_is_no_ordinary_file_is_named_and_never_opened(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "dangling.md").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "circle.md").symlink_to(tmp_path / "circle.md")
+    (tmp_path / "again").symlink_to(tmp_path)
+    (tmp_path / "a.txt").write_text("one")
+    corpus = find_documents(tmp_path)
+    assert [document.id for document in corpus] == ["a.txt"]
+    assert set(corpus.problems) == {"pipe.txt", "dangling.md", "circle.md"}
+
+
+def test_a_pipe_in_the_place_of_records_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "d.jsonl")
+    with pytest.raises(BadInput, match="not an ordinary file"):
+        find_documents(tmp_path / "d.jsonl")
+
+
+def test_names_that_are_no_text_stay_apart(tmp_path: Path):
+    for name in (b"a\xff.txt", b"a\xfe.txt", b" a.txt", b"a\n.txt", b"a\r.txt"):
+        Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_text("one")
+    assert len({document.id for document in find_documents(tmp_path)}) == 5
 
 
 # --- records ---
@@ -109,5 +167,5 @@ def test_a_bad_record_is_named(tmp_path: Path, line: str, message: str):
 def test_a_cut_off_gzip_file_is_named(tmp_path: Path):
     path = tmp_path / "d.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id": "a", "text": "one"}\n')[:-9])
-    with pytest.raises(BadInput, match="broken gzip"):
+    with pytest.raises(BadInput, match="not a whole gzip"):
         list(find_documents(path))

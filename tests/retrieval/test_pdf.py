@@ -8,6 +8,7 @@ import pytest
 
 from knowgate.errors import BadInput, MissingExtra
 from knowgate.retrieval.documents import Document, find_documents
+from knowgate.retrieval.pdf import read_pdf
 
 
 def one(folder: Path) -> Document:
@@ -45,14 +46,19 @@ def test_a_pdf_is_read_with_its_stem_as_title(tmp_path: Path):
 
 def test_a_broken_pdf_is_named(tmp_path: Path):
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 and then nothing")
-    with pytest.raises(BadInput, match=r"bad\.pdf cannot be read as PDF"):
-        list(find_documents(tmp_path))
+    assert "bad.pdf cannot be read as PDF" in one(tmp_path).problem
 
 
 def test_a_pdf_with_a_password_is_named(tmp_path: Path):
     write_pdf(tmp_path / "locked.pdf", "secret", password="x")
-    with pytest.raises(BadInput, match=r"locked\.pdf is encrypted"):
-        list(find_documents(tmp_path))
+    assert "locked.pdf is encrypted" in one(tmp_path).problem
+
+
+def test_a_pdf_that_takes_too_long_is_given_up_and_the_next_is_read(tmp_path: Path):
+    write_pdf(tmp_path / "a.pdf", "Hello")
+    with pytest.raises(BadInput, match="took longer than 0 seconds"):
+        read_pdf(tmp_path / "a.pdf", seconds=0)
+    assert read_pdf(tmp_path / "a.pdf") == "Hello"
 
 
 def test_a_pdf_without_pypdf_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,9 @@
-import numpy as np
+import json
 
+import numpy as np
+import pytest
+
+from knowgate.errors import ArtefactError, BadSetting
 from knowgate.runs.rows import LabelRow
 from knowgate.runs.run_folder import RunFolder
 
@@ -51,3 +55,84 @@ def test_a_shard_without_rows_is_not_overwritten(tmp_path):
     assert (folder.path / "vectors-0000007.safetensors").read_bytes() == b"left over"
     rows = list(folder.rows())
     assert folder.vectors(rows, "before.2").ravel().tolist() == [1, 2]
+
+
+def test_a_name_is_not_given_again_when_its_shard_is_gone(tmp_path):
+    folder = begun(tmp_path / "run")
+    folder.append([row("a")], states(1))
+    (lost,) = folder.path.glob("vectors-*")
+    lost.unlink()
+    folder.append([row("b")], states(2))
+    assert not lost.exists()
+    with pytest.raises(ArtefactError, match=rf"{lost.name} cannot be read.*Make a new one: knowgate label"):
+        folder.vectors(list(folder.rows()), "before.2")
+
+
+def test_states_of_another_question_are_refused(tmp_path):
+    folder = begun(tmp_path / "run")
+    folder.append([row("a"), row("b")], states(1, 2))
+    lines = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
+    lines[0]["vector"], lines[1]["vector"] = lines[1]["vector"], lines[0]["vector"]
+    (folder.path / "labels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ArtefactError, match=r"the hidden states of row 'a' .* are not those it was written with"):
+        folder.vectors(list(folder.rows()), "before.2")
+
+
+def test_rows_of_an_earlier_version_have_no_digest_and_are_read(tmp_path):
+    folder = begun(tmp_path / "run")
+    folder.append([row("a")], states(1))
+    (record,) = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
+    del record["states"]
+    (folder.path / "labels.jsonl").write_text(json.dumps(record) + "\n")
+    assert folder.vectors(list(folder.rows()), "before.2").ravel().tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [["../vectors-0000000.safetensors", 0], ["/etc/passwd", 0], ["labels.jsonl", 0], ["x", -1], ["x", 1.5]],
+)
+def test_a_row_that_points_elsewhere_is_refused(tmp_path, vector):
+    folder = begun(tmp_path / "run")
+    folder.append_records([{"id": "a", "question": "a?", "lang": "en", "vector": vector}])
+    with pytest.raises(ArtefactError):
+        folder.vectors(list(folder.rows()), "before.2")
+
+
+def test_a_row_beyond_its_shard_is_refused(tmp_path):
+    folder = begun(tmp_path / "run")
+    folder.append([row("a")], states(1))
+    (record,) = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
+    folder.append_records([{**record, "id": "b", "vector": [record["vector"][0], 5]}])
+    with pytest.raises(ArtefactError, match=r"row 'b' points to place 5 of .*, which has 1"):
+        folder.vectors(list(folder.rows()), "before.2")
+
+
+def test_failed_rows_are_dropped_from_a_run_that_was_killed_in_a_line(tmp_path):
+    folder = begun(tmp_path / "run")
+    folder.append([row("a"), row("b", error="no")], states(1))
+    with (folder.path / "labels.jsonl").open("a") as file:
+        file.write('{"id": "c", "quest')
+    assert folder.drop_failed() == 1
+    assert [one.id for one in folder.rows()] == ["a"]
+
+
+def test_a_folder_of_other_things_gets_no_row_and_no_lock(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    words = "is not empty and not a label run; choose another --out"
+    with pytest.raises(BadSetting, match=words), RunFolder(tmp_path).exclusive():
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(BadSetting, match="is a file, not a folder; choose another --out"):
+        begun(tmp_path / "run")
+
+
+def test_a_version_that_is_a_long_text_is_not_said_in_full(tmp_path):
+    folder = begun(tmp_path / "run")
+    (folder.path / "run.json").write_text(json.dumps({"version": "long " * 2000}))
+    with pytest.raises(ArtefactError, match="another version of knowgate") as error:
+        folder.manifest()
+    assert len(str(error.value)) < 500

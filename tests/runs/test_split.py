@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knowgate.runs.split import SHARES, dev_part, hashed_share, held_out, question_key, seen_key, split_questions
+from knowgate.runs.split import (
+    SHARES,
+    dev_part,
+    hashed_share,
+    held_out,
+    loose_key,
+    question_key,
+    seen_key,
+    split_questions,
+)
 from knowgate.types import Question
 
 TEXTS = [f"question number {i}?" for i in range(20)]
@@ -98,3 +107,38 @@ def test_a_larger_share_holds_out_what_a_smaller_one_does(key, one, other):
 def test_a_question_without_its_text_is_told_by_its_id():
     assert question_key(Question("Who?", id="7")) == seen_key("who")
     assert question_key(Question("", id="7")) == seen_key("id:7")
+
+
+@pytest.mark.parametrize(
+    "disguised",
+    [
+        "WHO  wrote THE  ice cream song in Peru",
+        "who wrote the icecream song, in Perú?!",
+        "Who wrote the ice\u200b-cream song in Per\u0075\u0301?",
+        "Ｗｈｏ ｗｒｏｔｅ ｔｈｅ ice\u00adcream song in Peru？",
+        "who wrote  ice-cream song\tin peru ...",
+        "\u202eWho wrote the ice-cream song in Peru?\u202c",
+    ],
+)
+def test_a_question_in_disguise_has_the_same_loose_key(disguised):
+    assert loose_key(disguised) == loose_key("Who wrote the ice-cream song in Peru?")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("who wrote faust", "who wrote hamlet"),
+        ("q 1", "q 2"),
+        ("?", "!"),
+        ("कि", "का"),
+        ("か", "が"),
+        ("what is 1 + 23", "what is 12 + 3"),
+        ("x", "id:x"),
+    ],
+)
+def test_other_questions_have_other_loose_keys(one, other):
+    assert loose_key(one) != loose_key(other)
+
+
+def test_capitals_that_become_two_letters_do_not_hide_a_question():
+    assert loose_key("Wo ist die Hauptstraße?") == loose_key("WO IST DIE HAUPTSTRASSE")

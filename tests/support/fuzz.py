@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,11 +20,9 @@ from hypothesis import HealthCheck, settings
 
 from knowgate.errors import KnowgateError
 
-SECONDS = 10  # longer is a hang: the process ends and shows where it was
 MANY = bool(os.environ.get("KNOWGATE_FUZZ"))
-TALLY: Counter[tuple[str, str, str]] = (
-    Counter()
-)  # (door, kind of input, outcome) -> inputs; tests/fuzz/conftest reads it
+SECONDS = 10 if MANY else 60  # longer is a hang: the process ends and shows where; tests meet busy machines
+TALLY: Counter[tuple[str, str, str]] = Counter()  # (door, kind of input, outcome) -> inputs
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def check_sentence(message: str) -> str:
 @contextmanager
 def in_time() -> Iterator[None]:
     """Ends the process, with its stacks on stderr, when the block hangs; even inside C code, where no signal helps."""
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    faulthandler.dump_traceback_later(SECONDS, exit=True, file=sys.__stderr__)  # capsys has put another in its place
     try:
         yield
     finally:

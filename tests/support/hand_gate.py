@@ -48,7 +48,7 @@ def write_gate(path: Path, seen: Sequence[str] = (), **changes: Any) -> Path:
         "threshold": 0.5,
     }
     tensors = {"fusion.mean": [0.0], "fusion.scale": [1.0], "fusion.0.0.weight": [[-1.0]], "fusion.0.0.bias": [-SHIFT]}
-    files = {SEEN: "".join(f"{seen_key(text)}\n" for text in seen).encode(), "adapter/extra.bin": b"kept"}
+    files = {SEEN: "".join(f"{seen_key(text)}\n" for text in seen).encode(), "adapter/extra.txt": b"kept"}
     arrays = {name: np.array(value, dtype=np.float64) for name, value in tensors.items()}
     write_artefact(path, {**manifest, **changes}, arrays, "# A gate\n\n## Notes\n\n- one\n", files)
     return path

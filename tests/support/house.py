@@ -24,9 +24,9 @@ TOP = "__init__"
 LEVELS = [
     ["markup"],
     ["errors", "types", "lazy"],
-    ["doors"],
-    ["files", "text", "registry", "statistics", "nearest"],
-    ["prompts", "weights", "display"],
+    ["doors", "proxies", "typed"],
+    ["files", "text", "registry", "statistics", "nearest", "unpickle", "servers"],
+    ["prompts", "weights", "display", "folders"],
     ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],
     ["signals"],

@@ -65,7 +65,7 @@ def _varied(i: int, strength: float, *, opened: bool, masked: bool) -> LabelRow:
         passages=passages,
         seconds=0.5,
         tokens=120,
-        guarded=i % 20 == 0,
+        guarded=int(i % 20 == 0),
         mask=side(False, None, None, ("MASK", "Rome", "The MASK", "Paris")[i % 4]) if masked and opened else None,
     )
     return done if i % 25 != 24 else LabelRow(f"q{i}", done.question, "en", error="the server did not answer in time")

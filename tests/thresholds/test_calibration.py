@@ -167,7 +167,7 @@ def test_mixed_runs_are_refused(gate, tmp_path, run, what):
 
 def test_a_gate_that_forgot_what_it_was_fitted_on_is_refused(gate, run, tmp_path):
     (tmp_path / "gate" / SEEN).unlink()
-    assert "what it was fitted on is unknown" in refused(gate, [run])
+    assert "'seen.txt' is missing" in refused(gate, [run])
 
 
 def test_drafts_of_another_length_are_refused(tmp_path, run):

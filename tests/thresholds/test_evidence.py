@@ -60,14 +60,14 @@ def test_the_gate_takes_its_new_threshold_and_evidence(tmp_path):
 
 def test_other_files_stay(tmp_path):
     folder = saved(tmp_path)
-    assert (folder / "adapter" / "extra.bin").read_bytes() == b"kept"
+    assert (folder / "adapter" / "extra.txt").read_bytes() == b"kept"
     assert (folder / CALIBRATED).read_text() == "a\nb\n"
 
 
 def test_a_copy_leaves_the_gate_as_it_was(tmp_path):
     folder = saved(tmp_path, out=tmp_path / "deep" / "copy")
     assert load_gate(str(folder)).threshold == 0.31
-    assert (folder / "adapter" / "extra.bin").read_bytes() == b"kept"
+    assert (folder / "adapter" / "extra.txt").read_bytes() == b"kept"
     assert load_gate(str(tmp_path / "gate")).threshold == 0.5
 
 
@@ -187,3 +187,17 @@ def test_a_gate_set_to_always_retrieve_does_so_and_says_why(tmp_path):
     decision = rag.decide("who?")
     assert decision.retrieve
     assert "set to always retrieve" in decision.reason
+
+
+def test_a_budget_that_ties_leave_unused_is_told():
+    counts = {"n": 10, "retrieved": 0, "rate": 0.0}
+    said = sentence(0.9, "budget", {"wanted": 0.5, "chosen_on": counts})
+    assert said == (
+        "For a retrieval rate of 50 %: threshold 0.9. It retrieves for 0 % of the questions it was chosen on: needs "
+        "are tied there, and the next lower threshold would go beyond the budget."
+    )
+
+
+def test_a_budget_that_is_used_is_told_in_one_sentence():
+    counts = {"n": 10, "retrieved": 5, "rate": 0.5}
+    assert sentence(0.9, "budget", {"wanted": 0.55, "chosen_on": counts}).count(".") == 2  # that of 0.9, and the end

@@ -1,10 +1,13 @@
 """The command line. Thin: each command is a function around one library call. Data on stdout, words on stderr.
 
-Exit codes: 0 good, 1 something the user can mend, 2 wrong usage, 130 interrupted.
+Exit codes: 0 good, 1 something the user can mend, 2 wrong usage, 70 a defect of knowgate's own (see `unexpected`),
+130 interrupted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import logging
 import os
@@ -14,18 +17,27 @@ from typing import Annotated
 
 import typer
 
+from knowgate.cli import unexpected
+from knowgate.cli.quiet import quieten_libraries
 from knowgate.cli.usage import CommandLineError, explain
 from knowgate.cli.verbs import Verbs
+from knowgate.display import harmless
 from knowgate.errors import KnowgateError
 from knowgate.files import cache_dir
 
 __all__ = ["app", "main", "run"]
 
 INTERRUPTED = 130
+DEBUG = "--debug"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+EXIT_CODES = (
+    "Exit codes: 0 good, 1 something you can mend, 2 wrong usage, 70 a defect of knowgate's own, 130 interrupted."
+)
 app = typer.Typer(
     name="knowgate",
     cls=Verbs,
     pretty_exceptions_enable=False,
+    epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -34,6 +46,9 @@ app = typer.Typer(
 def start(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show where an error came from; also after the command, or KNOWGATE_DEBUG=1.")
+    ] = False,
 ) -> None:
     """Decide, question by question, whether an LLM already knows the answer or must retrieve.
 
@@ -50,27 +65,48 @@ def start(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `knowgate` command."""
+    quieten_libraries()
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command; gives back the exit code. Errors become one sentence on stderr."""
-    _log_to_stderr()
-    _print_any_character()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if "--" in words else len(words)
+    given = [word for word in words[:end] if word != DEBUG] + words[end:]
+    is_debugging = len(given) < len(words) or os.environ.get("KNOWGATE_DEBUG", "") not in ("", "0")
     try:
-        code = typer.main.get_command(app).main(arguments, prog_name="knowgate", standalone_mode=False)
-        return _say("interrupted.", code) if code == INTERRUPTED else code if isinstance(code, int) else 0
+        return _explained(given, is_debugging)
+    except Exception as error:  # noqa: BLE001 - what nobody foresaw ends here
+        return _say(unexpected.describe_unexpected(error, given), unexpected.EXIT, is_debugging)
+
+
+def _explained(arguments: list[str], is_debugging: bool) -> int:
+    """Errors that are foreseen."""
+    try:
+        return _run(arguments)
     except KnowgateError as error:
-        return _say(str(error), 1)
+        return _say(str(error), 1, is_debugging)
     except CommandLineError as error:
-        return _say(*explain(error))
+        return _say(*explain(error), is_debugging)
     except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted.", INTERRUPTED)
+        return _say("interrupted.", INTERRUPTED, is_debugging)
     except (BrokenPipeError, SystemExit):  # the reader of our output went away, as `head` does; typer and rich exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _say(_explain_file(error), 1)
+        if error.errno is None:  # not the system's: a library uses the class for faults of its own
+            raise
+        return _say(_explain_file(error), 1, is_debugging)
+
+
+def _run(arguments: list[str]) -> int:
+    _log_to_stderr()
+    _print_any_character()
+    code = typer.main.get_command(app).main(arguments, prog_name="knowgate", standalone_mode=False)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else 0
 
 
 def _log_to_stderr() -> None:
@@ -79,7 +115,16 @@ def _log_to_stderr() -> None:
     logger.setLevel(logging.INFO)
     for handler in list(logger.handlers):  # of an earlier run in this process, whose stderr may be closed
         logger.removeHandler(handler)
-    logger.addHandler(logging.StreamHandler())
+    handler = logging.StreamHandler()
+    handler.setFormatter(HarmlessLines())
+    logger.addHandler(handler)
+
+
+class HarmlessLines(logging.Formatter):
+    """Messages as they are, but for what could steer the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
 
 
 def _print_any_character() -> None:
@@ -89,19 +134,33 @@ def _print_any_character() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _say(message: str, code: int) -> int:
-    """One line; nothing in the message is taken for markup."""
-    from rich.console import Console
+def _say(message: str, code: int, is_debugging: bool) -> int:
+    """One line; nothing in the message is taken for markup. is_debugging: after where the error came from."""
     from rich.text import Text
 
-    line = Text.assemble(("Error:", "red"), " ", " ".join(message.split()))
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line)
+    from knowgate.cli.console import WORDS
+
+    error = sys.exception()
+    line = Text.assemble(("Error:", "red"), " ", harmless(" ".join(message.split())))
+    with contextlib.suppress(OSError):  # nobody reads it, or its disk is full: the exit code still tells
+        if is_debugging and error is not None:
+            sys.stderr.write(unexpected.traced(error))
+        WORDS.print(line)
     return code
 
 
 def _explain_file(error: OSError) -> str:
     """A file or folder that cannot be read or written."""
-    place = str(error.filename or "a file")
-    inside = place.startswith(str(cache_dir()))
+    place = f"use '{error.filename}'" if error.filename else "read or write"
+    inside = _is_in_cache(str(error.filename))
     advice = "Set KNOWGATE_CACHE to a folder you can write" if inside else "Check the path and its permissions"
-    return f"cannot use '{place}': {error.strerror or error}. {advice}."
+    if error.errno in NO_ROOM:
+        advice = "Make room, then run the same command again"
+    return f"cannot {place}: {error.strerror or error}. {advice}."
+
+
+def _is_in_cache(place: str) -> bool:
+    try:
+        return place.startswith(str(cache_dir()))
+    except KnowgateError:  # there is no cache folder
+        return False

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
+from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, Retriever
 from knowgate.cli.paths import path
 from knowgate.cli.questions import read_arguments
+from knowgate.display import harmless
 from knowgate.gates import far_share, far_words
-from knowgate.pipeline import AdaptiveRAG, answer_record, build_pipeline, decision_record, load_settings
+from knowgate.pipeline import AdaptiveRAG, TrafficLog, answer_record, build_pipeline, decision_record, load_settings
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, TextEvent
 
-CONTROL = frozenset([*range(0x20), *range(0x7F, 0xA0)])
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
 GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; see `knowgate gates`.")]  # fmt: skip  # noqa: E501
 PlugIn = Annotated[
@@ -38,6 +37,8 @@ SecondLook = Annotated[str | None, typer.Option(help="Folder of a fitted kbm gat
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
 Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
+Log = Annotated[str | None, typer.Option("--log", metavar="DB", help="Log that grows with use: retrieved questions, known where the answers with and without passages agree.")]  # fmt: skip  # noqa: E501
+LogDrafts = Annotated[bool | None, typer.Option("--log-drafts", help="With --log: also answer from memory where the gate reads no whole draft (dhicl, skr, logprob:first).")]  # fmt: skip  # noqa: E501
 Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
@@ -64,6 +65,8 @@ def ask(
     lang: Lang = None,
     prompts: Prompts = None,
     config: Config = None,
+    log: Log = None,
+    log_drafts: LogDrafts = None,
     record: Record = None,
     explain: Explain = False,
     as_json: Json = False,
@@ -73,23 +76,36 @@ def ask(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
         retriever=retriever, rerank=rerank, rerank_margin=rerank_margin, preset=preset, beta=beta,
         second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
-        prompts=prompts,
+        prompts=prompts, log=log, log_drafts=log_drafts,
     )  # fmt: skip
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record)
     _say_promise(rag, explain)
     sure, far = Sure(), Far()
     live = not as_json and len(questions or ()) == 1 and sys.stdout.isatty()
-    for answer in map(partial(_show_live, rag), asked) if live else rag.stream(asked):
-        sure.see(answer)
-        far.see(answer.decision)
-        if not live:
-            _print_json(answer_record(answer, rag)) if as_json else _show(answer)
-        if explain and not as_json:
-            _show_grounds(answer.decision)
+    with _logging(rag.log):
+        for answer in map(partial(_show_live, rag), asked) if live else rag.stream(asked):
+            sure.see(answer)
+            far.see(answer.decision)
+            if not live:
+                print_json(answer_record(answer, rag)) if as_json else _show(answer)
+            if explain and not as_json:
+                _show_grounds(answer.decision)
     far.say()
     if rag.rerank_margin is not None and rag.reranker is not None:
-        typer.echo(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.", err=True)
+        WORDS.print(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.")
+
+
+@contextmanager
+def _logging(log: TrafficLog | None) -> Iterator[None]:
+    """What was asked is written whatever happens, and how much of it has a label is said."""
+    try:
+        yield
+    finally:
+        if log is not None:
+            log.close()
+    if log is not None:
+        WORDS.print(f"{log.labelled} of {log.asked} questions were logged: answered both with and without passages.")
 
 
 @dataclass
@@ -117,7 +133,7 @@ class Far:
 
     def say(self) -> None:
         if said := far_words(self.gate, far_share(self.distances), len(self.distances)):
-            typer.echo(said, err=True)
+            WORDS.print(said)
 
 
 def decide(
@@ -144,9 +160,10 @@ def decide(
     for question, decision in rag.decide_stream(asked):
         far.see(decision)
         if as_json:
-            _print_json({"question": question.text, **decision_record(decision), "model": rag.model.name})
+            print_json({"question": question.text, **decision_record(decision), "model": rag.model.name})
         else:
-            _console().print(f"{_verdict(decision)}  {_plain(question.text)}  [dim]{_plain(decision.reason)}[/dim]")
+            line = (_verdict(decision), f"  {harmless(question.text)}  ", (harmless(decision.reason), "dim"))
+            plain_console().print(Text.assemble(*line))
         if explain and not as_json:
             _show_grounds(decision)
     far.say()
@@ -154,19 +171,12 @@ def decide(
 
 def _say_promise(rag: AdaptiveRAG, explain: bool) -> None:
     """What is proven, to who asks; that it does not hold here, to everybody."""
-    if explain or rag.objections:
-        said = rag.promise
-        typer.echo(said, err=True) if said else None
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    """One line; escapes where the terminal has no UTF-8, which JSON is otherwise written in."""
-    has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
-    typer.echo(json.dumps(record, ensure_ascii=not has_utf8))
+    if (explain or rag.objections) and (said := rag.promise):
+        WORDS.print(said)
 
 
 def _show(answer: Answer) -> None:
-    _console().print(f"[bold]{_plain(answer.text)}[/bold]")
+    plain_console().print(Text(harmless(answer.text), style="bold"))
     _show_decision(answer.decision)
     _show_sources(answer)
 
@@ -203,56 +213,44 @@ class Line:
 
     def add(self, text: str) -> None:
         self.is_open = True
-        _console().print(Text(_harmless(text), style="bold"), end="")
+        plain_console().print(Text(harmless(text), style="bold"), end="")
 
     def close(self) -> None:
         """Whatever comes next, an error too, begins on a line of its own."""
         if self.is_open:
-            _console().print()
+            plain_console().print()
         self.is_open = False
 
 
 def _show_decision(decision: Decision) -> None:
-    _console().print(f"  {_verdict(decision)} [dim]{_plain(decision.reason)}[/dim]")
+    plain_console().print(Text.assemble("  ", _verdict(decision), " ", (harmless(decision.reason), "dim")))
 
 
 def _show_sources(answer: Answer) -> None:
-    console = _console()
+    console = plain_console()
     for passage in answer.passages:
-        console.print(f"  [dim]· {_plain(passage.id)}: {_plain(_short(passage.text))}[/dim]")
-    console.print(f"  [dim]{answer.seconds['total']:.2f} s[/dim]")
+        console.print(f"  · {harmless(passage.id)}: {harmless(_short(passage.text))}", style="dim")
+    console.print(f"  {answer.seconds['total']:.2f} s", style="dim")
 
 
 def _show_grounds(decision: Decision) -> None:
     """How near the questions are that the decision rests on: those the gate was fitted on, and those it looked up."""
+    console = plain_console()
     if decision.distance is not None:
         words = f"distance {decision.distance:.2f} from the questions the gate was fitted on; 99 % of them are within 1"
-        _console().print(f"  [dim]{words}[/dim]")
+        console.print(f"  {words}", style="dim")
     if not decision.neighbours:
-        _console().print("  [dim]this gate looked up no logged questions[/dim]")
+        console.print("  this gate looked up no logged questions", style="dim")
     for near in decision.neighbours:
         outcome = f", retrieval: {near.outcome}" if near.outcome else ""
-        words = f"{near.similarity:.2f} {near.label}{outcome} ({near.source}): {_plain(near.question)}"
-        _console().print(f"  [dim]~ {words}[/dim]")
+        words = f"{near.similarity:.2f} {near.label}{outcome} ({near.source}): {near.question}"
+        console.print(f"  ~ {harmless(words)}", style="dim")
 
 
-def _verdict(decision: Decision) -> str:
-    return "[yellow]retrieve[/yellow]" if decision.retrieve else "[green]skip[/green]"
-
-
-def _plain(text: str) -> str:
-    """The text as it stands: no markup, and no control characters, with which a document could steer the terminal."""
-    return escape(_harmless(text))
-
-
-def _harmless(text: str) -> str:
-    return "".join(char if char in "\n\t" or ord(char) not in CONTROL else "\ufffd" for char in text)
+def _verdict(decision: Decision) -> tuple[str, str]:
+    return ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
 
 
 def _short(text: str, width: int = 90) -> str:
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
-
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.paths import path
 from knowgate.gates import ALWAYS, is_artefact
 from knowgate.report import render
 from knowgate.thresholds import calibrate
-
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 def calibrate_command(
@@ -60,7 +58,7 @@ def calibrate_command(
         out=out,
         seed=seed,
     )
-    Console(highlight=False).print(render(calibration.sheet))
+    plain_console(soft_wrap=False).print(render(calibration.sheet))
     WORDS.print(calibration.sentence)
     if calibration.left_out:
         left_out = ", ".join(f"{count} {reason}" for reason, count in calibration.left_out.items())

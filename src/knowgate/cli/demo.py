@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.progress import progress
 from knowgate.datasets import load_questions
 from knowgate.errors import BadSetting
@@ -25,7 +25,6 @@ from knowgate.retrieval import load_retriever
 from knowgate.text import grade_contains
 from knowgate.types import Answer, Question
 
-CONSOLE = Console(stderr=True, soft_wrap=True)
 PLAIN = ("never", "always")
 
 
@@ -56,20 +55,20 @@ def demo(
     limit: Annotated[int, typer.Option(help="How many of the 40 questions.")] = 24,
 ) -> None:
     """Answer general questions and questions on an invented company's handbook: never, always, and gated."""
-    CONSOLE.print("Handbook of an invented company; half the questions are general knowledge, half only it can answer.")
+    WORDS.print("Handbook of an invented company; half the questions are general knowledge, half only it can answer.")
     questions = demo_questions(limit)
     retriever = load_retriever(str(cached_index(demo_folder() / "handbook", "bm25")))
-    CONSOLE.print(f"Loading {escape(model)} ...")
+    WORDS.print(f"Loading {model} ...")
     llm = load_model(model)
     chosen = default_gate(llm, AnswerPrompts().fingerprint) if gate == DEFAULT else load_gate(gate)
     gated = AdaptiveRAG(llm, chosen, retriever, threshold=threshold, k=2)
     never, always = (_run(replace(gated, gate=load_gate(name), threshold=None), questions) for name in PLAIN)
     runs = [never, always, _gated(gated, never, always)]
-    console = Console()
+    console = plain_console(soft_wrap=False)
     console.print(_question_table(runs[-1]))
     console.print(_comparison(runs))
-    CONSOLE.print(_verdict(runs))
-    CONSOLE.print('need: 0 = the LLM knows, 1 = it must look up. Yours: knowgate ask --docs FOLDER "a question"')
+    WORDS.print(_verdict(runs))
+    WORDS.print('need: 0 = the LLM knows, 1 = it must look up. Yours: knowgate ask --docs FOLDER "a question"')
 
 
 def _verdict(runs: Sequence[Run]) -> str:
@@ -95,7 +94,7 @@ def demo_questions(limit: int | None = None) -> list[Question]:
 
 def _run(rag: AdaptiveRAG, questions: Sequence[Question]) -> Run:
     answers = []
-    with progress(f"{rag.gate.name:>8}", "questions", CONSOLE) as show:
+    with progress(f"{rag.gate.name:>8}", "questions", WORDS) as show:
         for answer in rag.stream(questions, batch=8):
             answers.append(answer)
             show(len(answers), len(questions))
@@ -119,12 +118,12 @@ def _gated(rag: AdaptiveRAG, never: Run, always: Run) -> Run:
 def _question_table(run: Run) -> Table:
     table = Table("", "kind", "question", "need", "decision", "answer", "passage", title="question by question")
     for answer, correct in zip(run.answers, run.correct, strict=True):
-        mark = "[green]✓[/green]" if correct else "[red]✗[/red]"
-        decision = "[yellow]retrieve[/yellow]" if answer.decision.retrieve else "[green]skip[/green]"
+        mark = Text("✓", "green") if correct else Text("✗", "red")
+        decision = Text("retrieve", "yellow") if answer.decision.retrieve else Text("skip", "green")
         source = answer.passages[0].id if answer.passages else "-"
         kind = str(answer.question.meta.get("kind", ""))
         need = f"{answer.decision.need:.2f}"
-        table.add_row(mark, kind, escape(answer.question.text), need, decision, escape(answer.text), escape(source))
+        table.add_row(mark, kind, answer.question.text, need, decision, answer.text, source)
     return table
 
 

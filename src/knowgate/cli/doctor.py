@@ -13,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from knowgate import weights
+from knowgate.cli.console import plain_console
 from knowgate.errors import WeightsError
 from knowgate.files import cache_dir
 
@@ -45,13 +45,13 @@ class Finding:
 def doctor() -> None:
     """Check packages, weights, cache and GPU; say what to type when something is missing."""
     findings = list(examine())
-    console = Console(soft_wrap=True, highlight=False)
+    console = plain_console()
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
         colour = "red" if finding.broken else "yellow" if finding.advice else "green"
-        console.print(f"{finding.what:<{width}}  [{colour}]{escape(finding.state)}[/{colour}]")
+        console.print(Text.assemble(f"{finding.what:<{width}}  ", (finding.state, colour)))
         if finding.advice:  # on a line of its own, to be copied whole
-            console.print(f"{'':<{width}}  type: {escape(finding.advice)}")
+            console.print(f"{'':<{width}}  type: {finding.advice}")
     if any(finding.broken for finding in findings):
         raise typer.Exit(1)
 
@@ -75,6 +75,8 @@ def _package(package: str, module: str, extra: str) -> Finding:
 
 
 def _weights(name: str) -> Finding:
+    if not weights.is_cached(name) and not weights.lookup(name).embedded:
+        return Finding(f"weights {name}", f"not fetched (optional): {weights.lookup(name).summary}")
     if not weights.is_cached(name):
         return Finding(f"weights {name}", "not fetched yet", f"knowgate models pull {name}")
     try:

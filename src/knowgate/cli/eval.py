@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,29 +10,37 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
+from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.label import labelling_bar
 from knowgate.cli.paths import path
 from knowgate.errors import BadSetting
 from knowgate.evaluation import Evaluation, evaluate, evaluation_json
 from knowgate.gates import far_words
-from knowgate.report import all_sheets, render, write_report
+from knowgate.report import all_sheets, check_report_folder, render, write_report
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 PIPED = 220  # columns
 
 
 def eval_(
     labels: Annotated[
         list[Path] | None,
-        typer.Option(parser=path, metavar="RUN", help="Label run to evaluate on; may be repeated. No LLM is run."),
+        typer.Option(parser=path, metavar="RUN", help="Label run to evaluate on; may be repeated."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Instead of --labels: questions (data specs, comma-separated) to answer now.")
     ] = None,
-    model: Annotated[str, typer.Option(help="With --data: model spec.")] = "smollm",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="With --data: model spec (default: smollm). With --labels: the runs' LLM, for gates that ask."
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(parser=path, metavar="FILE", help="With --model and --labels: the runs' own answer prompts."),
+    ] = None,
     index: Annotated[str | None, typer.Option(help="With --data: index folder or http:URL.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="With --data: only the first so many questions.")] = None,
     gates: Annotated[
@@ -48,6 +55,7 @@ def eval_(
     drop_seen: Annotated[
         bool, typer.Option("--drop-seen", help="Leave out questions a gate was fitted on, instead of refusing it.")
     ] = False,
+    record: Annotated[bool, typer.Option("--record", help="Keep what the gates said in the label runs.")] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 2_000,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page (needs the 'report' extra).")] = True,
@@ -57,26 +65,30 @@ def eval_(
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
+    if out is not None:
+        check_report_folder(out)  # before the work, not after it
     with labelling_bar() if data else nullcontext(lambda tally: None) as show:
         evaluation = evaluate(
             split_specs(gates),
             labels or None,
             data=data or None,
             model=model,
+            prompts=prompts,
             index=index,
             out=out,
             limit=limit,
             plug_in=plug_in,
             drop_seen=drop_seen,
+            record=record,
             resamples=resamples,
             seed=seed,
             on_progress=show,
         )
     for gate in evaluation.gates:
         if said := far_words(gate.gate, gate.far, len(evaluation.trial.rows)):
-            WORDS.print(f"[yellow]{escape(said)}[/yellow]")
+            WORDS.print(said, style="yellow")
     if as_json:
-        typer.echo(json.dumps(evaluation_json(evaluation), ensure_ascii=False))
+        print_json(evaluation_json(evaluation))
     else:
         wide_console().print(tables(evaluation))
     if out is not None:
@@ -84,7 +96,7 @@ def eval_(
         _say_page(out / "report.html", html=html)
     if data is not None:
         kept = " ".join(f"--labels {run}" for run in evaluation.trial.runs)
-        WORDS.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}", markup=False)
+        WORDS.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}")
 
 
 def split_specs(given: Sequence[str] | None) -> list[str]:
@@ -102,7 +114,7 @@ def split_specs(given: Sequence[str] | None) -> list[str]:
 
 def wide_console() -> Console:
     """Room for all columns where the output is not a terminal of a given width."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED)
+    return plain_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED)
 
 
 def tables(evaluation: Evaluation) -> Group:

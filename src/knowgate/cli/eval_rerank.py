@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.options import Limit, Prefs, RerankMargin
 from knowgate.cli.paths import path
 from knowgate.errors import BadInput, BadSetting
-from knowgate.files import write_json, write_text
+from knowgate.files import check_own, write_json, write_text
 from knowgate.models import load_model
 from knowgate.rerank import BASE, is_aligned, load_reranker, read_manifest
 from knowgate.types import Reranker
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 SPLITS = ("train", "dev", "test")
 
 
@@ -46,6 +45,7 @@ def eval_rerank(
 
     if split not in SPLITS:
         raise BadSetting(f"--split is '{split}'; allowed: {', '.join(SPLITS)}.")
+    check_own(out, ["rerank.json", "answers.jsonl"], "a comparison of rerankers")
     folders = [PreferenceFolder(one) for one in pref]
     settings = shared_settings(folders)
     rows = [row for folder in folders for row in folder.rows() if row.split == split][:limit]
@@ -66,7 +66,7 @@ def eval_rerank(
     text = markdown(found)
     write_json(out / "rerank.json", found)
     write_text(out / "rerank.md", text)
-    typer.echo(text)
+    plain_console().print(text)
     WORDS.print(f"Written to {out}.")
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.lazy_group import LazyGroup, Verb, make_command
 from knowgate.cli.made_by import made_by
 from knowgate.cli.options import Seed
@@ -33,7 +33,6 @@ RENAMED = {"--rate": "--learning-rate"}
 RENAMED_OF = {"uar": {"--base": "--model"}}
 ENOUGH, ENOUGH_TESTED = 300, 50
 SHARED = ("labels", "out", "target", "threshold", "balance_sets", "seed")
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 
 FitLabels = Annotated[
     list[Path] | None,
@@ -167,13 +166,14 @@ def fit_and_tell(name: str, shared: dict[str, Any], options: dict[str, Any]) -> 
         gate = fit(name, labels, out=out, command=made_by(), watch=_watching(show), **shared, **options)
     made = gate.artefact.manifest
     for note in made["notes"]:
-        WORDS.print(note, markup=False)
+        WORDS.print(note)
     table = Table("measure", "test split", box=None)
     for measure, estimate in made["metrics"].items():
         table.add_row(measure, _shown(estimate))
-    Console().print(table)
+    console = plain_console(soft_wrap=False)
+    console.print(table)
     if "sets" in made:
-        Console().print(_by_set(made["sets"]))
+        console.print(_by_set(made["sets"]))
     WORDS.print(f"{name} fitted on '{made['target']}', {made['split']}. Use it: knowgate ask --gate {out}")
     WORDS.print(_decides(gate))
     _warn(gate)
@@ -183,7 +183,7 @@ def _by_set(sets: Mapping[str, Mapping[str, Any]]) -> Table:
     """How it does on the part of each label run; a pooled number hides a set it fails on."""
     table = Table("label run", "test questions", "AUROC", box=None)
     for name, one in sets.items():
-        table.add_row(escape(name), str(one["n"]), _shown(one["auroc"]))
+        table.add_row(name, str(one["n"]), _shown(one["auroc"]))
     return table
 
 
@@ -204,14 +204,14 @@ def _shown(estimate: Mapping[str, float | None]) -> str:
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 
-def _decides(gate: FittedGate) -> str:
+def _decides(gate: FittedGate) -> Text:
     """What the gate will do, and whether it learnt anything."""
     made = gate.artefact.manifest
-    words, low = f"It retrieves {retrieval_rule(made['threshold'])}.", made["metrics"]["auroc"]["low"]
+    words, low = Text(f"It retrieves {retrieval_rule(made['threshold'])}."), made["metrics"]["auroc"]["low"]
     if low is not None and low <= 0.5:
-        words += " [yellow]On the held-out questions it is not better than chance"
         other = "known" if made["target"] == "benefit" else "benefit"
-        words += f": label more questions, or try --target {other}.[/yellow]"
+        advice = f"label more questions, or try --target {other}."
+        words.append(f" On the held-out questions it is not better than chance: {advice}", style="yellow")
     return words
 
 
@@ -219,6 +219,7 @@ def _warn(gate: FittedGate) -> None:
     tested = gate.artefact.manifest["split"]["test"]
     if tested < ENOUGH_TESTED:
         WORDS.print(
-            f"[yellow]Only {tested} questions were held out to measure on: intervals are wide and calibration is "
-            f"rough. Label some {ENOUGH * 2} questions or more.[/yellow]"
+            f"Only {tested} questions were held out to measure on: intervals are wide and calibration is "
+            f"rough. Label some {ENOUGH * 2} questions or more.",
+            style="yellow",
         )

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.made_by import made_by
 from knowgate.cli.options import Seed
 from knowgate.cli.paths import path
@@ -20,7 +20,6 @@ from knowgate.errors import BadInput, BadSetting
 if TYPE_CHECKING:
     from knowgate.fitting import AlignedReranker, Group, RerankStep
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 FEW = 100  # questions, below which a reranker learns next to nothing
 
 
@@ -93,7 +92,7 @@ def _say(fitted: AlignedReranker, out: Path) -> None:
         table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
         for name in NAMES:
             table.add_row(name, *(part[name].shown() for part in (gains.before, gains.after, gains.gain)))
-        Console().print(table)
+        plain_console(soft_wrap=False).print(table)
     else:
         WORDS.print(
             "No held-out question of these preferences has passages of both kinds, so nothing was measured. Prefer "

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from knowgate.cli.console import WORDS
 from knowgate.cli.options import Limit
 from knowgate.cli.paths import path
 from knowgate.datasets import load_questions
@@ -28,4 +29,4 @@ def import_answers(
     questions = load_questions(data, limit)
     grader = load_grader(grade)
     done = run_import(RunFolder(out), questions, grader, llm=model, data=data, closed=closed, opened=opened)
-    typer.echo(f"{done} of {len(questions)} questions imported into {out}. Look: knowgate report {out}", err=True)
+    WORDS.print(f"{done} of {len(questions)} questions imported into {out}. Look: knowgate report {out}")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS
 from knowgate.cli.options import Retriever
 from knowgate.cli.paths import path
 from knowgate.cli.progress import progress
@@ -30,25 +30,26 @@ def index(
     retriever: Retriever = None,
     embedder: Annotated[
         str | None,
-        typer.Option(help="Embedding for dense and hybrid: minilm (default), a hub name or folder."),
+        typer.Option(help="Embedding for dense and hybrid: minilm (default), mpnet, m3e, a hub name or folder."),
     ] = None,
     max_words: Annotated[int, typer.Option(help="Longest passage in words.")] = 120,
 ) -> None:
     """Build a retrieval index, or update one: only new and changed documents are embedded again."""
-    with progress("indexing", "passages", Console(stderr=True)) as show:
+    with progress("indexing", "passages", WORDS) as show:
 
         def watch(stage: str, done: int, total: int) -> None:
             show(done, total, stage=stage, unit=UNITS.get(stage, "passages"))
 
         kind = retriever or "bm25"
         report = build_index(source, out, kind=kind, embedder=embedder, max_words=max_words, progress=watch)
-    typer.echo(summary(report, out), err=True)
+    WORDS.print(summary(report, out))
 
 
 def summary(report: IndexReport, out: Path) -> str:
     """What happened, in a sentence or two."""
     size = f"{report.documents} documents, {report.passages} passages in {out}."
     skipped = "".join(f" Skipped {count} {suffix} files." for suffix, count in sorted(report.skipped.items()))
+    skipped += f" {report.missed}" if report.problems else ""
     if not report.written:
         return f"Nothing had changed: {size}{skipped}"
     changes = f"{report.added} added, {report.changed} changed, {report.removed} removed, {report.unchanged} unchanged."

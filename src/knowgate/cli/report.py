@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.paths import path
+from knowgate.errors import BadInput
 from knowgate.evaluation import read_runs, run_report_json
 from knowgate.report import tables, write_page
 
@@ -26,14 +25,14 @@ def report(
 ) -> None:
     """Show the knowledge boundary of one or more label runs, side by side."""
     found = read_runs(runs)
+    for run in found:
+        if not run.boundary.counts.rows:
+            raise BadInput(f"'{run.path}' has no rows yet. Run its knowgate label again: it goes on where it was.")
     if as_json:
-        has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
-        typer.echo(
-            json.dumps({"runs": [run_report_json(run) for run in found]}, ensure_ascii=not has_utf8, allow_nan=False)
-        )
+        print_json({"runs": [run_report_json(run) for run in found]})
     else:
-        Console(highlight=False).print(tables(found))
+        plain_console(soft_wrap=False).print(tables(found))
     if html:
         file = out or Path("report.html")
         write_page(found, file)
-        typer.echo(f"{file.resolve()}: {file.stat().st_size / 1e6:.1f} MB, readable without network", err=True)
+        WORDS.print(f"{file.resolve()}: {file.stat().st_size / 1e6:.1f} MB, readable without network")

@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from knowgate.cli.eval import split_specs, wide_console
+from knowgate.cli.console import WORDS
+from knowgate.cli.eval import split_specs
 from knowgate.cli.options import Gates, Labels, PlugIn
 from knowgate.cli.paths import path
-from knowgate.display import Sheet, markdown_tables
+from knowgate.cli.sweep_dhicl import dhicl, latency, show
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluation import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
 from knowgate.gates import score_gates
-from knowgate.report import render
 from knowgate.runs import load_trial
 
-WORDS = Console(stderr=True, soft_wrap=True, highlight=False)
 app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs.")
+app.command()(dhicl)
+app.command()(latency)
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 
 
@@ -85,13 +85,3 @@ def plug_in_matrix(labels: Labels, gates: Gates = None, markdown: AsMarkdown = F
     if not gates:
         raise BadSetting("sweep plug-in compares fitted gates: name their folders, --gates GATE,GATE")
     show([sweep_plug_in(split_specs(gates), labels)], markdown)
-
-
-def show(sheets: list[Sheet], markdown: bool) -> None:
-    if markdown:
-        typer.echo(markdown_tables(sheets))
-        return
-    console = wide_console()
-    for sheet in sheets:
-        console.print(sheet.title, style="bold", markup=False)
-        console.print(render(sheet))

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from knowgate.doors import check_whole, shown
 from knowgate.errors import BadInput, BadSetting
 from knowgate.lazy import hand_on
 from knowgate.registry import Entry, resolve, split_spec
@@ -33,6 +34,8 @@ DATASETS = {
 
 def load_questions(spec: str, limit: int | None = None) -> list[Question]:
     """The questions a spec names, ids unique, at most `limit` of them."""
+    if limit is not None:
+        check_whole(limit, "the limit")
     name, value = split_spec(spec)
     if name not in DATASETS and Path(spec).is_file():
         raise BadSetting(f"'{spec}' is a file: write jsonl:{spec}")
@@ -49,6 +52,6 @@ def _unique(questions: Iterator[Question], spec: str) -> Iterator[Question]:
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:
-            raise BadInput(f"{spec} holds the id '{question.id}' twice; ids must be unique.")
+            raise BadInput(f"{spec} holds the id {shown(question.id)} twice; ids must be unique.")
         seen.add(question.id)
         yield question

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from knowgate.datasets.parse import read_file
+from knowgate.doors import user_path
 from knowgate.errors import BadInput, BadSetting, UnknownName
 from knowgate.types import Question
 
@@ -17,7 +18,7 @@ def folder() -> Path:
     chosen = os.environ.get(VARIABLE)
     if not chosen:
         raise BadSetting(f"bench: data needs the environment variable {VARIABLE} to name the benchmark folder.")
-    path = Path(chosen).expanduser()
+    path = user_path(chosen)
     if not path.is_dir():
         raise BadInput(f"{VARIABLE} names '{path}', which is not a folder.")
     return path

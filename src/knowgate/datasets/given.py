@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from knowgate.datasets import load_questions
-from knowgate.errors import BadInput, BadSetting
+from knowgate.doors import check_text, check_whole, shown
+from knowgate.errors import BadInput
+from knowgate.text import LETTERS
 from knowgate.types import Question
 
 Data = str | Sequence[Question]
@@ -15,8 +17,8 @@ GIVEN = "questions"  # what a run says of its data where it was no spec
 
 def gather_questions(data: Data, limit: int | None = None) -> list[Question]:
     """The questions of a spec, or those given; a given one without an id is called by its number, counted from 1."""
-    if limit is not None and limit < 1:
-        raise BadSetting(f"the limit is {limit}; it must be at least 1.")
+    if limit is not None:
+        check_whole(limit, "the limit")
     if isinstance(data, str):
         return load_questions(data, limit)
     wrong = [one for one in data if not isinstance(one, Question)]
@@ -38,7 +40,11 @@ def _check(questions: Sequence[Question]) -> None:
     seen: set[str] = set()
     for question in questions:
         if not question.text.strip():
-            raise BadInput(f"question '{question.id}' is empty.")
+            raise BadInput(f"question {shown(question.id)} is empty.")
+        for text in (question.text, question.id, *question.answers, *question.choices):
+            check_text(text, f"question {shown(question.id)}")
+        if len(question.choices) > len(LETTERS):
+            raise BadInput(f"question {shown(question.id)} has more choices than there are letters ({len(LETTERS)}).")
         if question.id in seen:
-            raise BadInput(f"two questions have the id '{question.id}'; ids must be unique.")
+            raise BadInput(f"two questions have the id {shown(question.id)}; ids must be unique.")
         seen.add(question.id)

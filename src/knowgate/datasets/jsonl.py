@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from knowgate.datasets.parse import read_file
+from knowgate.doors import check_regular, user_path
 from knowgate.errors import BadInput
 from knowgate.types import Question
 
 
 def read_questions(file: str) -> Iterator[Question]:
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise BadInput(f"there is no file '{path}'.")
+    path = user_path(file)
+    if not path.exists():
+        raise BadInput(f"there is no file {str(path)!r}.")
+    check_regular(path)
     return read_file(path)

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
         fitting_axis,
         line_chart,
     )
+    from knowgate.display.controls import (
+        harmless,
+        harmless_json,
+        markdown_code,
+        markdown_text,
+        one_harmless_line,
+    )
     from knowgate.display.sheet import (
         NOT_DEFINED,
         NOTHING,
@@ -44,9 +51,14 @@ __all__ = [
     "Sheet",
     "as_image",
     "fitting_axis",
+    "harmless",
+    "harmless_json",
     "line_chart",
+    "markdown_code",
     "markdown_tables",
+    "markdown_text",
     "number",
+    "one_harmless_line",
     "percent",
     "points",
     "points_with_interval",

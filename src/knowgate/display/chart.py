@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from knowgate.display.controls import one_harmless_line
 from knowgate.markup import escape
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -117,7 +118,7 @@ def _grid(frame: Frame) -> Iterator[str]:
 
 def _text(x: float, y: float, words: str, anchor: str, *, turned: bool = False) -> str:
     turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}>{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}>{escape(one_harmless_line(words))}</text>'
 
 
 def _drawn(curve: Curve, frame: Frame) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from knowgate.display.controls import markdown_text, one_harmless_line
 from knowgate.markup import table
 from knowgate.statistics import Estimate, Share
 
@@ -21,8 +22,8 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
 
     def text(self) -> str:
-        """The cells under each other, for a terminal or a log; what could steer a terminal is replaced."""
-        lines = [[_printable(cell) for cell in line] for line in (self.columns, *self.rows)]
+        """The cells under each other, for a terminal or a log; what could steer a terminal is shown as an escape."""
+        lines = [[one_harmless_line(cell) for cell in line] for line in (self.columns, *self.rows)]
         whole = [line for line in lines if len(line) == len(self.columns)]
         widths = [max(len(line[place]) for line in whole) for place in range(len(self.columns))]
         padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)) for line in lines]
@@ -31,8 +32,8 @@ class Sheet:
     def markdown(self) -> str:
         """The table for a Markdown file, with its title above."""
         lines = [self.columns, ("---",) * len(self.columns), *self.rows]
-        table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-        return f"### {self.title}\n\n{table}\n"
+        table = "\n".join(f"| {' | '.join(map(markdown_text, line))} |" for line in lines)
+        return f"### {markdown_text(self.title)}\n\n{table}\n"
 
     def html(self) -> str:
         """The table for a page or a notebook; every cell is a text."""
@@ -80,7 +81,3 @@ def points_with_interval(value: Estimate) -> str:
     if value.low is None or value.high is None:
         return points(value.value)
     return f"{points(value.value)} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
-
-
-def _printable(cell: str) -> str:
-    return "".join(char if char.isprintable() else "\ufffd" for char in " ".join(cell.split()))

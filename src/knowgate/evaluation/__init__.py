@@ -16,9 +16,17 @@ if TYPE_CHECKING:
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult
     from knowgate.evaluation.comparison.overview import main_sheet
+    from knowgate.evaluation.dhicl_tables import EXAMPLE_COUNTS, WORD_PAIRS, Variants, history_tables
+    from knowgate.evaluation.latency import latency_sheet, time_gates
     from knowgate.evaluation.reranking.answers import Answering
     from knowgate.evaluation.reranking.rankers import compare_rankers, markdown, summary
-    from knowgate.evaluation.self_assessment import Assessment, assess_direct, assess_freely, assess_with_history
+    from knowgate.evaluation.self_assessment import (
+        Assessment,
+        assess_direct,
+        assess_freely,
+        assess_gate,
+        assess_with_history,
+    )
     from knowgate.evaluation.sweeps import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
     from knowgate.evaluation.traffic.log import Log, read_log, read_run, shown_bad
     from knowgate.evaluation.traffic.replay import Prices, ThresholdLine, Traffic, TrafficSaving, replay
@@ -27,6 +35,7 @@ else:
 __all__ = [
     "Answering",
     "Assessment",
+    "EXAMPLE_COUNTS",
     "Evaluation",
     "GateResult",
     "INDICATORS",
@@ -44,13 +53,18 @@ __all__ = [
     "ThresholdLine",
     "Traffic",
     "TrafficSaving",
+    "Variants",
+    "WORD_PAIRS",
     "assess_direct",
     "assess_freely",
+    "assess_gate",
     "assess_with_history",
     "change",
     "compare_rankers",
     "evaluate",
     "evaluation_json",
+    "history_tables",
+    "latency_sheet",
     "main_sheet",
     "markdown",
     "read_log",
@@ -66,4 +80,5 @@ __all__ = [
     "sweep_thresholds",
     "sweep_transfer",
     "sweep_variants",
+    "time_gates",
 ]

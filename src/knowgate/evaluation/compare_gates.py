@@ -6,16 +6,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from knowgate.datasets import Data
+from knowgate.doors import check_seed, check_whole
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluation.comparison.evaluation import Evaluation, compare
-from knowgate.evaluation.live import AUTO, answer_now
-from knowgate.gates import score_gates, without_seen
+from knowgate.evaluation.live import AUTO, answer_now, ask_now
+from knowgate.gates import record_scores, score_gates, without_seen
 from knowgate.labels import Tally
+from knowgate.prompts import load_answer_prompts
 from knowgate.runs import Runs, load_trial, run_paths
 from knowgate.statistics import RESAMPLES
 from knowgate.types import Gate, Model, Retriever
 
 GateLike = str | Path | Gate
+MODEL = "smollm"  # answers questions where none is named
+
+
+MOST_RESAMPLES = 1_000_000
 
 
 def evaluate(
@@ -23,12 +29,14 @@ def evaluate(
     runs: Runs | None = None,
     *,
     data: Data | None = None,
-    model: str | Model = "smollm",
+    model: str | Model | None = None,
+    prompts: str | Path | None = None,
     index: str | Path | Retriever | None = None,
     out: str | Path | None = None,
     limit: int | None = None,
     plug_in: bool = False,
     drop_seen: bool = False,
+    record: bool = False,
     resamples: int = RESAMPLES,
     seed: int = 0,
     on_progress: Callable[[Tally], None] = lambda tally: None,
@@ -37,26 +45,45 @@ def evaluate(
 
     gates: specs ('logprob:mean'), folders of fitted gates, gates themselves, or 'auto' for all that the rows allow.
     A gate given as an object is evaluated as it is in memory, with the threshold it has there.
-    runs: label runs; no LLM is run then. Or data: questions that `model` answers now, with passages from `index`; the
+    runs: label runs; no LLM is run, unless `model` names theirs: then gates for which the rows are not enough ask it,
+    and what they said is kept beside the rows. prompts: the wording the runs were made with, where it was their own.
+    Or data: questions that `model` (the embedded one if none is named) answers now, with passages from `index`; the
     answers are kept in the folder `out`, and the next call does not ask for them again. limit: only so many questions.
     plug_in: allow gates that were fitted on another LLM. drop_seen: leave out questions a gate was fitted on, instead
-    of refusing it. resamples, seed: of the bootstrap.
+    of refusing it. record: keep what all gates said beside the rows, for whoever has the rows alone. resamples, seed:
+    of the bootstrap.
 
     Example:
         >>> evaluate(["my-gate", "logprob:mean"], "runs/test")  # doctest: +SKIP
     """
+    llm = model or MODEL
     asked: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in _several(gates)]
     _check(asked, runs, data, out)
+    check_whole(resamples, "the number of resamples", least=0, most=MOST_RESAMPLES)
+    check_seed(seed)
     named: Sequence[str | Gate] = asked
     if data is not None and out is not None:
         made = answer_now(
-            asked, data, model=model, index=index, out=out, limit=limit, plug_in=plug_in, on_progress=on_progress
+            asked,
+            data,
+            model=llm,
+            index=index,
+            out=out,
+            limit=limit,
+            plug_in=plug_in,
+            on_progress=on_progress,
         )
         runs, named = made.runs, made.gates
+    elif model is not None:
+        wording = load_answer_prompts(Path(prompts)) if prompts is not None else None
+        named = ask_now(asked, run_paths(runs or []), model=model, prompts=wording, plug_in=plug_in)
     try:
         trial = load_trial(run_paths(runs or []))
         trial = without_seen(trial, asked) if drop_seen else trial
-        return compare(trial, score_gates(trial, named, plug_in=plug_in), resamples=resamples, seed=seed)
+        scores = score_gates(trial, named, plug_in=plug_in)
+        if record:
+            record_scores(trial, scores)
+        return compare(trial, scores, resamples=resamples, seed=seed)
     except ModuleNotFoundError as error:
         raise MissingExtra("evaluating", "train") from error
 

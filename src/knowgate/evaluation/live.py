@@ -13,12 +13,22 @@ from pathlib import Path
 
 from knowgate.datasets import Data, data_name
 from knowgate.errors import BadSetting
-from knowgate.gates import bind_gate, far_share, folder_of, gate_name, load_gate, read_questions, score_questions
+from knowgate.gates import (
+    bind_gate,
+    far_share,
+    folder_of,
+    gate_name,
+    is_told,
+    load_gate,
+    measure_distances,
+    read_questions,
+    score_questions,
+)
 from knowgate.labels import Tally, label
 from knowgate.models import as_model
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
 from knowgate.retrieval import as_retriever
-from knowgate.runs import RecordedNeeds, RunFolder, question_of, read_needs, write_needs
+from knowgate.runs import RecordedNeeds, RunFolder, Trial, load_trial, question_of, read_needs, write_needs
 from knowgate.types import Gate, Model, Retriever
 
 log = logging.getLogger(__name__)
@@ -41,7 +51,7 @@ class LiveGate:
     """A gate bound to the LLM, under the name its needs are recorded by.
 
     lasting: the name says all about the gate, so that needs on record under it are its own. A folder may have been
-    fitted or calibrated again since, and so may an object: they decide anew.
+    fitted or calibrated again since, and so may an object; a log may have grown. They decide anew.
     """
 
     name: str
@@ -91,6 +101,39 @@ def answer_now(
     return LiveRuns(runs, names)
 
 
+def ask_now(
+    gates: Sequence[str | Gate],
+    runs: Sequence[Path],
+    *,
+    model: str | Model,
+    prompts: AnswerPrompts | None = None,
+    plug_in: bool = False,
+) -> list[str | Gate]:
+    """Let gates decide on recorded questions that need more than the rows hold; what they say is kept beside the rows.
+
+    Gives back the gates as the record knows them. The LLM and the wording must be those of the runs.
+    """
+    trial, llm, wording = load_trial(runs, layers=()), as_model(model), prompts or load_answer_prompts()
+    _check_same(trial, llm, wording)
+    asked = [gate for gate in gates if gate != AUTO and not is_told(trial, gate, plug_in=plug_in)]
+    names = dict(zip(map(id, asked), record_names(asked), strict=True))
+    bound = [_bound(names[id(gate)], gate, llm, wording, plug_in=plug_in) for gate in asked]
+    for run in runs:
+        decide_on(RunFolder(run), llm, wording, bound)
+    return [names.get(id(gate), gate) for gate in gates]
+
+
+def _check_same(trial: Trial, model: Model, prompts: AnswerPrompts) -> None:
+    made = trial.settings
+    if made["model_fingerprint"] != model.fingerprint:
+        raise BadSetting(
+            f"the runs were made with {made['model']} ({made['model_fingerprint']}), not with {model.name} "
+            f"({model.fingerprint}); ask the LLM that answered: --model {made['model']}."
+        )
+    if made["prompts_fingerprint"] != prompts.fingerprint:
+        raise BadSetting("the runs were made with other prompts than these; name those they were made with: --prompts.")
+
+
 def split_data(data: Data) -> list[Data]:
     """Specs between commas each by itself; questions as they are."""
     if not isinstance(data, str):
@@ -117,7 +160,8 @@ def record_names(gates: Sequence[str | Gate]) -> list[str]:
 
 def _bound(name: str, gate: str | Gate, model: Model, prompts: AnswerPrompts, *, plug_in: bool) -> LiveGate:
     loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-    lasting = isinstance(gate, str) and folder_of(gate) is None
+    reads_log = type(loaded).recall is not Gate.recall  # which may have grown since
+    lasting = isinstance(gate, str) and folder_of(gate) is None and not reads_log
     return LiveGate(name, bind_gate(loaded, model, prompts), lasting)
 
 
@@ -136,7 +180,7 @@ def decide_on(run: RunFolder, model: Model, prompts: AnswerPrompts, gates: Seque
             part = questions[first : first + BATCH]
             readings = read_questions(model, [one.gate], part, prompts)
             needs += score_questions(one.gate, part, readings)
-            distances += one.gate.distances(part, readings)
+            distances += measure_distances(one.gate, part, readings)
         seconds = (time.perf_counter() - start) / len(questions)
         by_id = dict(zip((question.id for question in questions), needs, strict=True))
         about = getattr(one.gate, "note", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from knowgate.display import markdown_code, markdown_text
 from knowgate.gates import retrieval_rule
 
 WORDS = {
@@ -24,7 +25,7 @@ def card(manifest: Mapping[str, Any], notes: Sequence[str], command: str) -> str
         else "the LLM does not know the answer"
     )
     parts = [
-        f"# {manifest['gate']} gate for {manifest['model']['name']}",
+        f"# {manifest['gate']} gate for {markdown_text(manifest['model']['name'])}",
         f"A knowgate gate, fitted {manifest['created']}. Its need is a calibrated probability that {target}.",
         '```console\nknowgate ask --gate THIS_FOLDER --docs FOLDER "a question"\n```',
         _facts(manifest),
@@ -33,9 +34,9 @@ def card(manifest: Mapping[str, Any], notes: Sequence[str], command: str) -> str
         "![ROC curve on the test split](curve.svg)",
     ]
     if notes:
-        parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in notes))
+        parts.append("## Notes\n\n" + "\n".join(f"- {markdown_text(note)}" for note in notes))
     if command:
-        parts.append(f"## Made by\n\n```console\n{command}\n```")
+        parts.append(f"## Made by\n\n```console\n{markdown_code(command)}\n```")
     return "\n\n".join(parts) + "\n"
 
 
@@ -47,7 +48,7 @@ def _sets(manifest: Mapping[str, Any]) -> list[str]:
     lines = [f"By label run ({how}):", "", "| run | n | positive | AUROC | 95 % interval |", "|---|---|---|---|---|"]
     for name, one in manifest["sets"].items():
         share = "" if one["base_rate"] is None else f"{one['base_rate']:.0%}"
-        lines.append(f"| {name} | {one['n']} | {share} | {' | '.join(_cells(one['auroc']))} |")
+        lines.append(f"| {markdown_text(name)} | {one['n']} | {share} | {' | '.join(_cells(one['auroc']))} |")
     return ["\n".join(lines)]
 
 
@@ -71,7 +72,9 @@ def _facts(manifest: Mapping[str, Any]) -> str:
         ("calibration", manifest["calibration"]["kind"]),
         ("retrieves, as fitted", retrieval_rule(float(manifest["threshold"]))),
     ]
-    return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows if value)
+    return "| | |\n|---|---|\n" + "\n".join(
+        f"| {name} | {markdown_text(str(value))} |" for name, value in rows if value
+    )
 
 
 def _options(options: Mapping[str, Any]) -> str:

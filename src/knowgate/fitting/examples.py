@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.runs import LabelRow, Split, Trial, load_trial, names_of, seen_key, split_questions
+from knowgate.runs import LabelRow, Split, Trial, load_trial, loose_key, names_of, seen_key, split_questions
 from knowgate.statistics import Bools, Floats
 from knowgate.types import Question, Reading
 
@@ -85,8 +85,9 @@ class Examples:
         """Fingerprints of the questions that fitting looked at."""
         used = np.concatenate([self.split.train, self.split.dev, self.split.calibration])
         asked = [self.questions[number] for number in used]
-        # by text, and by id for rows that were packed without their texts
-        return sorted({seen_key(text) for question in asked for text in (question.text, f"id:{question.id}")})
+        # by text, whole and loosely, and by id for rows that were packed without their texts
+        keys = ((seen_key(one.text), loose_key(one.text), seen_key(f"id:{one.id}")) for one in asked)
+        return sorted({key for each in keys for key in each})
 
 
 def load_examples(
@@ -103,7 +104,7 @@ def load_examples(
         raise BadInput("the label runs are packed without their questions; fit on the runs they were made from.")
     chosen = _chosen_target(trial.rows, target)
     needed = np.array([_needed(row, chosen) for row in trial.rows], dtype=bool)
-    _check_enough(needed, chosen)
+    _check_enough(needed, chosen, _because(trial.rows, chosen) if target is None else "")
     texts = [question.text for question in trial.questions]
     split = split_questions(texts, seed)
     _check_train([texts[number] for number in split.train], needed[split.train])
@@ -140,14 +141,22 @@ def _needed(row: LabelRow, target: Target) -> bool:
     return row.benefit is not None and row.benefit > 0  # where nothing was found retrieving does not help
 
 
-def _check_enough(needed: Bools, target: Target) -> None:
+def _because(rows: Sequence[LabelRow], target: Target) -> str:
+    """Why this target, which nobody asked for, in brackets."""
+    if target == "benefit":
+        return " ('benefit' was chosen because the rows have open-book answers)"
+    without = sum(row.benefit is None for row in rows)
+    return f" ('known' was chosen because {without} of {len(rows)} rows have no open-book answer)"
+
+
+def _check_enough(needed: Bools, target: Target, because: str) -> None:
     if len(needed) < FEWEST:
         raise BadInput(f"fitting needs at least {FEWEST} graded rows; the label runs have {len(needed)}. Label more.")
     yes, no = int(needed.sum()), int((~needed).sum())
     if min(yes, no) < FEWEST_OF_A_KIND:
         raise BadInput(
-            f"fitting on '{target}' needs {FEWEST_OF_A_KIND} questions of each kind; the label runs have {yes} "
-            f"that need retrieval and {no} that do not. Label more questions, or use the other --target."
+            f"fitting on '{target}' needs {FEWEST_OF_A_KIND} questions of each kind{because}; the label runs "
+            f"have {yes} that need retrieval and {no} that do not. Label more questions, or use the other --target."
         )
 
 

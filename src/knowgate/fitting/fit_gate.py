@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from knowgate.doors import check_seed
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.files import check_replaceable
 from knowgate.fitting.examples import Examples, Target, load_examples
@@ -48,6 +49,7 @@ def fit(
     """
     function, folder = fit_function(name), Path(out)
     _check(name, runs, target, threshold)
+    check_seed(seed)
     check_replaceable(folder, MANIFEST, KIND)  # before the work, not after it
     paths = run_paths(runs)
     check_options(name, function, options)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from knowgate.doors import COUNT, shown
 from knowgate.errors import BadSetting
 from knowgate.fitting.examples import Target
 
@@ -66,7 +67,9 @@ class FitOption:
         accepted = (int, float) if self.kind is float else self.kind
         if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
             needed = NUMBERS.get(self.kind, "true or false" if self.kind is bool else "text")
-            raise BadSetting(f"fit {gate}: {self.name} is {value!r}; it must be {needed}.")
+            raise BadSetting(f"fit {gate}: {self.name} is {shown(value)}; it must be {needed}.")
+        if self.kind in NUMBERS and not abs(float(str(value))) <= COUNT:  # NaN is not, either
+            raise BadSetting(f"fit {gate}: {self.name} is {shown(value)}; it must be a number within reason.")
 
 
 def options_of(function: FitFunction) -> dict[str, FitOption]:

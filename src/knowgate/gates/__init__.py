@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
+from knowgate.gates.outside import blamed
 from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
@@ -50,7 +51,17 @@ if TYPE_CHECKING:
     from knowgate.gates.live import bind_gate, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
-    from knowgate.gates.recorded import GateScores, folder_of, gate_name, score_gate, score_gates, seen_by, without_seen
+    from knowgate.gates.recorded import (
+        GateScores,
+        folder_of,
+        gate_name,
+        is_told,
+        record_scores,
+        score_gate,
+        score_gates,
+        seen_by,
+        without_seen,
+    )
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -89,6 +100,7 @@ __all__ = [
     "apply_heads",
     "apply_network",
     "bind_gate",
+    "blamed",
     "check_count",
     "check_offers",
     "default_gate",
@@ -101,17 +113,20 @@ __all__ = [
     "hard_tree",
     "ik_needs",
     "is_artefact",
+    "is_told",
     "kbm_confidence",
     "kbm_text_with_passages",
     "load_fitted",
     "load_gate",
     "markdown_table",
+    "measure_distances",
     "measure_ground",
     "open_base",
     "open_judge",
     "read_artefact",
     "read_off",
     "read_questions",
+    "record_scores",
     "retrieval_rule",
     "revise_artefact",
     "score_gate",
@@ -278,7 +293,7 @@ def load_fitted(folder: str, *, plug_in: bool = False) -> FittedGate:
     artefact = read_artefact(folder)
     name = str(artefact.manifest["gate"]).split(":")[0]
     cls: Any = _checked(name, resolve(FITTED, "fitted gate", name, "knowgate.fitted_gates"))
-    gate: FittedGate = cls(artefact, plug_in)
+    gate: FittedGate = cls.opened(artefact, plug_in)
     return gate
 
 
@@ -322,15 +337,30 @@ def markdown_table() -> str:
 
 def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
     """The gate's needs, checked: one per question, each a number in [0, 1]."""
+    with blamed(gate):
+        scored = gate.score(questions, readings)
     try:
-        needs = [float(need) for need in gate.score(questions, readings)]
-    except TypeError as error:
+        needs = [float(need) for need in scored]
+    except (TypeError, ValueError) as error:
         raise ModelError(f"gate '{gate.name}' gave no list of numbers ({error}): `score` gives a need each.") from error
     check_count(gate, "needs", needs, questions)
     for question, need in zip(questions, needs, strict=True):
         if not (math.isfinite(need) and 0 <= need <= 1):
             raise ModelError(f"gate '{gate.name}' gave {need} for '{question.text[:60]}': not a number in [0, 1].")
     return needs
+
+
+def measure_distances(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
+    """How far the questions lie from those of the gate's fit, checked: one each, a number from 0 on or nothing."""
+    with blamed(gate):
+        found = gate.distances(questions, readings)
+    check_count(gate, "distances", found, questions)
+    for question, distance in zip(questions, found, strict=True):
+        if distance is not None and not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
+            raise ModelError(
+                f"gate '{gate.name}' gave the distance {distance} for '{question.text[:60]}': no number."
+            )
+    return found
 
 
 def check_count(gate: Gate, what: str, given: Sequence[object], questions: Sequence[Question]) -> None:

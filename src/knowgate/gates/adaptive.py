@@ -9,11 +9,14 @@ from functools import cached_property
 import numpy as np
 
 from knowgate.embedding import check_vectors
+from knowgate.errors import BadInput
 from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.encoder import fitted_encoder
+from knowgate.gates.fitted.encoder import EncoderOptions, fitted_encoder
 from knowgate.gates.fitted.probability import Floats
+from knowgate.gates.fitted.tensors import ExpectedTensors, check_width
 from knowgate.retrieval import MOST_ROUNDS
+from knowgate.typed import read_record
 from knowgate.types import Embedder, Question, Reading, Vector
 
 CLASSES = ("no", "one", "multi")
@@ -32,6 +35,15 @@ class AdaptiveGate(FittedGate):
     """
 
     embedder: Embedder | None = None
+
+    def check(self, tensors: ExpectedTensors) -> None:
+        read_record(EncoderOptions, self.artefact.options, "options", others=True)
+        tensors.claim("weight", len(CLASSES), None)
+        tensors.claim("bias", len(CLASSES))
+        seen = tensors.claim("seen", len(CLASSES))
+        if set(seen.tolist()) - {0.0, 1.0} or not seen.any():
+            raise BadInput("the tensor 'seen' does not say which classes were seen in training.")
+        tensors.finish()
 
     @cached_property
     def encoder(self) -> Embedder:
@@ -59,6 +71,7 @@ class AdaptiveGate(FittedGate):
 
 def apply_classes(tensors: Tensors, vectors: Vector) -> Floats:
     """Softmax over the classes seen in training; the others have probability 0."""
+    check_width(vectors, tensors["weight"].shape[1])
     logits = vectors.astype(np.float64) @ tensors["weight"].T.astype(np.float64) + tensors["bias"]
     shares = np.exp(logits - logits.max(axis=1, keepdims=True)) * tensors["seen"]
     probabilities: Floats = shares / shares.sum(axis=1, keepdims=True)

@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from knowgate.errors import BadInput
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.encoder import fitted_encoder
-from knowgate.gates.fitted.network import apply_network
+from knowgate.gates.fitted.manifest import Position
+from knowgate.gates.fitted.network import apply_network, expect_network
 from knowgate.gates.fitted.probability import Floats
+from knowgate.gates.fitted.tensors import ExpectedTensors
 from knowgate.prompts import self_assessment
 from knowgate.signals import (
     ASSESSMENT_LABELS,
+    FEATURES,
     SELF_ASSESSMENT,
     draft_texts,
     feature_matrix,
@@ -23,10 +27,35 @@ from knowgate.signals import (
     text_features,
 )
 from knowgate.statistics import logit
+from knowgate.typed import read_record
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, Vector
 
 TEXT_SIGNAL = "text"  # the signal: a linear head over embeddings
 TEXT_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class ProbePart:
+    """A probe inside the fusion; its tensors' names begin with its own."""
+
+    name: str
+    layer: int
+    position: Position
+
+
+@dataclass(frozen=True)
+class FusionOptions:
+    """embedder: '' where no text is embedded."""
+
+    features: tuple[str, ...]
+    probes: tuple[ProbePart, ...]
+    embedder: str = ""
+    embedder_fingerprint: str = ""
+
+    @property
+    def width(self) -> int:
+        """Of the features that are weighed together."""
+        return len(self.features) + len(self.probes) + bool(self.embedder)
 
 
 @dataclass(frozen=True)
@@ -44,6 +73,15 @@ class FusionGate(FittedGate):
 
     labels = ASSESSMENT_LABELS
     answered_by = SELF_ASSESSMENT
+
+    def check(self, tensors: ExpectedTensors) -> None:
+        options = read_record(FusionOptions, self.artefact.options, "options", others=True)
+        if unknown := [name for name in options.features if name not in FEATURES]:
+            raise BadInput(f"'{unknown[0][:80]}' is no feature; known: {', '.join(FEATURES)}.")
+        for part in [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]:
+            expect_network(tensors, f"{part}.")
+        expect_network(tensors, "fusion.", options.width)
+        tensors.finish()
 
     def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [self_assessment(question, *self.labels) for question in questions]

@@ -5,17 +5,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.encoder import fitted_encoder
-from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, open_judge
-from knowgate.gates.fitted.network import apply_network
+from knowgate.gates.fitted.encoder import EncoderOptions, fitted_encoder
+from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, JudgeOptions, open_judge
+from knowgate.gates.fitted.network import apply_network, expect_network
 from knowgate.gates.fitted.probability import Floats
+from knowgate.gates.fitted.tensors import ExpectedTensors
 from knowgate.prompts import ik_text
 from knowgate.signals import draft_texts, text_features
+from knowgate.typed import Between, read_record
 from knowgate.types import Embedder, Question, Reading
 
 IK_LABELS = ("Yes", "No")
+
+
+@dataclass(frozen=True)
+class IkOptions:
+    """What both modes have; each has more of its own."""
+
+    mode: Literal["text", "lora"]
+    tokens: Annotated[int, Between(0, 1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,14 @@ class IkGate(FittedGate):
     """
 
     embedder: Embedder | None = None
+
+    def check(self, tensors: ExpectedTensors) -> None:
+        options = read_record(IkOptions, self.artefact.options, "options", others=True)
+        own = EncoderOptions if options.mode == "text" else JudgeOptions
+        read_record(own, self.artefact.options, "options", others=True)
+        if options.mode == "text":
+            expect_network(tensors)
+        tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         options = self.artefact.options

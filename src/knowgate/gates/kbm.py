@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, open_judge
+from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, JudgeOptions, open_judge
 from knowgate.gates.fitted.probability import Floats
+from knowgate.gates.fitted.tensors import ExpectedTensors
 from knowgate.prompts import kbm_text
+from knowgate.typed import read_record
 from knowgate.types import Passage, Question, Reading
 
 if TYPE_CHECKING:
@@ -20,6 +22,11 @@ KBM_LABELS = ("True", "False")
 KBM_HEADS = ("mastery", "certainty")
 START, BETWEEN = '{"mastery": "', '", "certainty": "'
 USEFUL = 0.5  # the judge's own decision: the calibration is that of bare questions
+
+
+@dataclass(frozen=True, kw_only=True)
+class KbmOptions(JudgeOptions):
+    head: Literal["mastery", "certainty"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,10 @@ class KbmGate(FittedGate):
     Example:
         >>> gate = KbmGate.load("my-kbm")  # doctest: +SKIP
     """
+
+    def check(self, tensors: ExpectedTensors) -> None:
+        read_record(KbmOptions, self.artefact.options, "options", others=True)
+        tensors.finish()
 
     @functools.cached_property
     def judge(self) -> Judge:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from knowgate.gates import check_offers
+from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
 from knowgate.prompts import AnswerPrompts
 from knowgate.types import Gate, Model, Question, Reading, Vector, Want
@@ -20,7 +21,8 @@ class ModelSource:
 
     def bind(self, gate: Gate) -> Gate:
         check_offers(gate, self.model)
-        return gate.bind(self.model, self.prompts.fingerprint)
+        with blamed(gate):
+            return gate.bind(self.model, self.prompts.fingerprint)
 
     def read(self, questions: Sequence[Question], want: Want) -> list[Reading]:
         if want.is_nothing:
@@ -28,7 +30,9 @@ class ModelSource:
         return self.model.read([self.prompts.closed(question) for question in questions], want)
 
     def ask(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        return self.model.label_logits(gate.ask(questions, readings), gate.labels)
+        with blamed(gate):
+            prompts = gate.ask(questions, readings)
+        return self.model.label_logits(prompts, gate.labels)
 
 
 def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:

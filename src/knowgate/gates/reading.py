@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from knowgate.errors import BadSetting
+from knowgate.gates.outside import blamed
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
 
 
@@ -39,7 +40,8 @@ def gather_readings(source: Source, gates: Sequence[Gate], questions: Sequence[Q
         return []
     readings = source.read(questions, functools.reduce(operator.or_, (gate.want for gate in gates), Want()))
     for gate in gates:
-        recalled = gate.recall(questions)
+        with blamed(gate):
+            recalled = gate.recall(questions)
         readings = [
             replace(reading, neighbours={**reading.neighbours, gate.name: near})
             for reading, near in zip(readings, recalled, strict=True)

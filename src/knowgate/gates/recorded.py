@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from knowgate.doors import read_text, user_path
 from knowgate.errors import BadInput, BadSetting, NotOffered
-from knowgate.gates import load_gate, score_questions
+from knowgate.gates import load_gate, measure_distances, score_questions
 from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.distance import far_share
+from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
-from knowgate.runs import RecordedNeeds, Trial, question_key
+from knowgate.runs import RecordedNeeds, Trial, loose_key, names_of, question_key, write_needs
 from knowgate.signals import SEAKR, SEAKR_END, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
@@ -68,7 +70,8 @@ class RecordSource:
             listed = ", ".join(sorted(missing))
             message = f"gate '{self.spec}' needs {listed}, which the rows lack. {_advice(missing)}"
             raise NotOffered(message, brief=f"the rows lack {listed}")
-        return gate.bind(self.identity, self.trial.settings["prompts_fingerprint"])
+        with blamed(gate):
+            return gate.bind(self.identity, self.trial.settings["prompts_fingerprint"])
 
     def read(self, questions: Sequence[Question], want: Want) -> list[Reading]:
         """The recorded ones: `questions` are those of the trial."""
@@ -90,6 +93,18 @@ def score_gates(trial: Trial, gates: Sequence[str | Gate], *, plug_in: bool = Fa
     asked = [one for gate in gates for one in (automatic(trial) if gate == "auto" else [gate])]
     different = {gate if isinstance(gate, str) else id(gate): gate for gate in asked}  # weights cannot be compared
     return told_apart([score_gate(trial, gate, plug_in=plug_in) for gate in different.values()])
+
+
+def record_scores(trial: Trial, scores: Sequence[GateScores]) -> None:
+    """Keep what these gates said beside the rows of the trial's runs."""
+    for run, name in zip(trial.runs, names_of([Path(run) for run in trial.runs]), strict=True):
+        own = {place: row.id for place, row in enumerate(trial.rows) if trial.keys[place] == f"{name}/{row.id}"}
+        write_needs(Path(run), [_to_record(one, own) for one in scores])
+
+
+def _to_record(scores: GateScores, rows: Mapping[int, str]) -> RecordedNeeds:
+    needs = {key: float(scores.needs[place]) for place, key in rows.items()}
+    return RecordedNeeds(scores.name, scores.threshold, needs, scores.note, scores.seconds, scores.far)
 
 
 def told_apart(scores: Sequence[GateScores]) -> list[GateScores]:
@@ -146,8 +161,19 @@ def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> Gate
         drafts=want.draft_tokens > 0,
         extra_tokens=want.samples * float(trial.closed_tokens().mean()),
         note=gate.note,
-        far=far_share(gate.distances(trial.questions, readings)),
+        far=far_share(measure_distances(gate, trial.questions, readings)),
     )
+
+
+def is_told(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> bool:
+    """Whether the rows are enough for a gate; else the LLM must be asked."""
+    if isinstance(gate, str) and gate in trial.recorded:
+        return True
+    try:
+        RecordSource(trial, gate_name(gate)).bind(load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate)
+    except NotOffered:
+        return False
+    return True
 
 
 def gate_name(gate: str | Gate) -> str:
@@ -184,7 +210,7 @@ def _advice(missing: frozenset[Signal]) -> str:
 
 
 def check_unseen(trial: Trial, folder: str) -> None:
-    """Refuse a gate on questions it was fitted on: by text, or by id where the rows hold no text."""
+    """Refuse a gate on questions it was fitted on: by text, however it is written, or by id where there is none."""
     same = sum(seen_by(trial, folder))
     if same:
         raise BadSetting(
@@ -196,9 +222,12 @@ def check_unseen(trial: Trial, folder: str) -> None:
 
 def seen_by(trial: Trial, folder: str | Path) -> list[bool]:
     """Which rows the gate in this folder was fitted on; none where it does not say."""
-    file = Path(folder).expanduser() / SEEN
-    seen = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
-    return [question_key(question) in seen for question in trial.questions]
+    file = user_path(folder) / SEEN
+    seen = set(read_text(file).split()) if file.is_file() else set()
+    return [
+        question_key(question) in seen or (bool(question.text) and loose_key(question.text) in seen)
+        for question in trial.questions
+    ]
 
 
 def without_seen(trial: Trial, gates: Sequence[str | Gate]) -> Trial:

@@ -40,6 +40,7 @@ class SkrGate(Gate):
     history: str | HistoryStore = "history.db"
     k: int = 7
     mode: Literal["smooth", "vote", "classifier"] = "smooth"
+    embedder: str | None = None
     tenant: str = ""
     scope: Scope | None = None
     classifier: Logistic | None = None
@@ -49,22 +50,22 @@ class SkrGate(Gate):
             raise BadSetting(f"skr: k is {self.k}; it must be at least 1.")
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        scope = bound_scope(self.history, model.fingerprint, prompts, self.tenant)
-        classifier = fitted(opened(self.history), scope) if self.mode == "classifier" else None
+        scope = bound_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder)
+        classifier = fitted(opened(self.history, self.embedder), scope) if self.mode == "classifier" else None
         return replace(self, scope=scope, classifier=classifier)
 
     def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:
         """The k nearest for which retrieval made a difference."""
         if self.scope is None:
             raise BadSetting("skr: bind the gate to its model first (AdaptiveRAG does).")
-        nearest = opened(self.history).search([q.text for q in questions], self.k * DEEPER, self.scope)
+        nearest = opened(self.history, self.embedder).search([q.text for q in questions], self.k * DEEPER, self.scope)
         telling = [[n for n in near if n.outcome in (Outcome.BETTER, Outcome.WORSE)] for near in nearest]
         return [tuple(near[: self.k]) for near in telling]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         if self.classifier is not None:
             asked = [question.text for question in questions]
-            return self.classifier.predict(opened(self.history).embed(asked)) if asked else []
+            return self.classifier.predict(opened(self.history, self.embedder).embed(asked)) if asked else []
         count = majority if self.mode == "vote" else smooth
         return [count(reading.neighbours[self.name]) for reading in readings]
 

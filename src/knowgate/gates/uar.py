@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.manifest import CalibrationRecord, check_calibration
 from knowgate.gates.fitted.probability import Floats, to_probability
+from knowgate.gates.fitted.tensors import ExpectedTensors, check_width
 from knowgate.signals import hidden_states
 from knowgate.statistics import sigmoid
+from knowgate.typed import read_record
 from knowgate.types import Question, Reading, Vector
 
 CRITERIA = ("intent", "knowledge", "time")  # asks for sources? needs knowledge? changes with time?
@@ -30,6 +33,15 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class UarOptions:
+    """One calibration for each of `CRITERIA`."""
+
+    layer: int
+    tree: Literal["soft", "hard"]
+    calibrations: tuple[CalibrationRecord, CalibrationRecord, CalibrationRecord]
+
+
+@dataclass(frozen=True)
 class UarGate(FittedGate):
     """need = the decision tree intent -> knowledge -> time -> self over four linear heads.
 
@@ -44,6 +56,16 @@ class UarGate(FittedGate):
     Example:
         >>> gate = UarGate.load("my-uar")  # doctest: +SKIP
     """
+
+    def check(self, tensors: ExpectedTensors) -> None:
+        options = read_record(UarOptions, self.artefact.options, "options", others=True)
+        for calibration in options.calibrations:
+            check_calibration(calibration, "options")
+        (width,) = tensors.claim(f"{SELF}.weight", None).shape
+        for name in CRITERIA:
+            tensors.claim(f"{name}.weight", width)
+        _expect_scales(tensors, width)
+        tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         """Of the last head alone: that is the one the label run can calibrate."""
@@ -72,6 +94,16 @@ class UarGate(FittedGate):
 
     def _states(self, readings: Sequence[Reading]) -> Vector:
         return hidden_states(readings, self.artefact.options["layer"], "pre")
+
+
+def _expect_scales(tensors: ExpectedTensors, width: int) -> None:
+    """Each head's mean and scale; in older folders the one number that all heads share."""
+    if "size" in tensors:
+        tensors.claim("size", 1, positive=True)
+        return
+    for name in (SELF, *CRITERIA):
+        tensors.claim(f"{name}.mean", width)
+        tensors.claim(f"{name}.scale", width, positive=True)
 
 
 def apply_heads(tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], features: Vector, own: Floats) -> Heads:
@@ -103,6 +135,7 @@ def apply_head(tensors: Tensors, name: str, features: Vector) -> Floats:
 
     Heads of older folders share one number instead, the root mean square of the states they were trained on.
     """
+    check_width(features, len(tensors[f"{name}.weight"]))
     states, weight = features.astype(np.float64), tensors[f"{name}.weight"].astype(np.float64)
     if f"{name}.mean" in tensors:
         states = (states - tensors[f"{name}.mean"]) / tensors[f"{name}.scale"]

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import ArtefactError
+from knowgate.doors import check_regular
+from knowgate.errors import ArtefactError, BadInput, KnowgateError
 
 VERSION = 1
 SCHEMA = """
@@ -29,6 +30,24 @@ CREATE TRIGGER IF NOT EXISTS count_deletions AFTER DELETE ON entries BEGIN
     UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'deletions';
 END;
 """
+COLUMNS = frozenset(
+    [
+        "id",
+        "key",
+        "question",
+        "label",
+        "outcome",
+        "source",
+        "weight",
+        "model",
+        "prompts",
+        "tenant",
+        "created",
+        "expires",
+        "vector",
+    ]
+)
+DAMAGE = (sqlite3.Error, UnicodeDecodeError)  # what sqlite raises for a file that is not whole
 PATIENCE = 30.0  # seconds to wait for another writer
 
 
@@ -52,9 +71,9 @@ class Database:
         return db
 
     def _open(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        db = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+        db = self._connect()
         try:
+            _check_schema(db)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("PRAGMA secure_delete = ON")  # forgotten questions do not linger in free pages
@@ -62,19 +81,28 @@ class Database:
             db.execute("INSERT OR IGNORE INTO meta VALUES ('deletions', '0')")
             db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", [str(VERSION)])
             version = db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
-        except sqlite3.DatabaseError as error:
+        except (*DAMAGE, BadInput) as error:
             db.close()
-            raise _broken(self.path, error) from None
+            raise broken_log(self.path, error) from None
         if version != str(VERSION):
             db.close()
-            raise ArtefactError(f"the log {self.path} has format {version}; this knowgate reads {VERSION}.")
+            raise ArtefactError(f"the log {self.path} has format {str(version)[:40]}; this knowgate reads {VERSION}.")
         return db
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            if self.path.exists():
+                check_regular(self.path)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+        except (sqlite3.Error, OSError, BadInput) as error:
+            raise broken_log(self.path, error) from None
 
     def read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         try:
             return self.connection().execute(query, list(values)).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise _broken(self.path, error) from None
+        except DAMAGE as error:
+            raise broken_log(self.path, error) from None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -86,10 +114,32 @@ class Database:
         except BaseException as error:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.DatabaseError):
-                raise _broken(self.path, error) from None
+            if isinstance(error, DAMAGE):
+                raise broken_log(self.path, error) from None
             raise
 
 
-def _broken(path: Path, error: sqlite3.Error) -> ArtefactError:
-    return ArtefactError(f"the log {path} cannot be used: {error}. It was left as it is; move it away or restore it.")
+def _check_schema(db: sqlite3.Connection) -> None:
+    """Refuse another program's database before anything is written into it."""
+    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables:
+        return  # new
+    if not {"meta", "entries"} <= tables:
+        raise BadInput("it is a database of another program")
+    columns = {row[1] for row in db.execute("PRAGMA table_info(entries)")}
+    if columns != COLUMNS:
+        raise BadInput("its table of entries is not one of knowgate's")
+
+
+def broken_log(path: Path, error: Exception) -> KnowgateError:
+    """What went wrong with the log: no room, another process, or damage."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits say more exactly what
+    cause = " ".join(str(error).split()).rstrip(".")  # sqlite quotes lines of a broken schema
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return KnowgateError(
+            f"cannot write to the log {path}: {cause}. What was logged before is safe; make room and run the same "
+            "command again."
+        )
+    if code == sqlite3.SQLITE_BUSY:
+        return KnowgateError(f"another process is writing to the log {path}; wait for it or stop it.")
+    return ArtefactError(f"the log {path} cannot be used: {cause}. It was left as it is; move it away or restore it.")

@@ -36,6 +36,10 @@ class VectorIndex:
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def width(self) -> int:
+        return self._width
+
     def add(self, ids: Sequence[int], vectors: Vector) -> None:
         with self._lock:
             end = self._size + len(ids)

@@ -6,32 +6,28 @@ deleted by any process are dropped. Knows vectors and rows; not what the labels 
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from knowgate.embedding import SentenceEmbedder
-from knowgate.errors import BadSetting
-from knowgate.history.database import Database
-from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source, question_key
+from knowgate.doors import user_path
+from knowgate.errors import BadInput, BadSetting
+from knowgate.history.chosen import ChosenEmbedder
+from knowgate.history.database import Database, broken_log
+from knowgate.history.entries import Known, LogEntry, Outcome, Scope, question_key
 from knowgate.history.index import VectorIndex
+from knowgate.history.table import COLUMNS, INSERT, from_row, to_row
 from knowgate.types import Embedder, Neighbour, Vector
 
-COLUMNS = "id, question, label, outcome, source, weight, model, prompts, tenant, created, expires"
-# an update keeps the row's number, so an index that has it need not hear of it: labels are read at search
-INSERT = """INSERT INTO entries
-    (key, question, label, outcome, source, weight, model, prompts, tenant, created, expires, vector)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (tenant, model, prompts, key, source) DO UPDATE SET
-    label = excluded.label, outcome = excluded.outcome, weight = excluded.weight,
-    created = excluded.created, expires = excluded.expires"""
+CURRENT = "(expires IS NULL OR expires > ?)"
+LARGEST = 1e15  # part of a vector; unit vectors have none above 1
 EXTRA = 8  # neighbours fetched beyond k, for those that fall away (the question itself, expired ones)
+DEEPER = 4  # times as many are fetched where too many fell away
 
 
 @dataclass
@@ -44,12 +40,15 @@ class _Followed:
 
 
 class SqliteHistory:
-    """A log in `path`. All entries of one file are embedded by one embedding, named at its first use."""
+    """A log in `path`. All entries of one file are embedded by one embedding, chosen by who fills it first.
 
-    def __init__(self, path: str | Path, embedder: Embedder | None = None):
-        self.path = Path(path).expanduser()
-        self._embedder = embedder or SentenceEmbedder()
+    embedder: an embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder); None for the log's own.
+    """
+
+    def __init__(self, path: str | Path, embedder: str | Embedder | None = None):
+        self.path = user_path(path)
         self._db = Database(self.path)
+        self._embedder = ChosenEmbedder(self._db, embedder)
         self._lock = threading.Lock()
         self._followed: dict[Scope, _Followed] = {}
 
@@ -61,9 +60,9 @@ class SqliteHistory:
             return 0
         if vectors is None:
             vectors = self._embedder.embed([entry.question for entry in entries])
-        rows = [_to_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
+        rows = [to_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
         with self._db.transaction() as db:
-            self._check_embedder(db)
+            self._embedder.agree(db)
             db.executemany(INSERT, rows)
         return len(rows)
 
@@ -78,7 +77,7 @@ class SqliteHistory:
                 count += db.execute(
                     "DELETE FROM entries WHERE instr(lower(question), lower(?)) > 0", [contains]
                 ).rowcount
-        self._db.connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")  # old pages leave the write-ahead file too
+        self._db.read("PRAGMA wal_checkpoint(TRUNCATE)", [])  # old pages leave the write-ahead file too
         return count
 
     def prune(self, *, now: float | None = None, keep_scope: Scope | None = None) -> int:
@@ -101,7 +100,7 @@ class SqliteHistory:
         where, values = _where(scope)
         query = f"SELECT {COLUMNS} FROM entries{where} ORDER BY id DESC LIMIT ?"
         for row in self._db.read(query, [*values, -1 if limit is None else limit]):
-            yield _from_row(row)
+            yield self._entry(row)
 
     def scopes(self) -> dict[Scope, int]:
         """How many entries each scope has."""
@@ -112,59 +111,55 @@ class SqliteHistory:
         where, values = _where(scope)
         return int(self._db.read(f"SELECT count(*) FROM entries{where}", values)[0][0])
 
-    def search(self, questions: Sequence[str], k: int, scope: Scope) -> list[tuple[Neighbour, ...]]:
+    def search(
+        self, questions: Sequence[str], k: int, scope: Scope, leave_out: Collection[Known] = ()
+    ) -> list[tuple[Neighbour, ...]]:
         """The k most similar logged questions, most similar first; never the question itself, nothing expired."""
         if k < 1:
             raise BadSetting(f"k is {k}; at least 1 neighbour must be asked for.")
         if not self.count(scope):
             return [() for _ in questions]
-        vectors = self._embedder.embed(list(questions))
-        with self._lock:
-            index = self._follow(scope)
-            hits = index.nearest(vectors, k + EXTRA)
-        found = self._by_id({number for row in hits for number, _ in row})
-        return [self._neighbours(question, row, found, k) for question, row in zip(questions, hits, strict=True)]
+        vectors, depth = self._embedder.embed(questions), k + EXTRA
+        while True:
+            with self._lock:
+                index = self._follow(scope)
+                hits = index.nearest(vectors, depth)
+            found = self._by_id({number for row in hits for number, _ in row})
+            near = [_neighbours(asked, row, found, leave_out)[:k] for asked, row in zip(questions, hits, strict=True)]
+            if depth >= len(index) or all(len(row) == k for row in near):
+                return near
+            depth *= DEEPER
 
     def embed(self, questions: Sequence[str]) -> Vector:
         """The vectors this log compares by."""
-        return self._embedder.embed(list(questions))
+        return self._embedder.embed(questions)
 
     def outcomes(self, scope: Scope) -> tuple[list[Outcome], Vector]:
         """Every entry whose outcome is known and that has not expired, with its vector."""
         where, values = _where(scope)
-        counts = "outcome IS NOT NULL AND (expires IS NULL OR expires > ?)"
-        query = f"SELECT outcome, vector FROM entries{where} AND {counts} ORDER BY id"
+        query = f"SELECT outcome, vector FROM entries{where} AND outcome IS NOT NULL AND {CURRENT} ORDER BY id"
         rows = self._db.read(query, [*values, time.time()])
-        vectors = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32)
-        return [Outcome(row[0]) for row in rows], vectors.reshape(len(rows), -1) if rows else np.empty(
-            (0, 0), np.float32
-        )
+        if wrong := [row[0] for row in rows if row[0] not in list(Outcome)]:
+            raise self._broken(f"{str(wrong[0])[:40]!r} is no outcome")
+        return [Outcome(row[0]) for row in rows], self._vectors([row[1] for row in rows])
 
-    def sample(self, k: int, scope: Scope, seed: int = 0) -> tuple[Neighbour, ...]:
-        """k entries at random, the same ones for a seed while the log does not change: DH-ICL's cold start."""
+    def sample(self, k: int, scope: Scope, seed: int = 0, leave_out: Collection[Known] = ()) -> tuple[Neighbour, ...]:
+        """k questions at random, the same ones for a seed while the log does not change: DH-ICL's cold start."""
         where, values = _where(scope)
-        ids = [row[0] for row in self._db.read(f"SELECT id FROM entries{where} ORDER BY id", values)]
-        chosen = np.random.default_rng(seed).permutation(len(ids))[:k]
-        found = self._by_id({ids[place] for place in chosen})
-        return tuple(_neighbour(found[ids[place]], 0.0) for place in chosen if ids[place] in found)
-
-    def _neighbours(
-        self, question: str, hits: Sequence[tuple[int, float]], found: dict[int, LogEntry], k: int
-    ) -> tuple[Neighbour, ...]:
-        own, now = question_key(question), time.time()
-        kept: dict[str, Neighbour] = {}
-        for number, similarity in hits:
-            entry = found.get(number)
-            if entry is None or entry.key == own or (entry.expires and entry.expires <= now):
-                continue
-            rival = kept.get(entry.key)  # the same question by two sources counts once: the more trusted one
-            if rival is None or entry.trust > rival.weight:
-                kept[entry.key] = _neighbour(entry, similarity)
-        return tuple(list(kept.values())[:k])
+        query = f"SELECT id FROM entries{where} AND {CURRENT} AND label NOT IN ({_marks(leave_out)}) ORDER BY id"
+        ids = [row[0] for row in self._db.read(query, [*values, time.time(), *leave_out])]
+        order = [ids[place] for place in np.random.default_rng(seed).permutation(len(ids))]
+        depth = k + EXTRA
+        while True:
+            found = self._by_id(set(order[:depth]))
+            drawn = once([(found[number], 0.0) for number in order[:depth] if number in found])[:k]
+            if len(drawn) == k or depth >= len(order):
+                return tuple(drawn)
+            depth *= DEEPER
 
     def _follow(self, scope: Scope) -> VectorIndex:
         """Bring the index in memory up to the table."""
-        deletions = int(self._db.read("SELECT value FROM meta WHERE key = 'deletions'", [])[0][0])
+        deletions = self._deletions()
         followed = self._followed.get(scope)
         if followed is None:
             width = len(self._embedder.embed(["width"])[0])
@@ -172,7 +167,7 @@ class SqliteHistory:
         where, values = _where(scope)
         rows = self._db.read(f"SELECT id, vector FROM entries{where} AND id > ? ORDER BY id", [*values, followed.last])
         if rows:
-            block = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32).reshape(len(rows), -1)
+            block = self._vectors([row[1] for row in rows], followed.index.width)
             followed.index.add([row[0] for row in rows], block)
             followed.last = rows[-1][0]
         if deletions != followed.deletions:
@@ -186,25 +181,43 @@ class SqliteHistory:
         for place in range(0, len(numbers), 500):
             some = numbers[place : place + 500]
             rows = self._db.read(f"SELECT {COLUMNS} FROM entries WHERE id IN ({_marks(some)})", some)
-            found.update({row[0]: _from_row(row) for row in rows})
+            found.update({row[0]: self._entry(row) for row in rows})
         return found
+
+    def _entry(self, row: Sequence[Any]) -> LogEntry:
+        try:
+            return from_row(row)
+        except BadInput as error:
+            raise self._broken(str(error)) from None
+
+    def _vectors(self, blobs: Sequence[Any], width: int | None = None) -> Vector:
+        """Stored vectors, if all are of one width; width: the one they must have."""
+        sizes = {len(blob) if isinstance(blob, bytes) else -1 for blob in blobs}
+        if not blobs:
+            return np.empty((0, 0), np.float32)
+        wanted = 4 * width if width is not None else max(sizes)
+        if sizes != {wanted} or wanted <= 0 or wanted % 4:
+            raise self._broken("it holds vectors that are not of one width, or not of this embedding's")
+        vectors = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), -1)
+        if not float(np.abs(vectors).max()) < LARGEST:
+            raise self._broken("it holds vectors that are not numbers, or out of range")
+        return vectors
+
+    def _deletions(self) -> int:
+        rows = self._db.read("SELECT value FROM meta WHERE key = 'deletions'", [])
+        if not rows or not str(rows[0][0]).isdecimal() or len(str(rows[0][0])) > 18:
+            raise self._broken("it does not say how many entries were deleted")
+        return int(rows[0][0])
+
+    def _broken(self, problem: str) -> Exception:
+        return broken_log(self.path, BadInput(problem))
 
     def close(self) -> None:
         """Close this thread's connection."""
         self._db.close()
 
-    def _check_embedder(self, db: sqlite3.Connection) -> None:
-        mine = self._embedder.fingerprint
-        db.execute("INSERT OR IGNORE INTO meta VALUES ('embedder', ?)", [mine])
-        there = db.execute("SELECT value FROM meta WHERE key = 'embedder'").fetchone()[0]
-        if there != mine:
-            raise BadSetting(
-                f"the log {self.path} holds vectors of another embedding ({there[:12]}, this one is {mine[:12]}). "
-                "Use that embedding, or export the log and import it into a new file."
-            )
 
-
-def _marks(values: Sequence[Any]) -> str:
+def _marks(values: Collection[Any]) -> str:
     return ", ".join("?" * len(values))
 
 
@@ -214,21 +227,29 @@ def _where(scope: Scope | None) -> tuple[str, list[Any]]:
     return " WHERE tenant = ? AND model = ? AND prompts = ?", [scope.tenant, scope.model, scope.prompts]
 
 
-def _to_row(entry: LogEntry, vector: Vector) -> tuple[Any, ...]:
-    scope = entry.scope
-    blob = np.asarray(vector, dtype=np.float32).tobytes()
-    return (
-        entry.key, entry.question, entry.label, entry.outcome, entry.source, entry.trust,
-        scope.model, scope.prompts, scope.tenant, entry.created, entry.expires, blob,
-    )  # fmt: skip
-
-
-def _from_row(row: Sequence[Any]) -> LogEntry:
-    number, question, label, outcome, source, weight, model, prompts, tenant, created, expires = row
-    scope = Scope(model, prompts, tenant)
-    entry = LogEntry(question, Known(label), scope, Source(source), Outcome(outcome) if outcome else None, weight)
-    return replace(entry, created=created, expires=expires, id=number)
-
-
 def _neighbour(entry: LogEntry, similarity: float) -> Neighbour:
     return Neighbour(entry.question, entry.label, similarity, entry.outcome, entry.source, entry.trust)
+
+
+def _neighbours(
+    question: str, hits: Sequence[tuple[int, float]], found: dict[int, LogEntry], leave_out: Collection[Known]
+) -> tuple[Neighbour, ...]:
+    """Those of the hits that may be shown."""
+    own, now = question_key(question), time.time()
+    there = [(found[number], similarity) for number, similarity in hits if number in found]
+    shown = [
+        (entry, similarity)
+        for entry, similarity in there
+        if entry.key != own and not (entry.expires and entry.expires <= now) and entry.label not in leave_out
+    ]
+    return tuple(once(shown))
+
+
+def once(entries: Iterable[tuple[LogEntry, float]]) -> list[Neighbour]:
+    """The same question by two sources counts once: by the more trusted one."""
+    kept: dict[str, Neighbour] = {}
+    for entry, similarity in entries:
+        rival = kept.get(entry.key)
+        if rival is None or entry.trust > rival.weight:
+            kept[entry.key] = _neighbour(entry, similarity)
+    return list(kept.values())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from knowgate.labels.kbsat import make_sets
     from knowgate.labels.label_data import label
     from knowgate.labels.labeller import Labeller, Plan, passages_shown
-    from knowgate.labels.logbook import entries_of, scope_of
+    from knowgate.labels.logbook import entries_of, scope_of, time_sensitive_entries
     from knowgate.labels.mask import is_mask, says_mask
     from knowgate.labels.runner import LocalRunner
     from knowgate.labels.session import Tally, about, fingerprint_questions, label_run
@@ -39,4 +39,5 @@ __all__ = [
     "passages_shown",
     "says_mask",
     "scope_of",
+    "time_sensitive_entries",
 ]

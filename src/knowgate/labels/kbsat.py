@@ -19,7 +19,8 @@ from knowgate.runs import LabelRow
 
 # a run of capitalised words or a number, not at the start of the question; Chinese titles in their marks
 ENTITY = re.compile(
-    r"(?<=\s)(?:[A-ZÀ-Þ][\w'’.-]*)(?:\s+(?:of|the|de|von|van|and|&)?\s*[A-ZÀ-Þ][\w'’.-]*)*|\b(?:1\d|20)\d\d\b|《[^》]+》|“[^”]+”"
+    r"(?<=\s)(?:[A-ZÀ-Þ][\w'’.-]*)(?:\s+(?:(?:of|the|de|von|van|and|&)\s*)?[A-ZÀ-Þ][\w'’.-]*)*|\b(?:1\d|20)\d\d\b"
+    r"|《[^《》]+》|“[^“”]+”"
 )
 RARE_WORDS = (
     "sesquipedalian", "quomodocunquize", "floccinaucinihilipilification", "tergiversate", "borborygmus",

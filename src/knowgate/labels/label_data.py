@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from knowgate.datasets import Data, data_name, gather_questions
+from knowgate.doors import check_seed, check_whole, check_within, user_path
 from knowgate.errors import BadSetting
 from knowgate.labels.grading import load_grader
 from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.layers import layer_numbers
 from knowgate.labels.session import Tally, label_run
-from knowgate.models import as_model
+from knowgate.models import as_model, check_sampling
 from knowgate.prompts import load_answer_prompts
 from knowgate.retrieval import as_retriever
 from knowgate.runs import RunFolder
 from knowgate.signals import SAMPLES
 from knowgate.types import Model, Retriever
 
-log = logging.getLogger(__name__)
+MOST = 1_000_000  # samples, tokens or passages of one question
 STYLES = ("implies", "contains")
 
 
@@ -33,6 +33,8 @@ def label(
     samples: int = 30,
     open_samples: int | None = None,
     temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
     max_tokens: int = 32,
     grade: str = "contains",
     judge: str | Model | None = None,
@@ -57,6 +59,7 @@ def label(
     data: 'jsonl:FILE', 'bench:NAME/SPLIT', 'hub:NAME?split=...', or a list of `Question` (with gold `answers`).
     index: index folder, http:URL or a retriever; without one, the passages are the questions' own `contexts`.
     samples: sampled answers per question and way of answering; open_samples: with passages, if not as many.
+    temperature, top_p, top_k: how they are drawn; from all tokens unless top_p or top_k cut some off.
     grade: exact, contains, choice, or judge (an LLM, given as `judge`, with the prompt 'implies' or 'contains').
     mask: also answer with the gold answers in the passages replaced. closed_book: retrieve nothing.
     iterative: also answer after several rounds of retrieval from the index, up to 3.
@@ -69,11 +72,15 @@ def label(
         >>> run = label("jsonl:questions.jsonl", model="smollm", out="runs/mine", samples=10)  # doctest: +SKIP
     """
     _check_counts(samples=(samples, 0), open_samples=(open_samples, 0), max_tokens=(max_tokens, 1), k=(k, 1))
+    check_within(temperature, "the temperature", most=100)
+    check_seed(seed)
     questions = gather_questions(data, limit)
     llm = as_model(model)
     plan = Plan(
         samples=samples,
         temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
         max_tokens=max_tokens,
         seed=seed,
         layers=layer_numbers(layers, llm),
@@ -84,22 +91,21 @@ def label(
         open_samples=open_samples,
         iterative=iterative,
     )
+    check_sampling(plan.sampling)
     grader = load_grader(grade, as_model(judge) if judge is not None else None, _style(judge_prompt))
     retriever = as_retriever(index) if index is not None else None
     wording = load_answer_prompts(Path(prompts) if prompts is not None else None, lang)
-    folder = RunFolder(Path(out).expanduser())
-    if retry_failed and (folder.path / folder.manifest_name).is_file():
-        log.info("trying %d failed questions again", folder.drop_failed())
+    folder = RunFolder(user_path(out))
     labeller = Labeller(llm, grader, plan, wording, retriever)
-    label_run(folder, questions, labeller, data=data_name(data), on_progress=on_progress)
+    label_run(folder, questions, labeller, data=data_name(data), retry_failed=retry_failed, on_progress=on_progress)
     return folder
 
 
 def _check_counts(**counts: tuple[int | None, int]) -> None:
     """Each with the least it may be."""
     for name, (given, least) in counts.items():
-        if given is not None and given < least:
-            raise BadSetting(f"{name} is {given}; it must be at least {least}.")
+        if given is not None:
+            check_whole(given, name, least=least, most=MOST)
 
 
 def _style(word: str) -> Any:

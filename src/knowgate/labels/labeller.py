@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from knowgate.errors import BadSetting, KnowgateError, NotOffered, ServerError
+from knowgate.errors import BadSetting, DeviceError, KnowgateError, NotOffered, OutOfMemory, ServerError
 from knowgate.labels.grading import Grade, Grader, golds
 from knowgate.labels.mask import mask_passages
 from knowgate.labels.rounds import Round, RoundAnswerer
@@ -32,9 +32,22 @@ from knowgate.signals import (
     self_assessment_logit,
 )
 from knowgate.text import contains_tokens, tokens
-from knowgate.types import Completion, Model, Passage, Prompt, Question, Reading, Retriever, Signal, Vector, Want
+from knowgate.types import (
+    Completion,
+    Model,
+    Passage,
+    Prompt,
+    Question,
+    Reading,
+    Retriever,
+    Sampling,
+    Signal,
+    Vector,
+    Want,
+)
 
 FOUND = 3  # passages taken from an index, unless the plan says how many
+NOT_THEIRS = (ServerError, OutOfMemory)  # what is not the questions' fault where all of them fail
 FREQUENCY_CAP = 100  # passages looked at when counting how often an answer occurs in the corpus
 
 
@@ -58,6 +71,12 @@ class Plan:
     seakr: int = 0
     open_samples: int | None = None
     iterative: bool = False
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k)
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,8 @@ class Labeller:
         """Label a batch; if it fails as a whole, its questions are tried one by one."""
         try:
             return self._batch(questions)
+        except DeviceError:  # every other question would fail, too
+            raise
         except KnowgateError as error:
             if len(questions) == 1:
                 if isinstance(error, ServerError):
@@ -106,11 +127,13 @@ class Labeller:
         for question in questions:
             try:
                 parts.append(self._batch([question]))
+            except DeviceError:
+                raise
             except KnowgateError as error:
                 failures.append(error)
                 parts.append(LabelledBatch([self._failed(question, error)]))
-        if len(failures) == len(questions) and all(isinstance(error, ServerError) for error in failures):
-            raise failures[0]  # the server is at fault, not the questions
+        if len(failures) == len(questions) and all(isinstance(error, NOT_THEIRS) for error in failures):
+            raise failures[0]  # the server or the GPU is at fault, not the questions
         return join(parts)
 
     def _failed(self, question: Question, error: Exception) -> LabelRow:
@@ -151,7 +174,7 @@ class Labeller:
             after_draft=states,
             samples=max(samples, seakr),
             sample_tokens=plan.max_tokens,
-            temperature=plan.temperature,
+            sampling=plan.sampling,
             seed=plan.seed,
             sample_layer=self.seakr_layer if seakr else None,
             sample_end=bool(seakr),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from knowgate.labels.runner import LocalRunner
 from knowgate.runs import LabelRow, RunFolder, disk_error
 from knowgate.types import Question, Runner
 
+log = logging.getLogger(__name__)
 LATER = ("open_prompts",)  # settings that runs did not keep at first
 PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s")
 
@@ -49,12 +51,15 @@ def label_run(
     *,
     data: str,
     runner: Runner | None = None,
+    retry_failed: bool = False,
     on_progress: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """Label all questions that have no row yet; every finished batch is on disk before the next begins."""
     settings = describe(labeller, questions, data)
     with folder.exclusive(), _disk_errors(folder):
         folder.start(as_begun(folder, settings), about())
+        if retry_failed and (dropped := folder.drop_failed()):
+            log.info("trying %d failed questions again", dropped)
         done = folder.done()
         tally = Tally(len(questions), len(done), sum(error is not None for error in done.values()))
         on_progress(tally)
@@ -114,6 +119,8 @@ def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> di
         del settings["open_samples"]
     if not labeller.plan.iterative:
         del settings["iterative"]
+    if labeller.plan.sampling.is_whole:
+        del settings["top_p"], settings["top_k"]
     return {**settings, "hash": settings_hash(settings)}
 
 

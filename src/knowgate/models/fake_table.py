@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knowgate.doors import read_json
+from knowgate.doors import read_json, shown
 from knowgate.errors import BadInput
 from knowgate.files import read_jsonl
+
+BEYOND = 1e30  # of log-probabilities: no model says less
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,19 @@ def check_entry(key: str, value: object) -> FakeEntry:
     """A checked entry."""
     if isinstance(value, str):
         return FakeEntry(closed=value)
+    key = shown(key)
     fields = FakeEntry.__dataclass_fields__
     if not isinstance(value, Mapping) or not set(value) <= set(fields):
-        raise BadInput(f"table entry '{key}' must be a text or have only the fields {', '.join(fields)}.")
+        raise BadInput(f"table entry {key} must be a text or have only the fields {', '.join(fields)}.")
     for name in ("closed", "open", "when"):
         if not isinstance(value.get(name), str | None):
-            raise BadInput(f"table entry '{key}': {name} must be a text.")
+            raise BadInput(f"table entry {key}: {name} must be a text.")
     if not isinstance(value.get("known"), bool | None):
-        raise BadInput(f"table entry '{key}': known must be true or false.")
+        raise BadInput(f"table entry {key}: known must be true or false.")
     logprob = value.get("logprob")
-    if logprob is not None and not (isinstance(logprob, int | float) and -math.inf < logprob <= 0):
-        raise BadInput(f"table entry '{key}': logprob must be a number not above 0, not {logprob}.")
+    if logprob is not None and not (isinstance(logprob, int | float) and -BEYOND < logprob <= 0):
+        raise BadInput(f"table entry {key}: logprob must be a number not above 0, not {shown(logprob)}.")
     samples = value.get("samples", ())
     if not isinstance(samples, list | tuple) or not all(isinstance(sample, str) for sample in samples):
-        raise BadInput(f"table entry '{key}': samples must be a list of texts.")
+        raise BadInput(f"table entry {key}: samples must be a list of texts.")
     return FakeEntry(**{**value, "samples": tuple(samples)})

@@ -14,6 +14,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from knowgate.doors import user_path
 from knowgate.errors import MissingExtra, WeightsError
 from knowgate.files import cache_dir, locked, new_folder, sha256_file, write_json, write_text
 from knowgate.models.hf.load import SOURCE_FILE, explained, quiet
@@ -25,7 +26,7 @@ FORMAT = 1  # raise when the layout of converted folders changes
 
 def open_gguf(file: str, label: str = "") -> HFModel:
     """The model in a GGUF file (`gguf:FILE`)."""
-    return HFModel(str(converted(Path(file).expanduser())), label or f"gguf:{file}")
+    return HFModel(str(converted(user_path(file))), label or f"gguf:{file}")
 
 
 def converted(file: Path) -> Path:

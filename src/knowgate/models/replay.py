@@ -8,14 +8,14 @@ the last time, so unseeded samples of one prompt come out equal.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from knowgate.errors import ArtefactError, BadSetting, ModelError
+from knowgate.errors import ArtefactError, BadInput, BadSetting, ModelError
+from knowgate.files import check_own
 from knowgate.models import replay_format as disk
 from knowgate.models.backend import Backend, WordByWord
 from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, TextStream, Vector, Want
@@ -126,6 +126,7 @@ class RecordingModel(Backend):
         """Make the folder, or see that it holds outputs of this model."""
         mine = disk.Manifest(self.name, self.fingerprint, self.offers, self.depth)
         if not (self._folder / disk.MANIFEST).exists():
+            check_own(self._folder, [disk.MANIFEST], "a recording", "--record")
             disk.write_manifest(self._folder, mine)
             return
         there = disk.read_manifest(self._folder)
@@ -194,7 +195,7 @@ class ReplayModel(WordByWord):
         return self._find("label_logits", prompts, settings, lambda _, x: disk.decode_array(x))
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        return self._find("fits", prompts, [{"max_tokens": max_tokens}] * len(prompts), lambda _, x: bool(x))
+        return self._find("fits", prompts, [{"max_tokens": max_tokens}] * len(prompts), lambda _, x: _flag(x))
 
     def _find(
         self,
@@ -216,11 +217,17 @@ class ReplayModel(WordByWord):
         try:
             with (self._folder / disk.CALLS).open("rb") as file:
                 file.seek(self._places[key])
-                return decode(key, json.loads(file.readline())["result"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                return decode(key, disk.read_result(file.readline(), key))
+        except (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArtefactError(
                 f"the recorded result {key[:12]} in {self._folder} is broken ({error}). Record it again."
             ) from None
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise BadInput("it is neither true nor false.")
+    return value
 
 
 def _keys(
@@ -235,6 +242,8 @@ def _keys(
 
 def _want_settings(want: Want) -> dict[str, Any]:
     settings = asdict(want)
+    drawn = settings.pop("sampling")
+    settings |= {"temperature": drawn["temperature"]} | ({} if want.sampling.is_whole else drawn)
     if want.sample_layer is None:
         del settings["sample_layer"]  # recordings made before it was there keep their keys
     if not want.sample_end:

@@ -1,7 +1,8 @@
 """What a recording looks like on disk: the manifest, the keys, and records as JSON. Asks no model anything.
 
 DIR/recording.json   {"version", "name", "fingerprint", "offers"}
-DIR/calls.jsonl      one {"key", "method", "result"} per prompt; arrays are base64 of little-endian float32
+DIR/calls.jsonl      one {"key", "method", "result", "digest"} per prompt; arrays are base64 of little-endian float32.
+                     digest: of the result; rows of earlier versions have none
 
 The prompt itself is not stored, only the hash it goes into.
 """
@@ -18,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.doors import read_json
+from knowgate.doors import parse_json, read_json
 from knowgate.errors import ArtefactError, BadInput
-from knowgate.files import locked, write_json
-from knowgate.types import Completion, Reading, Signal, Token, Vector
+from knowgate.files import locked, sha256_text, whole_lines, write_json
+from knowgate.typed import AtLeastZero, read_record
+from knowgate.types import Completion, Reading, Signal, Vector
 
 VERSION = 1
 MANIFEST = "recording.json"
@@ -35,7 +37,7 @@ class Manifest:
     name: str
     fingerprint: str
     offers: frozenset[Signal]
-    depth: int = 0
+    depth: AtLeastZero = 0
 
 
 def call_key(fingerprint: str, method: str, prompt: object, settings: Mapping[str, Any]) -> str:
@@ -52,12 +54,11 @@ def read_manifest(folder: Path) -> Manifest:
         value = read_json(path)
         if value["version"] != VERSION:
             raise ArtefactError(
-                f"the recording {folder} has version {value['version']}; this knowgate reads version "
+                f"the recording {folder} has version {str(value['version'])[:40]}; this knowgate reads version "
                 f"{VERSION}. Record it again."
             )
-        offers = frozenset(Signal(offer) for offer in value["offers"])
-        return Manifest(str(value["name"]), str(value["fingerprint"]), offers, int(value["depth"]))
-    except (BadInput, KeyError, TypeError, ValueError) as error:
+        return read_record(Manifest, value, MANIFEST, others=True)
+    except (BadInput, KeyError, TypeError) as error:
         raise ArtefactError(f"{path} is broken ({error}). Record it again.") from None
 
 
@@ -68,24 +69,36 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def append_calls(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Add rows and hand them to the system at once; what a killed run left half written goes first."""
-    text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)
+    sealed = [{**row, "digest": result_digest(row["result"])} for row in rows]
+    text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in sealed)
     with locked(folder / ".lock"), (folder / CALLS).open("a+b") as file:
-        file.truncate(_whole_lines(folder / CALLS))
+        file.truncate(whole_lines(folder / CALLS))
         file.write(text.encode())
 
 
-def _whole_lines(path: Path) -> int:
-    """The length of a file up to its last line end."""
-    with path.open("rb") as file:
-        end = file.seek(0, 2)
-        while end:
-            start = max(0, end - 65536)
-            file.seek(start)
-            place = file.read(end - start).rfind(b"\n")
-            if place >= 0:
-                return start + place + 1
-            end = start
-    return 0
+def result_digest(result: Any) -> str:
+    return sha256_text(json.dumps(result, sort_keys=True))[:16]
+
+
+def read_result(line: bytes, key: str) -> Any:
+    """The result in a row, if it is the one that was written under this key."""
+    row = read_record(CallRow, parse_json(line.decode(), "it"), "it", others=True)
+    if row.key != key or row.digest not in ("", result_digest(row.result)):
+        raise BadInput("it was changed or damaged.")
+    return row.result
+
+
+@dataclass(frozen=True)
+class CallRow:
+    key: str
+    result: Any
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class ArrayRecord:
+    shape: tuple[AtLeastZero, ...]
+    data: str
 
 
 def index_calls(folder: Path) -> dict[str, int]:
@@ -103,8 +116,9 @@ def index_calls(folder: Path) -> dict[str, int]:
 
 def _key_of(line: bytes, path: Path, number: int) -> str:
     try:
-        return str(json.loads(line)["key"])
-    except (ValueError, KeyError, TypeError):
+        row = parse_json(line.decode(), "it")
+        return str(row["key"])
+    except (BadInput, UnicodeDecodeError, KeyError, TypeError):
         raise ArtefactError(f"{path} line {number} is broken. Record it again.") from None
 
 
@@ -114,8 +128,11 @@ def encode_array(array: Vector) -> dict[str, Any]:
 
 
 def decode_array(value: Mapping[str, Any]) -> Vector:
-    data = np.frombuffer(base64.b64decode(value["data"], validate=True), dtype="<f4")
-    return data.astype(np.float32).reshape(value["shape"])
+    record = read_record(ArrayRecord, value, "an array")
+    data = np.frombuffer(base64.b64decode(record.data, validate=True), dtype="<f4")
+    if not np.isfinite(data).all():
+        raise BadInput("an array holds values that are not numbers.")
+    return data.astype(np.float32).reshape(record.shape)
 
 
 def encode_completion(completion: Completion) -> dict[str, Any]:
@@ -129,13 +146,7 @@ def encode_completion(completion: Completion) -> dict[str, Any]:
 
 
 def decode_completion(value: Mapping[str, Any]) -> Completion:
-    tokens = value["tokens"]
-    return Completion(
-        text=value["text"],
-        tokens=None if tokens is None else tuple(Token(*token) for token in tokens),
-        finished=value["finished"],
-        n_tokens=value["n_tokens"],
-    )
+    return read_record(Completion, value, "a completion")
 
 
 def encode_reading(reading: Reading) -> dict[str, Any]:

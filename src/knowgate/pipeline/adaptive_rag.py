@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+from knowgate.doors import check_text, check_whole, check_within
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import bind_gate, check_count, read_questions, score_questions
+from knowgate.gates import bind_gate, blamed, check_count, measure_distances, read_questions, score_questions
+from knowgate.history import Scope
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, timed, with_total
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
+from knowgate.pipeline.traffic import TrafficLog, WholeDraft
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.rerank import is_sure, rerank
 from knowgate.retrieval import MOST_ROUNDS, follow_up, has_new, merged
@@ -59,6 +62,7 @@ class AdaptiveRAG:
     threshold: retrieve when need is above it; the gate's own by default.
     k: passages shown to the LLM. second_look: drops passages that turn out useless (None: keep all).
     rerank_margin: nothing is reranked where the retriever's best score leads by this share of it (None: always).
+    log: keeps what was retrieved for, labelled by whether the answers with and without passages agree.
 
     Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
     once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
@@ -78,6 +82,7 @@ class AdaptiveRAG:
     rerank_margin: float | None = None
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
+    log: TrafficLog | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -86,12 +91,12 @@ class AdaptiveRAG:
             raise BadSetting(f"the gate is {self.gate!r}: give a gate, as load_gate('logprob:mean') does.")
         if isinstance(self.retriever, str):
             raise BadSetting(f"the retriever is the text '{self.retriever}': give one, as load_retriever does.")
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise BadSetting(f"the threshold is {self.threshold}; it must be between 0 and 1.")
-        if self.k < 1 or self.max_tokens < 1:
-            raise BadSetting(f"k is {self.k} and max_tokens {self.max_tokens}; both must be at least 1.")
-        if self.rerank_margin is not None and not 0 <= self.rerank_margin <= 1:
-            raise BadSetting(f"the rerank margin is {self.rerank_margin}; it must be between 0 and 1.")
+        if self.threshold is not None:
+            check_within(self.threshold, "the threshold")
+        if self.rerank_margin is not None:
+            check_within(self.rerank_margin, "the rerank margin")
+        check_whole(self.k, "k")
+        check_whole(self.max_tokens, "max_tokens")
 
     def __repr__(self) -> str:
         threshold = self.gate.threshold if self.threshold is None else self.threshold
@@ -202,7 +207,7 @@ class AdaptiveRAG:
         yield from self._answer_open([case for case in cases if case.passages], speak)
         yield from self._go_deeper([case for case in cases if case.passages and case.steps > 1], speak)
         yield from self._answer_closed([case for case in cases if not case.passages], speak)
-        return [
+        answers = [
             Answer(
                 case.question,
                 case.text,
@@ -214,20 +219,24 @@ class AdaptiveRAG:
             )
             for case in cases
         ]
+        if self.log is not None:
+            scope = Scope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
+            self.log.take(answers, scope, self.max_tokens)
+        return answers
 
     def _decide(self, questions: Sequence[Question]) -> list[Case]:
         gate = self.bound
         cases = [Case(question) for question in questions]
         with timed(cases, "read"):
-            readings = read_questions(self.model, [gate], questions, self.prompts)
+            readings = read_questions(self.model, [gate, *self._drafting], questions, self.prompts)
         with self._alone, timed(cases, "gate"):
             needs = score_questions(gate, questions, readings)
-            reasons = gate.explain(questions, readings)
-            steps = gate.steps(questions, readings)
-            distances = gate.distances(questions, readings)
+            with blamed(gate):
+                reasons = gate.explain(questions, readings)
+                steps = gate.steps(questions, readings)
             check_count(gate, "explanations", reasons, questions)
             check_count(gate, "numbers of rounds", steps, questions)
-            check_count(gate, "distances", distances, questions)
+            distances = measure_distances(gate, questions, readings)
         threshold = self.gate.threshold if self.threshold is None else self.threshold
         found = zip(cases, readings, needs, reasons, steps, distances, strict=True)
         for case, reading, need, why, rounds, distance in found:
@@ -242,6 +251,10 @@ class AdaptiveRAG:
                 distance=distance,
             )
         return cases
+
+    @property
+    def _drafting(self) -> list[Gate]:
+        return [WholeDraft(self.max_tokens)] if self.log is not None and self.log.drafts else []
 
     def _retrieve(self, cases: list[Case]) -> None:
         if self.retriever is None:
@@ -360,6 +373,7 @@ def as_question(question: str | Question) -> Question:
         raise BadInput(f"a question is a text or a Question, not {question!r}.")
     if not record.text.strip():
         raise BadInput("the question is empty: ask something.")
+    check_text(record.text, "the question")
     return record
 
 

@@ -12,6 +12,7 @@ from knowgate.models import load_model
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.presets import with_preset
 from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.traffic import TrafficLog
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
 from knowgate.rerank import is_aligned, load_reranker, read_manifest
 from knowgate.retrieval import build_index, load_retriever
@@ -39,7 +40,19 @@ def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves:
         k=settings.k,
         prompts=prompts,
         max_tokens=settings.max_tokens,
+        log=build_log(settings) if retrieves else None,
     )
+
+
+def build_log(settings: Settings) -> TrafficLog | None:
+    """Looked into before anything is answered: a file that is no log is said at once."""
+    if settings.log is None:
+        if settings.log_drafts:
+            raise BadSetting("--log-drafts needs --log FILE.")
+        return None
+    found = TrafficLog(settings.log, drafts=settings.log_drafts)
+    found.store.scopes()
+    return found
 
 
 def build_reranker(settings: Settings, model: Model) -> Reranker:
@@ -86,5 +99,7 @@ def cached_index(docs: Path, kind: str) -> Path:
     """An index of a folder, kept in the cache and brought up to date when documents changed."""
     key = sha256_text(str(docs.resolve()), kind)[:16]
     out = cache_dir() / "indexes" / f"{docs.resolve().name}-{key}"
-    build_index(docs, out, kind=kind)
+    report = build_index(docs, out, kind=kind)
+    if report.problems:
+        log.warning("Of the documents in '%s' %s", docs, report.missed)
     return out

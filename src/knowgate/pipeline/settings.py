@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-import tomllib
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from knowgate.errors import BadSetting
+from knowgate.doors import check_text, check_whole, check_within, parse_toml, read_text, shown, user_path
+from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import DEFAULT
 
 FILE = Path("knowgate.toml")
+LARGEST = 1 << 20  # bytes of a file of some fifteen lines
+
+
+def _plain(text: str) -> str:
+    check_text(text, shown(text))
+    if "\0" in text:
+        raise BadSetting(f"the setting {shown(text)} holds the character NUL.")
+    return text
+
+
+Threshold = Annotated[float, AfterValidator(partial(check_within, name="the threshold"))]
+Margin = Annotated[float, AfterValidator(partial(check_within, name="the rerank margin"))]
+Beta = Annotated[float, AfterValidator(partial(check_within, name="beta"))]
+K = Annotated[int, AfterValidator(partial(check_whole, name="k"))]
+MaxTokens = Annotated[int, AfterValidator(partial(check_whole, name="max_tokens"))]
+Words = Annotated[str, AfterValidator(_plain)]
+Place = Annotated[Path, AfterValidator(user_path)]
 
 
 class Settings(BaseModel):
@@ -19,37 +37,41 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = "smollm"
+    model: Words = "smollm"
     """The LLM: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ..."""
-    gate: str = DEFAULT
+    gate: Words = DEFAULT
     """Gate with options, or the folder of a fitted one. Default: one fitted on the LLM, else logprob:first."""
     plug_in: bool = False
     """Let a fitted gate decide for another LLM than its own."""
-    threshold: float | None = None
+    threshold: Threshold | None = None
     """Retrieve when need is above this, from 0 to 1. Default: the gate's own."""
-    docs: Path | None = None
+    docs: Place | None = None
     """Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache."""
-    index: str | None = None
+    index: Words | None = Field(default=None, repr=False)  # its URL may hold a key
     """Index folder, or http:URL of a search endpoint; instead of docs."""
-    retriever: str | None = None
+    retriever: Words | None = None
     """bm25, dense or hybrid. Default: bm25, or as the index was built."""
-    rerank: str | None = None
+    rerank: Words | None = None
     """Reranker of 20 candidates: a folder made by `knowgate fit reranker`, or any cross-encoder."""
-    rerank_margin: float | None = None
+    rerank_margin: Margin | None = None
     """Skip reranking where the best passage leads by this share of its score."""
-    preset: str | None = None
+    preset: Words | None = None
     """cbdr: a fitted probe with beta, and an aligned reranker."""
-    beta: float | None = None
+    beta: Beta | None = None
     """With preset cbdr: answer directly above this confidence. Default: 0.95."""
-    second_look: str | None = None
+    second_look: Words | None = None
     """Folder of a fitted kbm gate that drops useless passages."""
-    k: int = 3
+    log: Words | None = None
+    """Log (SQLite file) that grows with use: retrieved questions, known where both answers agree."""
+    log_drafts: bool = False
+    """With log: also answer from memory where the gate reads no whole draft, so that there is something to compare."""
+    k: K = 3
     """Passages shown to the LLM."""
-    max_tokens: int = 32
+    max_tokens: MaxTokens = 32
     """Longest answer in tokens."""
-    lang: str | None = None
+    lang: Words | None = None
     """Language of the prompts, en or zh. Default: detected per question."""
-    prompts: Path | None = None
+    prompts: Place | None = None
     """TOML file with your own answer prompts."""
 
 
@@ -68,13 +90,13 @@ def load_settings(config: str | Path | None = None, **flags: Any) -> Settings:
 def _read(config: str | Path | None) -> dict[str, Any]:
     if config is None and not FILE.is_file():
         return {}
-    path = Path(config) if config is not None else FILE
+    path = user_path(config) if config is not None else FILE
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = parse_toml(read_text(path, most=LARGEST), f"the config file '{path}'")
     except OSError as error:
         raise BadSetting(f"cannot read the config file '{path}': {error.strerror}.") from None
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise BadSetting(f"the config file '{path}' is not valid TOML: {error}.") from None
+    except BadInput as error:
+        raise BadSetting(str(error)) from None
     unknown = sorted(set(values) - set(Settings.model_fields))
     if unknown:
         raise BadSetting(f"{path}: unknown key '{unknown[0]}'. Known: {', '.join(Settings.model_fields)}.")
@@ -83,4 +105,4 @@ def _read(config: str | Path | None) -> dict[str, Any]:
 
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"setting '{'.'.join(map(str, first['loc']))}' is {first['input']!r}: {first['msg'].lower()}."
+    return f"setting '{'.'.join(map(str, first['loc']))}' is {shown(first['input'])}: {first['msg'].lower()}."

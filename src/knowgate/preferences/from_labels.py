@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from knowgate.datasets import load_questions
+from knowgate.doors import check_seed, check_whole
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import ProbeGate, load_gate
 from knowgate.labels import load_grader
@@ -52,6 +53,9 @@ def prefer(
     questions in train, dev or test; None divides them as `fit` does.
     """
     _check(source, split, index, data)
+    check_whole(candidates, "the number of candidates", least=2)
+    check_whole(top, "top")
+    check_seed(seed)
     folders = _folders(runs)
     questions = _questions(folders, data, limit, has_index=index is not None)
     llm = _model(folders, model)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from knowgate.errors import BadInput, BadSetting, KnowgateError, NotOffered, ServerError
+from knowgate.errors import BadInput, BadSetting, DeviceError, KnowgateError, NotOffered, ServerError
 from knowgate.gates import ProbeGate
 from knowgate.labels import Grader, golds
 from knowgate.preferences.record import TOP, Candidate, Preference, choose, distinct
@@ -161,13 +161,15 @@ class Preferrer:
         try:
             return self._batch(questions, candidates)
         except KnowgateError as error:
-            if isinstance(error, (ServerError, NotOffered)):
+            if isinstance(error, (ServerError, DeviceError, NotOffered)):
                 raise
         return [self._alone(*pair) for pair in zip(questions, candidates, strict=True)]
 
     def _alone(self, question: Question, candidates: list[Passage]) -> Preference:
         try:
             return self._batch([question], [candidates])[0]
+        except DeviceError:
+            raise
         except KnowgateError as error:
             split = self.split or split_names([question.text], self.seed)[0]
             return Preference(question.id, question.text, split, answers=question.answers, error=str(error))

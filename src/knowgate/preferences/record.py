@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from knowgate.errors import ArtefactError, BadSetting
+from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.files import sha256_text
 from knowgate.rerank import shown
 from knowgate.runs import RowFolder, to_json
 from knowgate.text import normalise
+from knowgate.typed import AtLeastZero, read_record
 from knowgate.types import Passage, Question
 
 TOP = 5  # positives and negatives kept of each question (CBDR 3.2.2)
@@ -54,10 +55,10 @@ class Preference:
     meta: Mapping[str, Any] = field(default_factory=dict)
     base: float | None = None
     candidates: tuple[Candidate, ...] = ()
-    positives: tuple[int, ...] = ()
-    negatives: tuple[int, ...] = ()
-    duplicates: int = 0
-    cut: int = 0
+    positives: tuple[AtLeastZero, ...] = ()
+    negatives: tuple[AtLeastZero, ...] = ()
+    duplicates: AtLeastZero = 0
+    cut: AtLeastZero = 0
     error: str | None = None
 
     @property
@@ -105,13 +106,12 @@ class PreferenceFolder(RowFolder):
 
 def from_json(record: Mapping[str, Any], where: str) -> Preference:
     try:
-        values = dict(record)
-        for name in ("answers", "choices", "positives", "negatives"):
-            values[name] = tuple(values.get(name, ()))
-        values["candidates"] = tuple(Candidate(**item) for item in values.get("candidates", ()))
-        return Preference(**values)
-    except (TypeError, KeyError, ValueError) as error:
-        raise ArtefactError(f"{where} is not a preference row ({error}).") from None
+        row = read_record(Preference, record, where)
+    except BadInput as error:
+        raise ArtefactError(f"{str(error).rstrip('.')}; that is no preference row.") from None
+    if beyond := [place for place in (*row.positives, *row.negatives) if place >= len(row.candidates)]:
+        raise ArtefactError(f"{where} chooses candidate {beyond[0]} of {len(row.candidates)}; the file is damaged.")
+    return row
 
 
 def paper_record(row: Preference) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from knowgate.errors import BadSetting
+from knowgate.doors import parse_toml, read_text, shown, user_path
+from knowgate.errors import BadInput, BadSetting
 from knowgate.files import sha256_text
 from knowgate.lazy import hand_on
+from knowgate.prompts.fences import fence
 from knowgate.types import Question
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ __all__ = [
     "AnswerPrompts",
     "HAN",
     "LANGUAGES",
+    "LARGEST",
     "TemplateSet",
     "WORD",
     "detect_language",
@@ -44,6 +47,7 @@ __all__ = [
 ]
 
 LANGUAGES = ("en", "zh")
+LARGEST = 1 << 20  # bytes of a file of templates
 HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 WORD = re.compile(r"[A-Za-z]+")
 
@@ -76,8 +80,9 @@ class TemplateSet:
         return sha256_text(*parts)[:16]
 
     def fill(self, key: str, lang: str, /, **values: str) -> str:
-        """The template with its placeholders filled; braces inside the values are left alone."""
-        return self.templates[lang][key].format(**values)
+        """The template with its placeholders filled; braces inside the values are left alone, its own lines quoted."""
+        template = self.templates[lang][key]
+        return template.format(**fence(template, values))
 
 
 @functools.cache
@@ -90,10 +95,13 @@ def packaged(name: str) -> TemplateSet:
 def load_templates(path: Path, like: str) -> TemplateSet:
     """A user's own set from a TOML file; templates it leaves out are the packaged ones of `like`."""
     base = packaged(like)
+    path = user_path(path)
     try:
-        own = _strip(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadSetting(f"cannot read the prompt file {path}: {error}.") from None
+        own = _strip(parse_toml(read_text(path, most=LARGEST), f"the prompt file {path}"))
+    except OSError as error:
+        raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}.") from None
+    except BadInput as error:
+        raise BadSetting(str(error)) from None
     except AttributeError:
         raise BadSetting(f'{path}: write templates as name = "text" below [en] or [zh].') from None
     for lang, texts in own.items():
@@ -104,22 +112,26 @@ def load_templates(path: Path, like: str) -> TemplateSet:
 
 def _check(path: Path, lang: str, texts: Mapping[str, str], base: TemplateSet) -> None:
     if lang not in base.templates:
-        raise BadSetting(f"{path}: unknown section [{lang}]. Known: {', '.join(base.templates)}.")
+        raise BadSetting(f"{path}: unknown section [{lang[:80]}]. Known: {', '.join(base.templates)}.")
     for key, text in texts.items():
         if key not in base.templates[lang]:
-            raise BadSetting(f"{path}: unknown template '{key}'. Known: {', '.join(base.templates[lang])}.")
-        expected, found = _placeholders(base.templates[lang][key]), _placeholders(text)
+            raise BadSetting(f"{path}: unknown template {shown(key)}. Known: {', '.join(base.templates[lang])}.")
+        where = f"{path}: template {lang}.{key}"
+        expected, found = _placeholders(base.templates[lang][key], where), _placeholders(text, where)
         if found != expected:
-            raise BadSetting(
-                f"{path}: template {lang}.{key} has the placeholders {sorted(found)}, needs {sorted(expected)}."
-            )
+            raise BadSetting(f"{where} has the placeholders {shown(sorted(found))}, needs {sorted(expected)}.")
 
 
-def _placeholders(text: str) -> set[str]:
+def _placeholders(text: str, where: str) -> set[str]:
+    """The names in braces. Nothing but names: codes ('{query!r}', '{query:>9}') could fail or fill memory later."""
     try:
-        return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+        parts = [part for part in string.Formatter().parse(text) if part[1] is not None]
     except ValueError as error:
-        raise BadSetting(f"a prompt template has unbalanced braces ({error}); write {{{{ for a brace.") from None
+        raise BadSetting(f"{where} has unbalanced braces ({error}); write {{{{ for a brace.") from None
+    coded = [name for _, name, code, conversion in parts if code or conversion]
+    if coded:
+        raise BadSetting(f"{where} has a format code after '{shown(coded[0])}'; placeholders are names only.")
+    return {str(name) for _, name, _, _ in parts}
 
 
 def _strip(data: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:

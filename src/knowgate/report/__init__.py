@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from knowgate.report.comparison.page import write_eval_page
     from knowgate.report.comparison.sheets import all_sheets
     from knowgate.report.terminal import render
-    from knowgate.report.write import write_report
+    from knowgate.report.write import check_report_folder, write_report
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "all_sheets",
+    "check_report_folder",
     "render",
     "tables",
     "write_eval_page",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from knowgate.display import Sheet
+from knowgate.display import Sheet, one_harmless_line
 
 NAME = 24
 
@@ -22,4 +22,4 @@ def render(sheet: Sheet) -> Table:
 
 
 def plain(text: str) -> Text:
-    return Text("".join(char if char.isprintable() else "\ufffd" for char in " ".join(text.split())))
+    return Text(one_harmless_line(text))

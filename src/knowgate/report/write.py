@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.display import Sheet, markdown_tables
+from knowgate.doors import user_path
 from knowgate.evaluation import Evaluation, evaluation_json, read_runs, run_report_json
-from knowgate.files import write_json, write_text
+from knowgate.files import check_own, write_json, write_text
 from knowgate.report.boundary.page import write_page
 from knowgate.report.boundary.terminal import every_sheet
 from knowgate.report.comparison.page import write_eval_page
@@ -15,6 +16,7 @@ from knowgate.report.comparison.sheets import all_sheets
 from knowgate.runs import Runs, run_paths
 
 PAGE, SUMMARY, TABLES = "report.html", "summary.json", "table.md"
+RUNS = "runs"  # where an evaluation keeps the questions it has answered
 
 
 def write_report(about: Evaluation | Runs, out: str | Path, *, html: bool = True) -> Path:
@@ -23,7 +25,8 @@ def write_report(about: Evaluation | Runs, out: str | Path, *, html: bool = True
     out: the folder they are written to. html: False leaves the page out, which needs the 'report' extra.
     Gives back the folder.
     """
-    folder = Path(out).expanduser()
+    folder = user_path(out)
+    check_report_folder(folder)
     if isinstance(about, Evaluation):
         _write(folder, evaluation_json(about), list(all_sheets(about)))
         if html:
@@ -34,6 +37,11 @@ def write_report(about: Evaluation | Runs, out: str | Path, *, html: bool = True
     if html:
         write_page(runs, folder / PAGE)
     return folder
+
+
+def check_report_folder(folder: Path) -> None:
+    """Refuse a folder of other things, before there is a report to write."""
+    check_own(folder, [PAGE, SUMMARY, TABLES, RUNS], "a report's")
 
 
 def _write(folder: Path, summary: dict[str, Any], sheets: list[Sheet]) -> None:

@@ -12,12 +12,23 @@ from knowgate.types import Reranker
 
 if TYPE_CHECKING:
     from knowgate.rerank.cross_encoder import CrossEncoderReranker, shown
-    from knowgate.rerank.manifest import BASE, KEPT, MANIFEST, VERSION, WEIGHTS, check_files, is_aligned, read_manifest
+    from knowgate.rerank.manifest import (
+        BASE,
+        CARD,
+        KEPT,
+        MANIFEST,
+        VERSION,
+        WEIGHTS,
+        check_files,
+        is_aligned,
+        read_manifest,
+    )
     from knowgate.rerank.margin import is_sure
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "BASE",
+    "CARD",
     "CrossEncoderReranker",
     "GROUP",
     "KEPT",

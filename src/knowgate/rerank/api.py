@@ -23,6 +23,7 @@ from knowgate.statistics import sigmoid
 from knowgate.types import Passage, Reranker
 
 MOST = 1000  # documents of one request, as at Cohere
+SHOWN = 60  # characters of a value in an error
 
 
 def rerank_response(request: Mapping[str, Any], reranker: Reranker) -> dict[str, Any]:
@@ -80,12 +81,12 @@ def _top(request: Mapping[str, Any], n: int) -> int:
     if top is None:
         return n
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise BadInput(f"'top_n' is {top!r}; it must be a whole number of at least 1.")
+        raise BadInput(f"'top_n' is {repr(top)[:SHOWN]}; it must be a whole number of at least 1.")
     return min(top, n)
 
 
 def _flag(request: Mapping[str, Any], name: str) -> bool:
     value = request.get(name, False)
     if value is not None and not isinstance(value, bool):
-        raise BadInput(f"'{name}' is {value!r}; it must be true or false.")
+        raise BadInput(f"'{name}' is {repr(value)[:SHOWN]}; it must be true or false.")
     return bool(value)

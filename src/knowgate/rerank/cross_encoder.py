@@ -81,9 +81,10 @@ class CrossEncoderReranker:
         try:
             safe = {"use_safetensors": True}
             model = CrossEncoder(self.spec, device=self._device, local_files_only=local, model_kwargs=safe)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
+            cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
             raise WeightsError(
-                f"the reranker '{self.spec}' cannot be loaded: {error}. Give a folder or a hub name of a cross-encoder."
+                f"the reranker '{self.spec}' cannot be loaded: {cause}. Give a folder or a hub name of a cross-encoder."
             ) from error
         if model.num_labels != 1:
             raise ModelError(f"the reranker '{self.spec}' gives {model.num_labels} scores a pair; one is needed.")

@@ -6,27 +6,41 @@ Knows what the manifest says and whether the weights are those it was written fo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from knowgate.doors import read_json
+from knowgate.doors import read_json, user_path
 from knowgate.errors import ArtefactError, BadInput, WeightsError
 from knowgate.files import sha256_file
+from knowgate.folders import PICKLES, check_digests, check_folder
+from knowgate.typed import read_record
 
 VERSION = 1
 KEPT = (".json", ".safetensors", ".txt", ".model", ".md", ".jinja")
-PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 MANIFEST, WEIGHTS = "reranker.json", "model.safetensors"
+CARD = "README.md"
 BASE = "base"  # the cross-encoder before alignment, where it was made here
 
 
+@dataclass(frozen=True)
+class RerankerRecord:
+    """`files` are the digests of all files but the card; rerankers of earlier versions have none."""
+
+    version: int
+    weights_sha256: str
+    base: str = ""
+    aligned_to: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
 def is_aligned(path: str | Path) -> bool:
-    return (Path(path).expanduser() / MANIFEST).is_file()
+    return (user_path(path) / MANIFEST).is_file()
 
 
 def check_files(path: str | Path) -> None:
     """Refuse what could run code when it is loaded: a folder of weights holds safetensors and text, nothing else."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not any(folder.glob("*.safetensors")):
         found = sorted(item.name for item in folder.iterdir() if item.suffix in PICKLES)
         holds = f" (only {', '.join(found)}, which is pickle)" if found else ""
@@ -44,18 +58,26 @@ def _is_foreign(item: Path) -> bool:
 
 def read_manifest(path: str | Path) -> Mapping[str, Any]:
     """The manifest of an aligned reranker, checked against its weights."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not is_aligned(folder):
         raise ArtefactError(
             f"'{path}' is not an aligned reranker: it has no {MANIFEST}. Make one: knowgate fit reranker"
         )
     try:
         manifest: Mapping[str, Any] = read_json(folder / MANIFEST)
-        found, wanted = manifest["version"], manifest["weights_sha256"]
-    except (BadInput, KeyError, TypeError) as error:
+        record = read_record(RerankerRecord, manifest, MANIFEST, others=True)
+    except BadInput as error:
         raise ArtefactError(f"{folder / MANIFEST} is broken ({error}). Fit the reranker again.") from None
-    if found != VERSION:
-        raise ArtefactError(f"the reranker '{path}' has format {found}, this knowgate reads {VERSION}. Fit it again.")
-    if not (folder / WEIGHTS).is_file() or sha256_file(folder / WEIGHTS) != wanted:
+    if record.version != VERSION:
+        raise ArtefactError(
+            f"the reranker '{path}' has format {record.version}, this knowgate reads {VERSION}. Fit it again."
+        )
+
+    def refusal(problem: str) -> ArtefactError:
+        return ArtefactError(f"the reranker '{path}' cannot be used: {problem}. Fit it again.")
+
+    check_folder(folder, refusal)
+    if not (folder / WEIGHTS).is_file() or sha256_file(folder / WEIGHTS) != record.weights_sha256:
         raise ArtefactError(f"the weights of the reranker '{path}' were changed or damaged. Fit it again.")
+    check_digests(folder, record.files, refusal)
     return manifest

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+
+from knowgate.doors import read_json
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import sha256_text
 from knowgate.nearest import best_rows
+from knowgate.retrieval.arrays import SCANNED, read_array
 from knowgate.retrieval.ranking import check_k
 from knowgate.retrieval.store import indexed_text
 from knowgate.retrieval.tokens import Tokenizer, can_stem
+from knowgate.typed import AtLeastZero, read_record
 from knowgate.types import Passage
 
 K1, B = 1.5, 0.75
@@ -82,10 +87,50 @@ def save_matrix(matrix: Any, folder: Path) -> None:
 
 
 def load_matrix(folder: Path) -> Any:
-    """Open with memory maps. A ValueError, KeyError or OSError means the files are broken."""
+    """Open with memory maps. A BadInput or OSError means the files are broken."""
     import bm25s
 
-    matrix = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-    if int(matrix.scores["indptr"][-1]) != len(matrix.scores["data"]):
-        raise ValueError("the BM25 arrays do not fit each other")
+    params = read_record(MatrixParams, read_json(folder / "params.index.json"), "params.index.json", others=True)
+    vocabulary = read_record(Vocabulary, {"words": read_json(folder / "vocab.index.json")}, "vocab.index.json")
+    _check_arrays(folder, params.num_docs, vocabulary)
+    matrix = bm25s.BM25.load(folder, mmap=True, show_progress=False, load_vocab=False)
+    matrix.vocab_dict = dict(vocabulary.words)
+    matrix.unique_token_ids_set = set(vocabulary.words.values())
     return matrix
+
+
+@dataclass(frozen=True)
+class MatrixParams:
+    """What bm25s is told on opening: it would follow any of it."""
+
+    k1: float
+    b: float
+    num_docs: AtLeastZero
+    method: Literal["lucene"]
+    idf_method: Literal["lucene"]
+    dtype: Literal["float32"]
+    int_dtype: Literal["int32", "int64"]
+    delta: float = 0.5
+    backend: Literal["numpy", "auto"] = "numpy"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    words: dict[str, AtLeastZero]
+
+
+def _check_arrays(folder: Path, documents: int, vocabulary: Vocabulary) -> None:
+    data = read_array(folder / "data.csc.index.npy", kind=np.floating, axes=1)
+    rows = read_array(folder / "indices.csc.index.npy", kind=np.integer, axes=1)
+    starts = read_array(folder / "indptr.csc.index.npy", kind=np.integer, axes=1)
+    fit = (
+        len(starts) > 0
+        and starts[0] == 0
+        and int(starts[-1]) == len(data) == len(rows)
+        and bool((np.diff(starts) >= 0).all())
+        and max(vocabulary.words.values(), default=-1) < len(starts) - 1
+    )
+    if not fit:
+        raise BadInput("the BM25 arrays do not fit each other.")
+    if len(rows) <= SCANNED and len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < documents):
+        raise BadInput("the BM25 arrays do not fit the passages.")

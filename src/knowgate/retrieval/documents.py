@@ -1,45 +1,63 @@
 """Documents from a folder of files or from a JSONL file, one at a time.
 
-A document's id is its path inside the folder, or the record's own id. Knows nothing of passages or indexes.
+A document's id is its path inside the folder, or the record's own id. A file that cannot be read is a document with a
+problem, not the end of the others; a broken record is, since its file is one piece. Knows nothing of passages or
+indexes.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
+import codecs
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from knowgate.doors import check_regular
 from knowgate.errors import BadInput
+from knowgate.files import read_jsonl
+from knowgate.retrieval.folder import find_files
 from knowgate.retrieval.html import read_html
 from knowgate.retrieval.pdf import read_pdf
 
 SUFFIXES = (".txt", ".md", ".html", ".htm", ".pdf")
 RECORD_SUFFIXES = (".jsonl", ".jsonl.gz")
+LARGEST = 64 << 20  # bytes of one document: twenty times the longest novel; takes about a minute to index
+_MARKUP = (".html", ".htm")
+# What browsers read, by Python's names. Other codecs are no character sets, or take quadratic time (punycode).
+_CHARSETS = frozenset({
+    "utf-8", "ascii", "iso8859-1", "iso8859-2", "iso8859-3", "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7",
+    "iso8859-8", "iso8859-9", "iso8859-10", "iso8859-13", "iso8859-14", "iso8859-15", "iso8859-16", "koi8-r", "koi8-u",
+    "mac-roman", "mac-cyrillic", "cp866", "cp874", "cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256",
+    "cp1257", "cp1258", "tis-620", "gb2312", "gbk", "gb18030", "big5", "big5hkscs", "cp950", "euc_jp", "iso2022_jp",
+    "shift_jis", "cp932", "euc_kr", "cp949", "johab",
+})  # fmt: skip
 _FORM = 'A record is {"id": ..., "title": ..., "text": ...}; the title may be left out.'
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document; `text` is empty when a file holds none (a scanned PDF, say)."""
+    """One document; `text` is empty when a file holds none (a scanned PDF, say). problem: why it cannot be read."""
 
     id: str
     title: str
     text: str
+    problem: str = ""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What there is to read. Iterating reads; `skipped` counts files by suffixes that are not read."""
+    """What there is to read. Iterating reads; `skipped` counts files by suffixes that are not read.
+
+    problems: paths inside the folder that should have been read and why they cannot be.
+    """
 
     source: Path
     files: tuple[Path, ...] = ()  # empty for a JSONL file
     skipped: Mapping[str, int] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -56,24 +74,22 @@ def find_documents(source: Path) -> Corpus:
     if source.is_dir():
         return _find_files(source)
     if not source.exists():
-        raise BadInput(f"there is no folder or file '{source}'. Name a folder of documents or a JSONL file.")
+        raise BadInput(f"there is no folder or file {str(source)!r}. Name a folder of documents or a JSONL file.")
+    check_regular(source)
     if not source.name.endswith(RECORD_SUFFIXES):
         raise BadInput(f"'{source}' is neither a folder nor a file ending in {' or '.join(RECORD_SUFFIXES)}.")
     return Corpus(source)
 
 
 def _find_files(folder: Path) -> Corpus:
-    inside = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    seen = sorted((path for path in inside if not _is_hidden(path)), key=Path.as_posix)
+    found = find_files(folder, SUFFIXES)
+    seen = [Path(path) for path in found.files]
     files = tuple(folder / path for path in seen if path.suffix.lower() in SUFFIXES)
     if not files:
-        raise BadInput(f"no documents in '{folder}': files ending in {', '.join(SUFFIXES)} are read.")
+        missed = "".join(f" '{path}' is missed: {why}." for path, why in list(found.problems.items())[:1])
+        raise BadInput(f"no documents in '{folder}': files ending in {', '.join(SUFFIXES)} are read.{missed}")
     skipped = Counter(path.suffix.lower() or path.name for path in seen if path.suffix.lower() not in SUFFIXES)
-    return Corpus(folder, files, dict(skipped))
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    return Corpus(folder, files, dict(skipped), found.problems)
 
 
 def _without_doubles(documents: Iterable[Document], source: Path) -> Iterator[Document]:
@@ -90,49 +106,77 @@ def _without_doubles(documents: Iterable[Document], source: Path) -> Iterator[Do
 
 def _from_files(corpus: Corpus) -> Iterator[Document]:
     for path in corpus.files:
-        yield _read_file(path, path.relative_to(corpus.source).as_posix())
+        name = _name(path.relative_to(corpus.source).as_posix())
+        try:
+            yield _read_file(path, name)
+        except BadInput as error:
+            yield Document(name, "", "", problem=str(error))
+
+
+def _name(path: str) -> str:
+    """A path as text; what is no character of it, as escapes, so that two of them stay two."""
+    return path.encode("utf-8", "backslashreplace").decode()
 
 
 def _read_file(path: Path, name: str) -> Document:
+    _check_size(path)
     suffix = path.suffix.lower()
     title, text = "", ""
     if suffix == ".pdf":
         text = read_pdf(path)
-    elif suffix in {".html", ".htm"}:
+    elif suffix in _MARKUP:
         page = read_html(_read_text(path))
         title, text = page.title, page.text
     else:
         text = _read_text(path)
         title = _markdown_title(text) if suffix == ".md" else ""
-    return Document(_clean(name), _clean(title or path.stem), _clean(text))
+    return Document(name, _clean(title or path.stem), _clean(text))
+
+
+def _check_size(path: Path) -> None:
+    try:
+        check_regular(path)
+        size = path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if size > LARGEST:
+        raise BadInput(f"{path} has {size:,} bytes; a document has at most {LARGEST:,}. Split it.")
+
+
+def _unreadable(path: Path, error: OSError) -> BadInput:
+    return BadInput(f"{path} cannot be read: {error.strerror}. Let it be read or take it out of the folder.")
 
 
 def _read_text(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(LARGEST)
     except OSError as error:
-        raise BadInput(
-            f"{path} cannot be read: {error.strerror}. Let it be read or take it out of the folder."
-        ) from None
+        raise _unreadable(path, error) from None
     if b"\0" in data:
         raise BadInput(f"{path} holds binary data, not text. Rename it or take it out of the folder.")
-    charset = _declared_charset(data) if path.suffix.lower() in {".html", ".htm"} else "utf-8"
+    charset = _declared_charset(data, path) if path.suffix.lower() in _MARKUP else "utf-8"
     try:
         return data.decode("utf-8-sig" if charset == "utf-8" else charset)
     except UnicodeDecodeError:
         raise BadInput(f"{path} is not {charset.upper()} text. Save it as UTF-8.") from None
-    except LookupError:
-        raise BadInput(f"{path} declares an unknown character set '{charset}'. Save it as UTF-8.") from None
 
 
-def _declared_charset(data: bytes) -> str:
+def _declared_charset(data: bytes, path: Path) -> str:
     found = re.search(rb"<meta[^>]*charset\s*=\s*[\"']?\s*([\w.:-]+)", data[:2048], re.IGNORECASE)
-    return found.group(1).decode("ascii", "replace").lower() if found else "utf-8"
+    declared = found.group(1).decode("ascii", "replace").lower() if found else "utf-8"
+    try:
+        charset = codecs.lookup(declared).name
+    except LookupError:
+        charset = ""
+    if charset not in _CHARSETS:
+        raise BadInput(f"{path} declares an unknown character set '{declared[:40]}'. Save it as UTF-8.")
+    return charset
 
 
 def _markdown_title(text: str) -> str:
-    found = re.search(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", text, re.MULTILINE)
-    return found.group(1) if found else ""
+    found = re.search(r"^#{1,6}[ \t]+(\S.*)$", text, re.MULTILINE)
+    return found.group(1).rstrip(" \t#") or found.group(1) if found else ""
 
 
 def _clean(text: str) -> str:
@@ -145,30 +189,11 @@ def _clean(text: str) -> str:
 
 
 def _from_records(path: Path) -> Iterator[Document]:
-    for number, line in enumerate(_lines(path), start=1):
-        if line.strip():
-            yield _document(line, f"{path} line {number}")
+    for number, record in read_jsonl(path, halves=True):
+        yield _document(record, f"{path} line {number}")
 
 
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            yield from (line.decode("utf-8") for line in lines)
-    except UnicodeDecodeError:
-        raise BadInput(f"{path} is not a UTF-8 text file.") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadInput(f"{path} is a broken gzip file: {error}.") from None
-
-
-def _document(line: str, where: str) -> Document:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{where} is not valid JSON: {error.msg}. {_FORM}") from None
-    except RecursionError:
-        raise BadInput(f"{where} is nested too deeply. {_FORM}") from None
-    if not isinstance(record, dict):
-        raise BadInput(f"{where} is not a JSON object. {_FORM}")
+def _document(record: Mapping[str, Any], where: str) -> Document:
     text, title = record.get("text"), record.get("title") or ""
     if not isinstance(text, str) or not text.strip():
         raise BadInput(f"{where} has no text. {_FORM}")

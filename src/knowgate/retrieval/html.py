@@ -1,19 +1,40 @@
-"""HTML to plain text with the standard library: paragraphs kept, scripts and styles dropped.
+"""HTML to plain text: paragraphs kept, scripts and styles dropped. Whatever the page, in time linear in its length.
 
+Tags end where the HTML standard (section 13.2.5) has them end. The standard library's parser is not used: it looks for
+the end of the page again from every quote and comment that is never closed, and stops at sections it does not know.
 Knows nothing of files or passages, and does not try to tell an article from its navigation.
 """
 
 from __future__ import annotations
 
+import html
 import re
-from dataclasses import dataclass
-from html.parser import HTMLParser
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _HIDDEN = frozenset({"script", "style", "template", "noscript"})
-_INLINE = re.compile(
-    "a|abbr|b|bdi|bdo|cite|code|data|del|dfn|em|font|i|img|ins|kbd|label|mark|q|s|samp|small|span|strong|sub|sup|time|tt|u|var|wbr"
-)
+_RAW = {tag: re.compile(rf"</{tag}(?=[\s/>])", re.IGNORECASE) for tag in ("script", "style")}  # no tags inside these
+_INLINE = frozenset({
+    "a", "abbr", "b", "bdi", "bdo", "cite", "code", "data", "del", "dfn", "em", "font", "i", "img", "ins", "kbd",
+    "label", "mark", "q", "s", "samp", "small", "span", "strong", "sub", "sup", "time", "tt", "u", "var", "wbr",
+})  # fmt: skip
 _LINE = frozenset({"br", "tr", "li", "dt", "dd", "option"})
+_TAG = re.compile(r"</?([a-zA-Z][^\s/>]*)")
+_GAP = re.compile(r"[\s/]*")
+_ATTRIBUTE = re.compile(r"=?[^\s/>=]*")
+_EQUALS = re.compile(r"\s*=\s*")
+_UNQUOTED = re.compile(r"[^\s>]*")
+_NO_CHARACTER = re.compile(r"&#(?:[0-9]{10,}|[xX][0-9a-fA-F]{10,});?")  # Unicode ends at seven digits
+
+
+class Piece(NamedTuple):
+    """A piece of a page: text, or a tag that opens or closes (or both, as <br/>)."""
+
+    text: str = ""
+    tag: str = ""
+    opens: bool = False
+    closes: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,52 +47,133 @@ class Page:
 
 def read_html(markup: str) -> Page:
     """Title and text of a page."""
-    parser = _Parser()
-    parser.feed(markup)
-    parser.close()
-    title = parser.text_of("title") or parser.text_of("h1")
-    return Page(title=title, text=_tidy("".join(parser.body)))
+    sheet = _Sheet()
+    for piece in pieces(markup):
+        sheet.add(piece)
+    title = sheet.text_of("title") or sheet.text_of("h1")
+    return Page(title=title, text=_tidy("".join(sheet.body)))
 
 
-class _Parser(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.body: list[str] = []
-        self._headings: dict[str, list[str]] = {"title": [], "h1": []}
-        self._closed: set[str] = set()  # only the first title and the first h1 count
-        self._open: str = ""
-        self._hidden: list[str] = []
+# --- markup to pieces ------------------------------------------------------------------------------------------------
+
+
+def pieces(markup: str) -> Iterator[Piece]:
+    """The texts and tags of a page in order. What is opened and never closed (a comment, a tag) takes the rest."""
+    place = 0
+    while place < len(markup):
+        start = markup.find("<", place)
+        if start != place:
+            yield Piece(_unescaped(markup[place : start if start >= 0 else len(markup)]))
+        if start < 0:
+            return
+        found = _TAG.match(markup, start)
+        if not found:
+            place = _after_other(markup, start)
+            if place == start + 1:
+                yield Piece("<")
+            continue
+        place = _after_tag(markup, found.end())
+        tag, closes = found[1].lower(), markup[start + 1] == "/"
+        if place <= len(markup):
+            yield Piece(tag=tag, opens=not closes, closes=closes or markup[place - 2] == "/")
+        if not closes and tag in _RAW and markup[place - 2 : place - 1] != "/":
+            ended = _RAW[tag].search(markup, place)
+            place = ended.start() if ended else len(markup)
+
+
+def _after_other(markup: str, start: int) -> int:
+    """Where a comment, a declaration or an instruction ends; one further where '<' is only a character."""
+    if markup.startswith("<!--", start):
+        return _after(markup, "-->", start + 2)  # <!--> is a whole comment
+    is_remark = markup[start + 1 : start + 2] in ("!", "?") or markup.startswith("</", start)
+    return _after(markup, ">", start) if is_remark else start + 1
+
+
+def _after(markup: str, end: str, start: int) -> int:
+    found = markup.find(end, start)
+    return len(markup) if found < 0 else found + len(end)
+
+
+def _after_tag(markup: str, place: int) -> int:
+    """Where a tag ends whose name ends at `place`: a '>' inside quotes is a value. Beyond the page if it does not."""
+    beyond = len(markup) + 1
+    while True:
+        place = _skip(_GAP, markup, place)
+        if place == len(markup):
+            return beyond
+        if markup[place] == ">":
+            return place + 1
+        place = _skip(_ATTRIBUTE, markup, place)
+        equals = _EQUALS.match(markup, place)
+        if equals:
+            place = _after_value(markup, equals.end())
+
+
+def _after_value(markup: str, place: int) -> int:
+    quote = markup[place : place + 1]
+    return _after(markup, quote, place + 1) if quote in ("'", '"') else _skip(_UNQUOTED, markup, place)
+
+
+def _skip(pattern: re.Pattern[str], markup: str, place: int) -> int:
+    found = pattern.match(markup, place)
+    return found.end() if found else place
+
+
+def _unescaped(text: str) -> str:
+    return html.unescape(_NO_CHARACTER.sub("\ufffd", text)) if "&" in text else text
+
+
+# --- pieces to text --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Sheet:
+    """What is visible of a page so far. Only the first title and the first h1 count as headings."""
+
+    body: list[str] = field(default_factory=list)
+    headings: dict[str, list[str]] = field(default_factory=lambda: {"title": [], "h1": []})
+    closed: set[str] = field(default_factory=set)
+    open: str = ""
+    hidden: list[str] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> None:
+        if piece.opens:
+            self._open(piece.tag)
+        if piece.closes:
+            self._close(piece.tag)
+        if not piece.tag:
+            self._write(piece.text)
 
     def text_of(self, tag: str) -> str:
-        return " ".join("".join(self._headings[tag]).split())
+        return " ".join("".join(self.headings[tag]).split())
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def _open(self, tag: str) -> None:
         if tag in _HIDDEN:
-            self._hidden.append(tag)
-        elif tag in self._headings and tag not in self._closed:
-            self._open = tag
+            self.hidden.append(tag)
+        elif tag in self.headings and tag not in self.closed:
+            self.open = tag
         self._break(tag)
 
-    def handle_endtag(self, tag: str) -> None:
-        if self._hidden and tag == self._hidden[-1]:
-            self._hidden.pop()
-        if tag == self._open:
-            self._closed.add(tag)
-            self._open = ""
+    def _close(self, tag: str) -> None:
+        if self.hidden and tag == self.hidden[-1]:
+            self.hidden.pop()
+        if tag == self.open:
+            self.closed.add(tag)
+            self.open = ""
         self._break(tag)
 
-    def handle_data(self, data: str) -> None:
-        if self._hidden:
+    def _write(self, text: str) -> None:
+        if self.hidden:
             return
-        if self._open:
-            self._headings[self._open].append(data)
-        if self._open != "title":
-            self.body.append(re.sub(r"\s+", " ", data))
+        if self.open:
+            self.headings[self.open].append(text)
+        if self.open != "title":
+            self.body.append(re.sub(r"\s+", " ", text))
 
     def _break(self, tag: str) -> None:
         if tag in _LINE:
             self.body.append("\n")
-        elif not _INLINE.fullmatch(tag):
+        elif tag not in _INLINE:
             self.body.append(" " if tag in {"td", "th"} else "\n\n")
 
 

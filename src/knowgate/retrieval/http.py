@@ -6,21 +6,24 @@ POST sends {"query": ..., "k": ...} as JSON; a URL with {query} (and {k}) in it 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import httpx
 
-from knowgate.errors import BadSetting, ServerError
+from knowgate.errors import BadInput, BadSetting, ServerError
 from knowgate.files import sha256_text
 from knowgate.retrieval.ranking import check_k
 from knowgate.retrieval.reply import read_reply
+from knowgate.servers import Whole, one_line, open_client, read_whole, secrets_of, until, without_secrets
 from knowgate.types import Passage
 
 _AT_ONCE = 8
-_LARGEST_REPLY = 50_000_000  # bytes; a search reply beyond this is a mistake
 
 
 class HttpRetriever:
@@ -39,11 +42,14 @@ class HttpRetriever:
         transport: httpx.BaseTransport | None = None,
     ):
         if not url.startswith(("http://", "https://")):
-            raise BadSetting(f"'{url}' is not a search URL: it must begin with http:// or https://.")
+            raise BadSetting(f"'{without_secrets(url)}' is not a search URL: it must begin with http:// or https://.")
         try:
-            httpx.URL(url)
+            host = httpx.URL(url).host
         except httpx.InvalidURL as error:
-            raise BadSetting(f"'{url}' is not a search URL: {error}.") from None
+            words = one_line(str(error), secrets_of(url))
+            raise BadSetting(f"'{without_secrets(url)}' is not a search URL: {words}.") from None
+        if not host:
+            raise BadSetting(f"'{without_secrets(url)}' is not a search URL: it names no server.")
         self._url = url
         self._deadline = deadline
         self._retries = retries
@@ -57,25 +63,29 @@ class HttpRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
-        with (
-            httpx.Client(headers=self._headers, transport=self._transport) as client,
-            ThreadPoolExecutor(_AT_ONCE) as pool,
-        ):
+        client = self._client
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(lambda query: self._search(client, query, k), queries))
+
+    @functools.cached_property
+    def _client(self) -> httpx.Client:
+        client = open_client(self._headers, transport=self._transport)
+        weakref.finalize(self, client.close)
+        return client
 
     def _search(self, client: httpx.Client, query: str, k: int) -> list[Passage]:
         end = time.monotonic() + self._deadline
         for attempt in range(self._retries + 1):
             problem, wait = "", self._pause * 2**attempt
             try:
-                response = self._send(client, query, k, end)
+                reply = self._send(client, query, k, end)
             except httpx.RequestError as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = f"{type(error).__name__}: {self._told(str(error))}"
             else:
-                if response.status_code != 429 and response.status_code < 500:
-                    return self._read(response, k)
-                problem = f"status {response.status_code}"
-                wait = max(wait, _asked_wait(response))
+                if reply.status != 429 and reply.status < 500:
+                    return self._read(reply, k)
+                problem = f"status {reply.status}"
+                wait = max(wait, reply.retry_after or 0.0)
             if attempt == self._retries or time.monotonic() + wait >= end:
                 break
             time.sleep(wait)
@@ -84,49 +94,38 @@ class HttpRetriever:
             f"within {self._deadline:g} s. Check that it runs."
         )
 
-    def _send(self, client: httpx.Client, query: str, k: int, end: float) -> httpx.Response:
-        """One try. httpx limits each read, not all of them together: the body is read against the clock."""
+    def _send(self, client: httpx.Client, query: str, k: int, end: float) -> Whole:
+        """One try."""
         request = self._request(client, query, k)
         request.extensions["timeout"] = httpx.Timeout(max(0.001, end - time.monotonic())).as_dict()
-        response = client.send(request, stream=True)
-        body = bytearray()
-        try:
-            for chunk in response.iter_bytes():
-                body += chunk
-                if time.monotonic() > end:
-                    raise httpx.ReadTimeout("the reply took too long")
-                if len(body) > _LARGEST_REPLY:
-                    raise ServerError(f"the search server {self._shown} sent more than {_LARGEST_REPLY} bytes.")
-        finally:
-            response.close()
-        return httpx.Response(
-            response.status_code,
-            content=bytes(body),
-            headers={name: value for name, value in response.headers.items() if name == "retry-after"},
-        )
+        with until(end), contextlib.closing(client.send(request, stream=True)) as response:
+            return read_whole(response, f"the search server {self._shown}")
 
     def _request(self, client: httpx.Client, query: str, k: int) -> httpx.Request:
         query = query.encode("utf-8", "replace").decode()  # half a character (a lone surrogate) cannot be sent
         if "{query}" not in self._url:
             return client.build_request("POST", self._url, json={"query": query, "k": k})
         url = self._url.replace("{k}", str(k)).replace("{query}", quote(query, safe=""))
-        return client.build_request("GET", url)
+        try:
+            return client.build_request("GET", url)
+        except httpx.InvalidURL:
+            raise BadInput(
+                f"a question of {len(query):,} characters is too long for a URL. Ask the search server {self._shown} "
+                "by POST: leave {query} out of its URL."
+            ) from None
 
-    def _read(self, response: httpx.Response, k: int) -> list[Passage]:
-        if response.status_code != 200:
-            raise ServerError(
-                f"the search server {self._shown} answered with status {response.status_code}: {response.text[:200]}"
-            )
-        return read_reply(response.text, f"the search server {self._shown}")[:k]
+    def _read(self, reply: Whole, k: int) -> list[Passage]:
+        if reply.status != 200:
+            words = self._told(reply.content[:2000].decode(errors="replace")) or "no reason given"
+            raise ServerError(f"the search server {self._shown} answered with status {reply.status}: {words}")
+        return read_reply(reply.content, f"the search server {self._shown}")[:k]
+
+    def _told(self, words: str) -> str:
+        """What is said about the server, without keys that are in its URL or in the headers."""
+        return one_line(words, [*secrets_of(self._url), *(value for value in self._headers.values() if value)])
 
     @property
     def _shown(self) -> str:
         """The URL without user, password and parameters, which may hold keys."""
         url = httpx.URL(self._url.partition("?")[0])
         return str(url.copy_with(username=None, password=None))
-
-
-def _asked_wait(response: httpx.Response) -> float:
-    """Seconds of Retry-After; 0 when absent or given as a date."""
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdigit() else 0.0

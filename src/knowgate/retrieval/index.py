@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, cast
 
 import numpy as np
 
+from knowgate.doors import user_path
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadInput, BadSetting, UnknownName
 from knowgate.files import new_folder, sha256_text
@@ -35,13 +37,18 @@ from knowgate.retrieval.tokens import Tokenizer, can_stem
 from knowgate.retrieval.vectors import Progress, write_vectors
 from knowgate.types import Embedder
 
-KINDS = ("bm25", "dense", "hybrid")
+NAMED = 5  # documents that could not be read, in a sentence
+Kind = Literal["bm25", "dense", "hybrid"]
+KINDS: tuple[Kind, ...] = ("bm25", "dense", "hybrid")
 NO_TEXT = "no text"  # how files without text are named in IndexReport.skipped
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What an index holds and what this run did. `skipped` counts files by suffix, and those without text."""
+    """What an index holds and what this run did. `skipped` counts files by suffix, and those without text.
+
+    problems: documents that could not be read, and why: they are not in the index.
+    """
 
     documents: int
     passages: int
@@ -51,6 +58,17 @@ class IndexReport:
     unchanged: int
     skipped: Mapping[str, int]
     written: bool  # False: nothing had changed and the folder was left untouched
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> str:
+        """The documents that could not be read, counted and the first of them named; '' where there are none."""
+        if not self.problems:
+            return ""
+        first = list(self.problems.items())[:NAMED]
+        named = "; ".join(f"{name!a}: {' '.join(why.split())[:300]}" for name, why in first)
+        more = f"; and {len(self.problems) - NAMED} more" if len(self.problems) > NAMED else ""
+        return f"{len(self.problems)} could not be read and are left out: {named}{more}"
 
 
 class _NothingChangedError(Exception):
@@ -67,17 +85,17 @@ def build_index(
     progress: Progress = lambda stage, done, total: None,
 ) -> IndexReport:
     """Index the documents of `source` in the folder `out`; `progress` is called with (stage, done, total)."""
-    source, out = Path(source).expanduser(), Path(out).expanduser()
+    source, out = user_path(source), user_path(out)
     _check(out, kind, max_words)
     corpus = find_documents(source)
     chosen = _embedder(kind, embedder)
     settings = _settings(kind, chosen, max_words)
-    earlier = read_earlier(out)
     written = True
     try:
         with new_folder(out.resolve()) as folder:
+            earlier = read_earlier(out)  # once nobody else writes it
             scan = scan_documents(corpus, folder, earlier, max_words=max_words, progress=progress)
-            manifest = _manifest(kind, settings, scan)
+            manifest = _manifest(cast(Kind, kind), settings, scan)
             if manifest == earlier.manifest:
                 raise _NothingChangedError
             _write_parts(folder, manifest, scan, earlier, embedder=chosen, progress=progress)
@@ -111,7 +129,7 @@ def _settings(kind: str, embedder: Embedder | None, max_words: int) -> Settings:
     return Settings(max_words, stem, embedder=name, embedder_fingerprint=embedder.fingerprint)
 
 
-def _manifest(kind: str, settings: Settings, scan: Scan) -> Manifest:
+def _manifest(kind: Kind, settings: Settings, scan: Scan) -> Manifest:
     """The fingerprint leaves out where the embedding model lies: moving a folder changes no search."""
     way = json.dumps([kind, settings.max_words, settings.stem, settings.embedder_fingerprint])
     documents = (text for row in scan.rows for text in (row.id, row.sha256))
@@ -170,4 +188,5 @@ def _report(scan: Scan, corpus: Corpus, earlier: EarlierIndex, written: bool) ->
         unchanged=still_there - scan.changed,
         skipped={**corpus.skipped, **({NO_TEXT: scan.without_text} if scan.without_text else {})},
         written=written,
+        problems=scan.problems,
     )

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 from knowgate.doors import read_json
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import read_jsonl, write_json
+from knowgate.folders import check_digests, check_folder, file_digests
 from knowgate.retrieval.store import OFFSETS, PASSAGES
+from knowgate.typed import AtLeastZero, Between, read_record
 
 FORMAT, VERSION = "knowgate-index", 1
 MANIFEST, DOCUMENTS, BM25, DENSE, ANN = "index.json", "documents.jsonl", "bm25", "dense.npy", "dense.ivf"
@@ -26,7 +28,7 @@ OWN_NAMES = frozenset({MANIFEST, DOCUMENTS, PASSAGES, OFFSETS, BM25, DENSE, ANN}
 class Settings:
     """How passages are cut and searched. `stem` is None without BM25, the embedder '' without vectors."""
 
-    max_words: int
+    max_words: Annotated[int, Between(1)]
     stem: bool | None = None
     embedder: str = ""
     embedder_fingerprint: str = ""
@@ -34,13 +36,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`fingerprint` names the documents and the settings."""
+    """`fingerprint` names the documents and the settings; `files` are digests, which earlier versions wrote not."""
 
-    kind: str
+    kind: Literal["bm25", "dense", "hybrid"]
     settings: Settings
-    documents: int
-    passages: int
+    documents: AtLeastZero
+    passages: Annotated[int, Between(1)]
     fingerprint: str
+    files: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,14 @@ class DocumentRow:
 
     id: str
     sha256: str
-    first: int
-    count: int
+    first: AtLeastZero
+    count: Annotated[int, Between(1)]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    write_json(folder / MANIFEST, {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)})
+    """The last file to be written: it names all others."""
+    full = {**dataclasses.asdict(manifest), "files": file_digests(folder, leave=[MANIFEST])}
+    write_json(folder / MANIFEST, {"format": FORMAT, "version": VERSION, **full})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -68,16 +73,18 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise broken(folder, f"{MANIFEST} was not written by knowgate")
     if record.get("version") != VERSION:
-        raise broken(folder, f"it has version {record.get('version')}, this knowgate reads version {VERSION}")
+        raise broken(folder, f"it has version {str(record.get('version'))[:40]}, this knowgate reads version {VERSION}")
+    check_folder(folder, lambda problem: broken(folder, problem))
     try:
-        return _manifest(record)
-    except (KeyError, TypeError) as error:
-        raise broken(folder, f"{MANIFEST} is incomplete: {error}") from None
+        return read_record(Manifest, record, MANIFEST, others=True)
+    except BadInput as error:
+        raise broken(folder, str(error).rstrip(".")) from None
 
 
-def _manifest(record: dict[str, Any]) -> Manifest:
-    values = {item.name: record[item.name] for item in dataclasses.fields(Manifest)}
-    return Manifest(**{**values, "settings": Settings(**record["settings"])})
+def check_parts(folder: Path, manifest: Manifest, wanted: Callable[[str], bool] = lambda name: True) -> None:
+    """Refuse files that are not those the index was written with; wanted: by name, those that are about to be read."""
+    files = {name: digest for name, digest in manifest.files.items() if wanted(name)}
+    check_digests(folder, files, lambda problem: broken(folder, problem))
 
 
 def write_documents(folder: Path, rows: Iterable[DocumentRow]) -> None:
@@ -88,10 +95,10 @@ def write_documents(folder: Path, rows: Iterable[DocumentRow]) -> None:
 
 def read_documents(folder: Path) -> Iterator[DocumentRow]:
     try:
-        for _, record in read_jsonl(folder / DOCUMENTS):
-            yield DocumentRow(**record)
-    except (OSError, TypeError, BadInput) as error:
-        raise broken(folder, f"{DOCUMENTS}: {error}") from None
+        for number, record in read_jsonl(folder / DOCUMENTS):
+            yield read_record(DocumentRow, record, f"line {number}")
+    except (OSError, BadInput) as error:
+        raise broken(folder, f"{DOCUMENTS}: {str(error).rstrip('.')}") from None
 
 
 def may_replace(folder: Path) -> bool:

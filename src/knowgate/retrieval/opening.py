@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from knowgate.embedding import SentenceEmbedder
-from knowgate.errors import BrokenIndex
+from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import sha256_text
 from knowgate.retrieval import ann
+from knowgate.retrieval.arrays import read_array
 from knowgate.retrieval.bm25 import Bm25Retriever, load_matrix
 from knowgate.retrieval.dense import DenseRetriever, ExactSearch, RowSearch
 from knowgate.retrieval.hybrid import HybridRetriever
-from knowgate.retrieval.manifest import ANN, BM25, DENSE, Manifest, broken, read_manifest
-from knowgate.retrieval.store import PassageStore
+from knowgate.retrieval.manifest import ANN, BM25, DENSE, Manifest, broken, check_parts, read_manifest
+from knowgate.retrieval.store import OFFSETS, PASSAGES, PassageStore
 from knowgate.retrieval.tokens import Tokenizer, can_stem
 from knowgate.types import Embedder, Vector
 
@@ -65,7 +66,7 @@ def open_hybrid(folder: str | Path, embedder: Embedder | None = None) -> HybridR
 def open_store(folder: Path, manifest: Manifest) -> PassageStore:
     try:
         store = PassageStore(folder)
-    except (OSError, ValueError) as error:
+    except (BadInput, OSError, ValueError) as error:
         raise broken(folder, _cause(error)) from None
     if len(store) != manifest.passages:
         raise broken(folder, f"it should hold {manifest.passages} passages and holds {len(store)}")
@@ -75,7 +76,7 @@ def open_store(folder: Path, manifest: Manifest) -> PassageStore:
 def open_matrix(folder: Path, store: PassageStore) -> Any:
     try:
         matrix = load_matrix(folder / BM25)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (BadInput, OSError, TypeError) as error:  # the last: parameters that bm25s does not know
         raise broken(folder, f"{BM25}: {_cause(error)}") from None
     if matrix.scores["num_docs"] != len(store):
         raise broken(folder, f"{BM25} does not fit the passages")
@@ -84,18 +85,16 @@ def open_matrix(folder: Path, store: PassageStore) -> Any:
 
 def open_vectors(folder: Path, manifest: Manifest) -> Vector:
     try:
-        vectors: Vector = np.load(folder / DENSE, mmap_mode="r")
-    except (OSError, ValueError) as error:
+        vectors: Vector = read_array(folder / DENSE, kind=np.floating, axes=2)
+    except (BadInput, OSError) as error:
         raise broken(folder, f"{DENSE}: {_cause(error)}") from None
-    if vectors.ndim != 2 or len(vectors) != manifest.passages or vectors.dtype != np.float32:
+    if len(vectors) != manifest.passages or vectors.dtype != np.float32 or not vectors.shape[1]:
         raise broken(folder, f"{DENSE} does not fit the passages")
     return vectors
 
 
 def _cause(error: Exception) -> str:
-    """What is wrong; of a damaged array numpy says only how it could be loaded without safety."""
-    words = " ".join(str(error).split()).rstrip(".")
-    return "an array file is damaged" if "pickle" in words or "header" in words else words[:200]
+    return " ".join(str(error).split()).rstrip(".")[:200]
 
 
 def _manifest_with(folder: Path, part: str) -> Manifest:
@@ -106,6 +105,8 @@ def _manifest_with(folder: Path, part: str) -> Manifest:
             f"'{folder}' was built as '{manifest.kind}' and has no part for '{wanted}'. "
             f"Build both: knowgate index SOURCE --out {folder} --retriever hybrid"
         )
+    parts = (PASSAGES, OFFSETS, BM25) if part == BM25 else (PASSAGES, OFFSETS, DENSE, ANN)
+    check_parts(folder, manifest, lambda name: name.partition("/")[0] in parts)
     return manifest
 
 

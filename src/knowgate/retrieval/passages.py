@@ -2,6 +2,7 @@
 
 Size is counted in words; a Chinese or Japanese character counts as 120/250 of a word: 250 characters say about
 as much as 120 words. No overlap: a passage ends where a paragraph, a sentence or at worst a word ends.
+Patterns look at each character a few times at most, whatever the text: a page of dots takes no longer than others.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _WORD = re.compile(rf"[^\W{CJK}][^\s{CJK}]*")
 # Places to cut, the best first. A piece keeps what ends it, so the pieces joined are the text again.
 _PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
 _SENTENCE_END = re.compile(
-    r"[.!?]+[\"'”’)\]]*\s+"  # English, before a space
+    r"(?<![.!?])[.!?]+[\"'”’)\]]*\s+"  # English, before a space; tried once for a row of dots
     r"|[。！？；…]+[”’」』）】]*\s*"  # Chinese, no space needed
-    r"|\n(?=\s*(?:[-*+•|]|\d+[.)])\s)"  # the next item of a list or row of a table
+    r"|\n(?=[^\S\n]*(?:[-*+•|]|\d+[.)])\s)"  # the next item of a list or row of a table
 )
 _WORD_END = re.compile(rf"\s+|(?<=[{CJK}])(?=\w)|(?<=\w)(?=[{CJK}])")
 _CUTS = (_PARAGRAPH_END, _SENTENCE_END, _WORD_END)
-_HEADING_AT_END = re.compile(r"(?:\A|\n)(#{1,6}[ \t][^\n]*\s*)\Z")
+_HEADING = re.compile(r"#{1,6}[ \t]")
 
 
 def cut(document: Document, max_words: int = MAX_WORDS) -> list[Passage]:
@@ -57,16 +58,18 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
     """Fill passages with the pieces of this level; a piece that is too long is packed at the next level."""
     if level == len(_CUTS) or _units(text) <= limit:
         return [text]
-    packed, filled = [""], 0
+    packed: list[str] = []
+    last, filled = [""], 0  # the passage that is being filled, in pieces
     for piece in _pieces(text, level):
         filled += _units(piece)
         if filled <= limit:
-            packed[-1] += piece
+            last.append(piece)
         else:
-            heading = _take_heading(packed) if level < len(_CUTS) - 1 else ""
-            packed += _pack(heading + piece, level + 1, limit)
-            filled = _units(packed[-1])
-    return packed
+            before, heading = _without_heading("".join(last)) if level < len(_CUTS) - 1 else ("".join(last), "")
+            *whole, end = _pack(heading + piece, level + 1, limit)
+            packed += [before, *whole]
+            last, filled = [end], _units(end)
+    return [*packed, "".join(last)]
 
 
 def _pieces(text: str, level: int) -> Iterator[str]:
@@ -77,10 +80,7 @@ def _pieces(text: str, level: int) -> Iterator[str]:
     yield text[start:]
 
 
-def _take_heading(packed: list[str]) -> str:
-    """Take a heading off the end of the last passage: it belongs to what follows."""
-    found = _HEADING_AT_END.search(packed[-1])
-    if not found:
-        return ""
-    packed[-1] = packed[-1][: found.start(1)]
-    return found.group(1)
+def _without_heading(text: str) -> tuple[str, str]:
+    """(text, heading): a heading that ends the text belongs to what follows."""
+    line = text.rfind("\n", 0, len(text.rstrip())) + 1
+    return (text[:line], text[line:]) if _HEADING.match(text, line) else (text, "")

@@ -8,33 +8,34 @@ Knows nothing of HTTP.
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any
 
 from knowgate.errors import ServerError
 from knowgate.files import sha256_text
+from knowgate.servers import one_line, parse_reply
 from knowgate.types import Passage
 
 LIST_NAMES = ("passages", "results", "documents", "hits")
 TEXT_NAMES = ("text", "content")
+LARGEST_SCORE = 1e30  # no measure of likeness is beyond; a whole number may be beyond any float
 _EXPECTED = (
     f"Expected: a JSON list, or an object with one of {', '.join(LIST_NAMES)}, of objects with "
     f"{' or '.join(TEXT_NAMES)} and, if there are, id, title and score."
 )
 
 
-def read_reply(body: str, server: str) -> list[Passage]:
+def read_reply(body: bytes, server: str) -> list[Passage]:
     """The passages of a reply, in its order."""
+    shown = one_line(body[:80].decode(errors="replace"))
     try:
-        value = json.loads(body)
-    except ValueError:
-        raise _nonsense(server, f"not JSON: '{body[:80]}'") from None
+        value = parse_reply(body, "it")
+    except ServerError as error:
+        raise _nonsense(server, f"{str(error).rstrip('.')}: '{shown}'") from None
     items = value
     if isinstance(value, dict):
         items = next((value[name] for name in LIST_NAMES if name in value), None)
     if not isinstance(items, list):
-        raise _nonsense(server, f"no list of passages: '{body[:80]}'")
+        raise _nonsense(server, f"no list of passages: '{shown}'")
     return [_passage(item, number, server) for number, item in enumerate(items)]
 
 
@@ -54,8 +55,8 @@ def _passage(item: Any, number: int, server: str) -> Passage:
 def _score(value: Any, number: int, server: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _nonsense(server, f"passage {number} has a score that is not a number: {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST_SCORE:
+        raise _nonsense(server, f"passage {number} has a score that is not a number: {one_line(repr(value))}")
     return float(value)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import sha256_text
 from knowgate.retrieval.documents import Corpus, Document
-from knowgate.retrieval.manifest import DocumentRow, Manifest, read_documents, read_manifest
+from knowgate.retrieval.manifest import DocumentRow, Manifest, broken, check_parts, read_documents, read_manifest
 from knowgate.retrieval.opening import open_matrix, open_store, open_vectors
 from knowgate.retrieval.passages import cut
 from knowgate.retrieval.store import PassageWriter
@@ -39,43 +39,55 @@ class EarlierIndex:
 
 @dataclass
 class Scan:
-    """The documents as they are now. `kept` holds for each passage its row in the earlier index, or -1."""
+    """The documents as they are now. `kept` holds for each passage its row in the earlier index, or -1.
+
+    problems: documents that could not be read, and why.
+    """
 
     rows: list[DocumentRow] = field(default_factory=list)
     kept: array[int] = field(default_factory=lambda: array("q"))
     added: int = 0
     changed: int = 0
     without_text: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
 
 
 def read_earlier(folder: Path) -> EarlierIndex:
     """The index in a folder if it is whole; one that is broken or of another version does not count."""
     try:
         manifest = read_manifest(folder)
+        check_parts(folder, manifest)
         store = open_store(folder, manifest)
         if manifest.kind != "dense":
             open_matrix(folder, store)
         vectors = open_vectors(folder, manifest) if manifest.kind != "bm25" else None
-        return EarlierIndex(manifest, {row.id: row for row in read_documents(folder)}, vectors)
+        rows = {row.id: row for row in read_documents(folder)}
+        if any(row.first + row.count > manifest.passages for row in rows.values()):
+            raise broken(folder, "its documents have more passages than it holds")
+        return EarlierIndex(manifest, rows, vectors)
     except BrokenIndex:
         return EarlierIndex()
 
 
 def scan_documents(corpus: Corpus, folder: Path, earlier: EarlierIndex, *, max_words: int, progress: Progress) -> Scan:
     """Write the passages of all documents to `folder`."""
-    scan = Scan()
+    scan = Scan(problems=dict(corpus.problems))
     with PassageWriter(folder) as writer:
         for number, document in enumerate(corpus, start=1):
             _add(scan, writer, document, earlier, max_words=max_words)
             if number % _PROGRESS_EVERY == 0:
                 progress("read", number, corpus.total)
     if not scan.kept:
-        raise BadInput(f"the documents of '{corpus.source}' hold no text.")
+        first = f" {next(iter(scan.problems.values()))}" if scan.problems else ""
+        raise BadInput(f"the documents of '{corpus.source}' hold no text.{first}")
     progress("read", number, corpus.total)
     return scan
 
 
 def _add(scan: Scan, writer: PassageWriter, document: Document, earlier: EarlierIndex, *, max_words: int) -> None:
+    if document.problem:
+        scan.problems[document.id] = document.problem
+        return
     passages = cut(document, max_words)
     if not passages:
         scan.without_text += 1

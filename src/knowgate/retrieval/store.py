@@ -14,7 +14,10 @@ from typing import overload
 
 import numpy as np
 
-from knowgate.errors import BrokenIndex
+from knowgate.doors import check_regular, parse_json
+from knowgate.errors import BadInput, BrokenIndex
+from knowgate.retrieval.arrays import read_array
+from knowgate.typed import read_record
 from knowgate.types import Passage
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
@@ -50,14 +53,16 @@ class PassageWriter:
 
 
 class PassageStore(Sequence[Passage]):
-    """A read-only sequence of passages. A ValueError or OSError on opening means the files are broken."""
+    """A read-only sequence of passages. A BadInput, ValueError or OSError on opening means the files are broken."""
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
+        self._offsets = read_array(folder / OFFSETS, kind=np.integer, axes=1)
+        check_regular(folder / PASSAGES)
         with (folder / PASSAGES).open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if self._offsets.ndim != 1 or len(self._offsets) < 2 or self._offsets[-1] != len(self._data):
+        rising = len(self._offsets) > 1 and self._offsets[0] == 0 and bool((np.diff(self._offsets) > 0).all())
+        if not rising or self._offsets[-1] != len(self._data):
             raise ValueError(f"{OFFSETS} does not fit {PASSAGES}")
 
     def __len__(self) -> int:
@@ -76,9 +81,9 @@ class PassageStore(Sequence[Passage]):
 
     def _read(self, row: int) -> Passage:
         try:
-            record = json.loads(self._data[int(self._offsets[row]) : int(self._offsets[row + 1])])
-            return Passage(record["id"], record["text"], record["title"])
-        except (ValueError, KeyError, TypeError):
+            line = self._data[int(self._offsets[row]) : int(self._offsets[row + 1])].decode()
+            return read_record(Passage, parse_json(line, "it"), "it")
+        except (BadInput, UnicodeDecodeError):
             raise BrokenIndex(
                 f"passage {row} of the index '{self._folder}' is damaged. "
                 f"Rebuild it: delete the folder, then knowgate index SOURCE --out {self._folder}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from knowgate.doors import user_path
 from knowgate.errors import BadSetting
 from knowgate.runs.run_folder import RunFolder
 
@@ -14,7 +15,7 @@ Runs = Run | Sequence[Run]
 
 def open_run(path: str | Path) -> RunFolder:
     """The label run in this folder; refuses a folder that is none."""
-    folder = RunFolder(Path(path).expanduser())
+    folder = RunFolder(user_path(path))
     folder.manifest()
     return folder
 
@@ -27,4 +28,4 @@ def run_paths(runs: Runs) -> list[Path]:
         raise BadSetting(f"{wrong[0]!r} is no label run: give its folder, or what `label` or `open_run` gave.")
     if not several:
         raise BadSetting("no label run is named; make one: knowgate label")
-    return [run.path if isinstance(run, RunFolder) else Path(run).expanduser() for run in several]
+    return [run.path if isinstance(run, RunFolder) else user_path(run) for run in several]

@@ -7,15 +7,15 @@ again by anyone, without the LLM.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from knowgate.errors import ArtefactError
+from knowgate.errors import ArtefactError, BadInput
 from knowgate.files import read_jsonl, write_text
 from knowgate.runs.run_folder import RunFolder
+from knowgate.typed import Between, Share, read_record
 
 FILE = "needs.jsonl"
 
@@ -29,15 +29,15 @@ class RecordedNeeds:
 
     gate: str
     threshold: float
-    needs: Mapping[str, float] = field(repr=False)
+    needs: Mapping[str, Share] = field(repr=False)
     about: str = ""
-    seconds: float | None = None
-    far: float | None = None
+    seconds: Annotated[float, Between(0)] | None = None
+    far: Share | None = None
 
 
 def read_needs(run: Path) -> list[RecordedNeeds]:
     """Every gate recorded in this run, in the order it was recorded."""
-    file = run / FILE
+    file = RunFolder(run).file(FILE)
     if not file.is_file():
         return []
     return [_parsed(record, f"{file} line {number}") for number, record in read_jsonl(file)]
@@ -45,13 +45,9 @@ def read_needs(run: Path) -> list[RecordedNeeds]:
 
 def _parsed(record: Mapping[str, Any], where: str) -> RecordedNeeds:
     try:
-        recorded = RecordedNeeds(**record)
-        good = all(math.isfinite(need) and 0 <= need <= 1 for need in recorded.needs.values())
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ArtefactError(f"{where} does not hold a gate's needs ({error}).") from None
-    if not good:
-        raise ArtefactError(f"{where}: gate '{recorded.gate}' has needs that are not numbers in [0, 1].")
-    return recorded
+        return read_record(RecordedNeeds, record, where)
+    except BadInput as error:
+        raise ArtefactError(f"{str(error).rstrip('.')}: these are no needs that a gate gave.") from None
 
 
 def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:

@@ -10,14 +10,33 @@ import contextlib
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from knowgate.doors import read_json
-from knowgate.errors import ArtefactError, BadSetting, KnowgateError
-from knowgate.files import locked, read_jsonl, write_json, write_text
+from knowgate.doors import parse_json, read_json
+from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
+from knowgate.files import UNFINISHED, check_own, locked, whole_lines, write_json, write_text
+from knowgate.folders import inside, leads_out
+from knowgate.typed import read_record
+
+
+@dataclass(frozen=True)
+class FolderRecord:
+    """What every manifest has: how the rows were made, and counts of them."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    totals: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RowHead:
+    """What every row has."""
+
+    id: str
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +54,7 @@ class RowFolder:
     # --- reading ----------------------------------------------------------------------------------
 
     def manifest(self) -> dict[str, Any]:
-        file = self.path / self.manifest_name
+        file = self.file(self.manifest_name)
         if not file.is_file():
             raise ArtefactError(
                 f"'{self.path}' is not a {self.what}: it has no {self.manifest_name}. Make one: {self.command}"
@@ -44,52 +63,76 @@ class RowFolder:
         if not isinstance(manifest, dict) or manifest.get("version") != self.version:
             written = manifest.get("version") if isinstance(manifest, dict) else None
             raise ArtefactError(
-                f"'{self.path}' was written by another version of knowgate (format {written}, this one reads "
+                f"'{self.path}' was written by another version of knowgate (format {str(written)[:40]}, this one reads "
                 f"{self.version}). Make a new folder: {self.command}"
             )
+        self._read(FolderRecord, manifest, str(file))
         return manifest
+
+    def file(self, name: str) -> Path:
+        """A file of this folder; one that lies elsewhere, by its name or as a link, is refused."""
+        path = inside(self.path, name, self.refusal)
+        if leads_out(path, self.path):
+            raise self.refusal(f"'{name}' is a link that leads out of the folder")
+        return path
+
+    def refusal(self, problem: str) -> ArtefactError:
+        return ArtefactError(
+            f"the {self.what} '{self.path}' cannot be used: {problem.rstrip('.')}. Make a new one: {self.command}"
+        )
+
+    def _read(self, kind: type[Any], value: Any, where: str) -> Any:
+        try:
+            return read_record(kind, value, where, others=True)
+        except BadInput as error:
+            raise self.refusal(str(error)) from None
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each row's record in file order, with its place; memory stays flat."""
         self.manifest()
-        file = self.path / self.rows_name
+        file = self.file(self.rows_name)
         if self.packed.is_file():
-            yield from _unpacked(self.packed)
+            for where, line in _unpacked(self.packed):
+                yield where, self._row(line, where)
             return
         if not file.is_file():
             return
-        whole = _whole_lines(file)
+        whole = whole_lines(file)
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if lines.tell() > whole:
                     return
                 where = f"{file} line {number}"
-                yield where, _parse(line, where)
+                yield where, self._row(line, where)
+
+    def _row(self, line: bytes, where: str) -> dict[str, Any]:
+        record = _parse(line, where)
+        self._read(RowHead, record, where)
+        return record
 
     @property
     def packed(self) -> Path:
         """The rows of a folder that is finished and put away; it is read, never added to."""
-        return self.path / f"{self.rows_name}.gz"
+        return self.file(f"{self.rows_name}.gz")
 
     def done(self) -> dict[str, str | None]:
         """Ids that have a row, with their error if they failed."""
-        file = self.path / self.rows_name
-        if not file.is_file():
+        if not (self.path / self.manifest_name).is_file():
             return {}
-        return {str(record["id"]): record.get("error") for _, record in read_jsonl(file)}
+        return {record["id"]: record.get("error") for _, record in self.records()}
 
     # --- writing ----------------------------------------------------------------------------------
 
     def start(self, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         """Begin, or see that what was begun here has the same settings."""
+        self._check_place()
         if self.packed.is_file():
             raise BadSetting(f"'{self.path}' is finished and packed; choose another --out.")
+        self._clear()
         if (self.path / self.manifest_name).is_file():
-            _compare(self.manifest()["settings"], settings, self.path)
+            _compare(self.manifest().get("settings", {}), settings, self.path)
             self._mend()
             return
-        if self.path.exists() and any(item for item in self.path.iterdir() if item.name != ".lock"):
-            raise BadSetting(f"'{self.path}' is not empty and not a {self.what}; choose another --out.")
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / self.manifest_name, {"version": self.version, "settings": dict(settings), **about})
 
@@ -104,62 +147,63 @@ class RowFolder:
             os.fsync(file.fileno())
 
     def drop_failed(self) -> int:
-        """Forget rows with errors, so that they are tried again."""
-        file = self.path / self.rows_name
-        rows = [record for _, record in read_jsonl(file)] if file.is_file() else []
+        """Forget rows with errors, so that they are tried again. For whoever writes here alone (`exclusive`)."""
+        rows = [record for _, record in self.records()]
         kept = [record for record in rows if not record.get("error")]
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
-        if len(kept) < len(rows):
-            write_text(file, text)
+        if len(kept) < len(rows) and not self.packed.is_file():
+            write_text(self.path / self.rows_name, text)
         return len(rows) - len(kept)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """One process at a time writes a folder."""
+        self._check_place()
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(locked(self.path / ".lock", wait=False))
             except BlockingIOError:
                 raise BadSetting(f"another process is writing to '{self.path}'; wait for it or stop it.") from None
+            except OSError as error:
+                raise disk_error(error, self.path) from error
             yield
+
+    def _clear(self) -> None:
+        """Take away what a process left half written that was killed; nobody else writes here now."""
+        if self.path.is_dir():
+            for left in self.path.glob(f".*{UNFINISHED}"):
+                left.unlink()
+
+    def _check_place(self) -> None:
+        """Refuse to begin in a folder of other things, or where a file is."""
+        try:
+            check_own(self.path, [self.manifest_name], f"a {self.what}")
+        except ArtefactError as error:
+            raise BadSetting(str(error)) from None
 
     def _mend(self) -> None:
         """Cut off a line that was being written when the process died."""
         file = self.path / self.rows_name
-        if file.is_file() and (whole := _whole_lines(file)) < file.stat().st_size:
+        if file.is_file() and (whole := whole_lines(file)) < file.stat().st_size:
             os.truncate(file, whole)
 
 
-def _unpacked(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _unpacked(file: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with gzip.open(file, "rb") as lines:
             for number, line in enumerate(lines, start=1):
-                where = f"{file} line {number}"
-                yield where, _parse(line, where)
-    except (OSError, EOFError) as error:
+                yield f"{file} line {number}", line
+    except (OSError, EOFError, zlib.error) as error:
         raise ArtefactError(f"{file} cannot be unpacked ({error}); fetch it again.") from None
-
-
-def _whole_lines(file: Path) -> int:
-    """Bytes up to the last line break."""
-    size = file.stat().st_size
-    with file.open("rb") as content:
-        end = size
-        while end > 0:
-            start = max(0, end - 65_536)
-            content.seek(start)
-            at = content.read(end - start).rfind(b"\n")
-            if at >= 0:
-                return start + at + 1
-            end = start
-    return 0
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ArtefactError(f"{where} is not valid JSON ({error}); the run is damaged.") from None
+        record = parse_json(line.decode(), where)
+    except UnicodeDecodeError:
+        raise ArtefactError(f"{where} is not UTF-8 text; the run is damaged.") from None
+    except BadInput as error:
+        raise ArtefactError(f"{str(error).rstrip('.')}; the run is damaged.") from None
     if not isinstance(record, dict):
         raise ArtefactError(f"{where} is not a JSON object; the run is damaged.")
     return record
@@ -180,6 +224,8 @@ def _compare(started: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> 
 
 def disk_error(error: OSError, path: Path) -> KnowgateError:
     """A full or broken disk as a sentence."""
+    if error.errno is None:  # not the system's: a library uses the class for faults of its own
+        raise error
     return KnowgateError(
         f"cannot write to '{path}': {error.strerror}. Finished rows are safe; mend it and run the same command again."
     )

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from knowgate.errors import ArtefactError
+from knowgate.errors import ArtefactError, BadInput
+from knowgate.typed import AtLeastZero, Between, Share, read_record
 from knowgate.types import Completion, Passage, Token
 
 
@@ -27,13 +28,16 @@ class GradedAnswer:
     correct: bool | None = None
     samples: tuple[str, ...] = ()
     sample_correct: tuple[bool | None, ...] = ()
-    mastery: float | None = None
-    certainty: float | None = None
+    mastery: Share | None = None
+    certainty: Share | None = None
 
 
 @dataclass(frozen=True)
 class LabelRow:
-    """Everything learnt about one question. `vector` points to its hidden states: (shard file, row in it)."""
+    """Everything learnt about one question. `vector` points to its hidden states: (shard file, row in it).
+
+    states: digest of the question's id and its hidden states; rows of earlier versions have none.
+    """
 
     id: str
     question: str
@@ -46,19 +50,20 @@ class LabelRow:
     open: GradedAnswer | None = None
     mask: GradedAnswer | None = None
     iterative: GradedAnswer | None = None  # after several rounds of retrieval
-    rounds: int = 0  # of retrieval that the iterative answer took
+    rounds: AtLeastZero = 0  # of retrieval that the iterative answer took
     effect_mastery: str | None = None
     effect_certainty: str | None = None
-    benefit: int | None = None
+    benefit: Annotated[int, Between(-1, 1)] | None = None
     passages: tuple[Passage, ...] = ()
-    cut: int = 0  # passages dropped or shortened to fit the context window
-    guarded: int = 0  # verdicts the echo guard changed
-    unparsable: int = 0  # judge verdicts that could not be read
-    answer_frequency: int | None = None  # passages of the corpus that hold a gold answer
+    cut: AtLeastZero = 0  # passages dropped or shortened to fit the context window
+    guarded: AtLeastZero = 0  # verdicts the echo guard changed
+    unparsable: AtLeastZero = 0  # judge verdicts that could not be read
+    answer_frequency: AtLeastZero | None = None  # passages of the corpus that hold a gold answer
     signals: Mapping[str, float] = field(default_factory=dict)
-    vector: tuple[str, int] | None = None
-    seconds: float = 0.0
-    tokens: int = 0  # generated
+    vector: tuple[str, AtLeastZero] | None = None
+    states: str = ""
+    seconds: Annotated[float, Between(0)] = 0.0
+    tokens: AtLeastZero = 0  # generated
     error: str | None = None
 
 
@@ -94,26 +99,9 @@ def _is_default(item: dataclasses.Field[Any], value: Any) -> bool:
 def from_json(record: Mapping[str, Any], where: str) -> LabelRow:
     """The row a record holds."""
     try:
-        values = dict(record)
-        for side in ("closed", "open", "mask", "iterative"):
-            if values.get(side) is not None:
-                values[side] = _side(values[side])
-        for name in ("answers", "choices"):
-            values[name] = tuple(values.get(name, ()))
-        values["passages"] = tuple(Passage(**item) for item in values.get("passages", ()))
-        values["vector"] = tuple(values["vector"]) if values.get("vector") else None
-        return LabelRow(**values)
-    except (TypeError, KeyError, ValueError) as error:
-        raise ArtefactError(f"{where} is not a label row ({error}).") from None
-
-
-def _side(record: Mapping[str, Any]) -> GradedAnswer:
-    values = dict(record)
-    if values.get("tokens") is not None:
-        values["tokens"] = tuple(Token(*token) for token in values["tokens"])
-    for name in ("samples", "sample_correct"):
-        values[name] = tuple(values.get(name, ()))
-    return GradedAnswer(**values)
+        return read_record(LabelRow, record, where)
+    except BadInput as error:
+        raise ArtefactError(f"{str(error).rstrip('.')}; that is no label row.") from None
 
 
 def side_of(draft: Completion, samples: Sequence[Completion]) -> GradedAnswer:

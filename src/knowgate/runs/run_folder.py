@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from safetensors.numpy import load_file, save
 
-from knowgate.errors import ArtefactError, BadSetting, KnowgateError
-from knowgate.files import write_bytes
+from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
 from knowgate.markup import escape
 from knowgate.runs.overview import run_line, run_sheet
 from knowgate.runs.row_folder import RowFolder, disk_error
 from knowgate.runs.rows import LabelRow, from_json, to_json
+from knowgate.runs.states import read_shard, shards, state_names, states_digest, write_shard
+from knowgate.typed import AtLeastZero
 from knowgate.types import Vector
 
 __all__ = ["MANIFEST", "ROWS", "VERSION", "RunFolder", "disk_error"]
@@ -26,6 +26,26 @@ __all__ = ["MANIFEST", "ROWS", "VERSION", "RunFolder", "disk_error"]
 VERSION = 1
 MANIFEST, ROWS = "run.json", "labels.jsonl"
 IDENTITY = ("model", "model_fingerprint", "prompts_fingerprint", "grader")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What is read back of a run's settings; there are more, for people."""
+
+    model: str = ""
+    model_fingerprint: str = ""
+    prompts_fingerprint: str = ""
+    grader: str = ""
+    data: str = ""
+    data_fingerprint: str = ""
+    questions: AtLeastZero = 0
+    retriever: str | None = None
+    retriever_fingerprint: str | None = None
+    samples: AtLeastZero | None = None
+    max_tokens: AtLeastZero | None = None
+    k: AtLeastZero | None = None
+    open_prompts: str | None = None
+    seakr_layer: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,13 +60,13 @@ class RunFolder(RowFolder):
 
     def settings(self) -> dict[str, Any]:
         """What made the run what it is; whoever compares models or wordings needs all of it."""
-        stored = self.manifest().get("settings")
-        settings: dict[str, Any] = stored if isinstance(stored, dict) else {}
+        settings: dict[str, Any] = self.manifest().get("settings", {})
         missing = [key for key in IDENTITY if key not in settings]
         if missing:
             raise ArtefactError(
                 f"{self.path / MANIFEST} lacks {', '.join(missing)}: it was changed or damaged. Label again."
             )
+        self._read(RunSettings, settings, f"the settings in {MANIFEST}")
         return settings
 
     def rows(self) -> Iterator[LabelRow]:
@@ -63,36 +83,40 @@ class RunFolder(RowFolder):
             wanted.setdefault(row.vector[0], []).append((row.vector[1], number))
         states: dict[int, Vector] = {}
         for shard, pairs in wanted.items():
-            block = self._shard(shard, name)
-            states.update({number: block[index] for index, number in pairs})
+            block = self._shard(shard, name, [(rows[number], place) for place, number in pairs])
+            states.update({number: block[place] for place, number in pairs})
+        if len({state.shape for state in states.values()}) > 1:
+            raise self.refusal(f"the hidden states '{name}' are not of one width")
         return np.stack([states[number] for number in range(len(rows))]).astype(np.float32)
 
     def vector_names(self) -> list[str]:
-        return sorted({name for file in self.path.glob("vectors-*.safetensors") for name in load_file(file)})
-
-    def _shard(self, shard: str, name: str) -> Vector:
         try:
-            tensors = load_file(self.path / shard)
-        except Exception as error:  # noqa: BLE001 - safetensors raises its own kinds; all mean the file is bad
-            raise ArtefactError(f"the shard {shard} of '{self.path}' cannot be read: {error}.") from None
-        if name not in tensors:
-            raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(tensors))}.")
-        return tensors[name]
+            return sorted({name for path in shards(self.path) for name in state_names(self.file(path.name))})
+        except BadInput as error:
+            raise self.refusal(str(error)) from None
+
+    def _shard(self, shard: str, name: str, rows: Sequence[tuple[LabelRow, int]]) -> Vector:
+        """The named states of a shard, if they are still those of these rows (each with its place in it)."""
+        try:
+            states = read_shard(self.file(shard))
+        except BadInput as error:
+            raise self.refusal(str(error)) from None
+        if name not in states:
+            raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(states))}.")
+        for row, place in rows:
+            if place >= len(states[name]):
+                raise self.refusal(f"row '{row.id}' points to place {place} of {shard}, which has {len(states[name])}")
+            if row.states and row.states != states_digest(row.id, states, place):
+                raise self.refusal(f"the hidden states of row '{row.id}' in {shard} are not those it was written with")
+        return states[name]
 
     def append(self, rows: Sequence[LabelRow], vectors: Mapping[str, Vector]) -> None:
         """Add finished rows; `vectors[name][i]` belongs to the i-th of them that did not fail."""
         placed = list(rows)
         if vectors:
-            shard = self._new_shard()
-            write_bytes(self.path / shard, save({key: np.ascontiguousarray(v) for key, v in vectors.items()}))
-            numbers = itertools.count()
-            placed = [replace(row, vector=(shard, next(numbers))) if row.error is None else row for row in rows]
+            shard, numbers = write_shard(self.path, vectors), itertools.count()
+            placed = [_placed(row, shard, next(numbers), vectors) if row.error is None else row for row in rows]
         self.append_records([to_json(row) for row in placed])
-
-    def _new_shard(self) -> str:
-        """A name that no shard has had: one that is overwritten would give its rows other questions' states."""
-        taken = [int(file.stem.removeprefix("vectors-")) for file in self.path.glob("vectors-*.safetensors")]
-        return f"vectors-{max(taken, default=-1) + 1:07d}.safetensors"
 
     def __repr__(self) -> str:
         return f"<RunFolder {self.path}: {self._about}>"
@@ -113,3 +137,7 @@ class RunFolder(RowFolder):
             return run_line(self.manifest())
         except KnowgateError as error:
             return str(error)
+
+
+def _placed(row: LabelRow, shard: str, place: int, vectors: Mapping[str, Vector]) -> LabelRow:
+    return replace(row, vector=(shard, place), states=states_digest(row.id, vectors, place))

@@ -6,6 +6,8 @@ parts of the others. Gates and thresholds on disk rest on these numbers: they ma
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ from knowgate.types import Question
 
 SHARES = {"train": 0.6, "dev": 0.1, "calibration": 0.15, "test": 0.15}
 DEV_SHARE = 0.3  # questions a threshold may be chosen on when no other run is given for it
+BETWEEN_WORDS = re.compile(r"(?<!\d) +| +(?!\d)")  # not between numbers: 1 and 23 are not 12 and 3
 DEV_DIGITS = 8  # of the hash; the other splits take twelve
 
 
@@ -33,6 +36,23 @@ def hashed_share(*salt_and_key: str, digits: int = 12) -> float:
 def seen_key(question: str) -> str:
     """A question's fingerprint, kept so that nobody evaluates a gate on what it was fitted on."""
     return sha256_text(normalise(question) or question)[:12]
+
+
+def loose_key(question: str) -> str:
+    """The same for a question in other capitals, spaces, punctuation or accents, or with characters nobody sees.
+
+    Beside `seen_key`, which is on disk in older gates: it tells "icecream" from "ice cream", this one does not.
+    """
+    visible = "".join(char for char in question.casefold() if unicodedata.category(char) != "Cf")
+    plain = unicodedata.normalize("NFKD", normalise(visible)).casefold()
+    kept = "".join(char for char in plain if char.isalnum() or char == " " or _is_vowel_sign(char))
+    kept = BETWEEN_WORDS.sub("", kept)
+    return sha256_text("loose", kept or question)[:12]
+
+
+def _is_vowel_sign(char: str) -> bool:
+    """A mark that makes another word, as in Hindi or Japanese; accents of Latin, Greek and Cyrillic do not."""
+    return unicodedata.category(char)[0] == "M" and not "\u0300" <= char <= "\u036f"
 
 
 def question_key(question: Question) -> str:

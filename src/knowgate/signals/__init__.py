@@ -27,11 +27,11 @@ if TYPE_CHECKING:
         log_size,
         relative,
     )
-    from knowgate.signals.features import COSTLY, available_features, feature_matrix
+    from knowgate.signals.features import COSTLY, FEATURES, available_features, feature_matrix
     from knowgate.signals.hidden import hidden_states
     from knowgate.signals.samples import Effect, benefit, canonical, certainty, effect, mastery
     from knowgate.signals.sentences import draft_texts, text_features
-    from knowgate.signals.surface import surface_features
+    from knowgate.signals.surface import SURFACE_WIDTH, surface_features
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -39,11 +39,13 @@ __all__ = [
     "ASSESSMENT_LABELS",
     "COSTLY",
     "Effect",
+    "FEATURES",
     "SAMPLES",
     "SEAKR",
     "SEAKR_END",
     "SEAKR_SIZE",
     "SELF_ASSESSMENT",
+    "SURFACE_WIDTH",
     "available_features",
     "benefit",
     "canonical",

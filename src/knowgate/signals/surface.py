@@ -10,6 +10,7 @@ import numpy as np
 from knowgate.text import render_choices
 from knowgate.types import Question, Vector
 
+SURFACE_WIDTH = 9  # numbers for each question
 CJK = ("\u4e00", "\u9fff")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from knowgate.display import Sheet
+from knowgate.doors import check_seed
 from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.files import sha256_text
 from knowgate.gates import SEEN, Artefact, folder_of, gate_name, load_gate, read_artefact, score_gate, seen_by
@@ -90,6 +91,7 @@ def find_threshold(
     gate: str | Gate, runs: Sequence[Path], target: Target, *, share: float = 0.5, seed: int = 0
 ) -> Calibration:
     """Choose a threshold on one part of the runs' questions and try it on the other, `share` of them."""
+    check_seed(seed)
     if not 0 <= share < 1:
         raise BadSetting(f"the share held out is {share}; it must be at least 0 and below 1.")
     folder = folder_of(gate)

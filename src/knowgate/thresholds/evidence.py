@@ -22,7 +22,7 @@ def save_threshold(
     kept = {key: value for key, value in artefact.manifest.items() if key not in KINDS}
     manifest = {**kept, "threshold": threshold, kind: dict(evidence)}
     file = artefact.path / CARD
-    card = file.read_text(encoding="utf-8") if file.is_file() else ""
+    card = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     section = card_section(threshold, kind, evidence)
     texts = {CARD: with_section(card, section), CALIBRATED: "\n".join(sorted(set(keys))) + "\n"}
     revise_artefact(artefact, manifest, texts, out)
@@ -64,8 +64,19 @@ def sentence(threshold: float, kind: Kind, evidence: Mapping[str, Any]) -> str:
         )
     shown = "always retrieve" if threshold == ALWAYS else f"threshold {threshold:g}"
     if kind == "budget":
-        return f"For a retrieval rate of {_percent(evidence['wanted'])}: {shown}."
+        return f"For a retrieval rate of {_percent(evidence['wanted'])}: {shown}.{_missed(evidence)}"
     return f"For the best accuracy: {shown}."
+
+
+def _missed(evidence: Mapping[str, Any]) -> str:
+    """Equal needs cannot be told apart: all of them are retrieved for or none, so less of a budget may be used."""
+    counts = evidence.get("chosen_on") or {}
+    if not counts or (evidence["wanted"] - counts["rate"]) * counts["n"] < 1:
+        return ""
+    return (
+        f" It retrieves for {_percent(counts['rate'])} of the questions it was chosen on: needs are tied there, and "
+        "the next lower threshold would go beyond the budget."
+    )
 
 
 def _percent(share: float) -> str:

@@ -25,6 +25,8 @@ from knowgate.thresholds.outcomes import Outcomes
 # Fixed beforehand, so it cannot depend on the questions; a finer grid costs a fixed sequence nothing.
 GRID: Floats = np.concatenate([[ALWAYS], np.arange(1001) / 1000])
 
+SMALLEST = 1e-9  # loss that could ever be shown: that takes three billion questions
+
 
 @dataclass(frozen=True)
 class Guarantee:
@@ -73,7 +75,7 @@ def rows_needed(epsilon: float, delta: float) -> int:
 
 
 def check_target(epsilon: float, delta: float) -> None:
-    if not 0 < epsilon < 1:
+    if not SMALLEST <= epsilon < 1:
         raise BadSetting(f"the largest loss is {epsilon}; it must be above 0 and below 1 (0.02 is two points).")
     if not 0 < delta < 1:
         raise BadSetting(f"the confidence is {1 - delta:g}; it must be above 0 and below 1 (0.95 is usual).")

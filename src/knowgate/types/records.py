@@ -94,6 +94,22 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn: first the temperature, then the top_k most probable tokens (0: all), then the fewest of
+    those whose probabilities reach top_p. By default nothing is cut off.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is cut off."""
+        return self.top_p >= 1 and self.top_k == 0
+
+
+@dataclass(frozen=True)
 class Want:
     """What to read, so that nothing is computed that no gate asked for.
 
@@ -108,7 +124,7 @@ class Want:
     after_draft: bool = False  # also the states at the last drafted token
     samples: int = 0
     sample_tokens: int = 32
-    temperature: float = 1.0
+    sampling: Sampling = Sampling()
     seed: int | None = None
     sample_layer: int | None = None
     resumable: bool = True
@@ -127,7 +143,7 @@ class Want:
             after_draft=self.after_draft or other.after_draft,
             samples=max(self.samples, other.samples),
             sample_tokens=max(self.sample_tokens, other.sample_tokens),
-            temperature=self.temperature if self.samples else other.temperature,
+            sampling=self.sampling if self.samples else other.sampling,
             seed=self.seed if self.seed is not None else other.seed,
             sample_layer=self.sample_layer if self.sample_layer is not None else other.sample_layer,
             resumable=self.resumable or other.resumable,

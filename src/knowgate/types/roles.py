@@ -62,7 +62,10 @@ class Model(ModelIdentity, Protocol):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions per prompt. With `resume`, the draft goes on and is part of the text given back."""
+        """`n` completions per prompt. With `resume`, the draft goes on and is part of the text given back.
+
+        Above temperature 0 they are drawn from all tokens; `read` also draws from the most probable ones.
+        """
         ...
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:

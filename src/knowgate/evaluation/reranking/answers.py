@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,13 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from knowgate.files import read_jsonl, sha256_text
+from knowgate.files import read_jsonl, sha256_text, whole_lines
 from knowgate.labels import Grader
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.statistics import Floats
+from knowgate.typed import read_record
 from knowgate.types import Model, Passage, Prompt, Question
 
 BATCH = 256
+
+
+@dataclass(frozen=True)
+class KeptAnswer:
+    key: str
+    answer: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,9 @@ class Answering:
         """Answers given so far, by the key of their prompt."""
         if not self.file.is_file():
             return {}
-        return {str(record["key"]): str(record["answer"]) for _, record in read_jsonl(self.file)}
+        os.truncate(self.file, whole_lines(self.file))
+        rows = (read_record(KeptAnswer, record, f"{self.file} line {line}") for line, record in read_jsonl(self.file))
+        return {row.key: row.answer for row in rows}
 
     def _prompt(self, question: Question, passages: Sequence[Passage]) -> Prompt:
         if not passages:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.display import markdown_text
 from knowgate.errors import BadInput
 from knowgate.evaluation.reranking.answers import Answering
 from knowgate.preferences import Preference, rank_values, ranking
@@ -172,7 +173,7 @@ def markdown(summed: Mapping[str, Any], title: str = "Rerankers") -> str:
         + f". A random order has P@1 {summed['chance']:.3f}. 95 % bootstrap intervals over questions; differences are "
         "paired.",
         "",
-        "| measure | " + " | ".join(names) + " |",
+        "| measure | " + " | ".join(map(markdown_text, names)) + " |",
         "|---|" + "---|" * len(names),
     ]
     for measure in measures:
@@ -180,7 +181,7 @@ def markdown(summed: Mapping[str, Any], title: str = "Rerankers") -> str:
         lines.append(f"| {measure} | " + " | ".join(cells) + " |")
     rankers = [name for name in names if name not in (BARE, ORACLE)]
     pairs = [f"{second} - {first}" for first, second in combinations(rankers, 2)]
-    lines += ["", "| difference | " + " | ".join(pairs) + " |", "|---|" + "---|" * len(pairs)]
+    lines += ["", "| difference | " + " | ".join(map(markdown_text, pairs)) + " |", "|---|" + "---|" * len(pairs)]
     for measure in measures:
         cells = [_difference(summed["differences"][measure].get(pair)) for pair in pairs]
         lines.append(f"| {measure} | " + " | ".join(cells) + " |")

@@ -5,20 +5,19 @@ A line that cannot be used is counted, with the number of the first of its kind;
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from knowgate.doors import parse_json
 from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.traffic.replay import Cost, Event
+from knowgate.files import read_lines
 from knowgate.gates import GateScores, is_artefact, load_gate, read_artefact, score_gate
 from knowgate.runs import LabelRow, Trial, load_trial
 from knowgate.text import CJK, contains_tokens, tokens
@@ -49,7 +48,7 @@ class Log:
 def read_log(path: Path) -> Log:
     """The usable lines of a log of one gate and one model."""
     log = Log(path)
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         try:
             record = _parsed(line)
             log.events.append(event_of(record))
@@ -58,25 +57,11 @@ def read_log(path: Path) -> Log:
             continue
         log.gates[str(record.get("gate", "?"))] += 1
         log.models[str(record.get("model", "?"))] += 1
-        if isinstance(record.get("threshold"), int | float):
+        if _is_amount(record.get("threshold")):
             log.thresholds[float(record["threshold"])] += 1
         log.estimated += _is_estimated(record)
     _check(log)
     return log
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with _opened(path) as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield number, line
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise BadInput(f"{path} is not a whole gzip file.") from None
-
-
-def _opened(path: Path) -> BinaryIO:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def _check(log: Log) -> None:
@@ -105,10 +90,10 @@ def _is_estimated(record: Mapping[str, Any]) -> bool:
 # --- one line -------------------------------------------------------------------------------------
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parsed(line: str) -> dict[str, Any]:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line, "the line")
+    except BadInput:
         raise ValueError("not JSON") from None
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")

@@ -6,14 +6,18 @@ Knows nothing of what is trained beyond its parameters and Adam's moments.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from knowgate.doors import read_json
-from knowgate.errors import BadSetting
+from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.files import new_folder, write_json
+from knowgate.folders import check_digests, file_digests
+from knowgate.typed import read_record
 
 STATE, WEIGHTS, MOMENTS, BEST = "training.json", "weights.safetensors", "moments.safetensors", "best"
 
@@ -25,6 +29,7 @@ class TrainingState:
     key: str
     losses: tuple[float, ...] = ()
     dev_losses: tuple[float, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict, compare=False)  # digests of the last epoch's
 
     @property
     def epochs(self) -> int:
@@ -56,13 +61,16 @@ def begun(work: Path, key: str) -> TrainingState:
     """How far the training in this folder is; another training's folder is refused."""
     if not (work / STATE).is_file():
         return TrainingState(key)
-    found = read_json(work / STATE)
-    if found["key"] != key:
+    try:
+        found = read_record(TrainingState, read_json(work / STATE), STATE)
+    except BadInput as error:
+        raise _damaged(work, str(error)) from None
+    if found.key != key:
         raise BadSetting(
             f"'{work}' holds an unfinished training with other data or settings. Run that one to its end, delete the "
             "folder, or use another --out."
         )
-    return TrainingState(key, tuple(found["losses"]), tuple(found["dev_losses"]))
+    return found
 
 
 def keep(work: Path, done: TrainingState, parameters: Sequence[Any], optimiser: Any) -> None:
@@ -74,7 +82,8 @@ def keep(work: Path, done: TrainingState, parameters: Sequence[Any], optimiser: 
         moments = optimiser.state_dict()["state"]
         flat = {f"{i}.{name}": value for i, values in moments.items() for name, value in values.items()}
         save_file(flat, folder / MOMENTS)
-    note = {"key": done.key, "losses": list(done.losses), "dev_losses": list(done.dev_losses)}
+        digests = file_digests(folder)
+    note = {"key": done.key, "losses": list(done.losses), "dev_losses": list(done.dev_losses), "files": digests}
     write_json(work / STATE, note)
     shutil.rmtree(_epoch(work, done.epochs - 1), ignore_errors=True)
 
@@ -84,15 +93,26 @@ def restore(work: Path, done: TrainingState, parameters: Sequence[Any], optimise
     import torch
     from safetensors.torch import load_file
 
-    weights = load_file(_epoch(work, done.epochs) / WEIGHTS)
-    with torch.no_grad():
-        for i, parameter in enumerate(parameters):
-            parameter.copy_(weights[str(i)])
+    folder = _epoch(work, done.epochs)
+    check_digests(folder, done.files, lambda problem: _damaged(work, problem))
     state: dict[int, dict[str, Any]] = {}
-    for name, value in load_file(_epoch(work, done.epochs) / MOMENTS).items():
-        place, _, moment = name.partition(".")
-        state.setdefault(int(place), {})[moment] = value
+    try:
+        weights = load_file(folder / WEIGHTS)
+        with torch.no_grad():
+            for i, parameter in enumerate(parameters):
+                parameter.copy_(weights[str(i)])
+        for name, value in load_file(folder / MOMENTS).items():
+            place, _, moment = name.partition(".")
+            state.setdefault(int(place), {})[moment] = value
+    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise _damaged(work, (str(error).splitlines() or [""])[0]) from None
     optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+
+
+def _damaged(work: Path, problem: str) -> ArtefactError:
+    return ArtefactError(
+        f"the unfinished training in '{work}' cannot go on: {problem.rstrip('.')}. Delete that folder to begin anew."
+    )
 
 
 def _epoch(work: Path, number: int) -> Path:

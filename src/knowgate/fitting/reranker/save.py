@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from knowgate.display import markdown_code, markdown_text
 from knowgate.files import check_replaceable, new_folder, sha256_file, write_json, write_text
 from knowgate.fitting.reranker.alignment import AlignedReranker
 from knowgate.fitting.reranker.base import save_cross_encoder
 from knowgate.fitting.reranker.training import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog
+from knowgate.folders import file_digests
 from knowgate.preferences import NAMES
-from knowgate.rerank import BASE, MANIFEST, VERSION, WEIGHTS
+from knowgate.rerank import BASE, CARD, MANIFEST, VERSION, WEIGHTS
 from knowgate.statistics import Estimate, Floats, estimate_mean
 
 BOUND = ("model", "model_fingerprint", "prompts_fingerprint", "source", "probe", "retriever", "retriever_fingerprint")
@@ -51,8 +53,9 @@ def save_reranker(
         if fitted.base is not None:
             save_cross_encoder(fitted.base, folder / BASE)
         manifest["weights_sha256"] = sha256_file(folder / WEIGHTS)
+        write_text(folder / CARD, card(manifest, command))
+        manifest["files"] = file_digests(folder, leave=[MANIFEST, CARD])
         write_json(folder / MANIFEST, manifest)
-        write_text(folder / "README.md", card(manifest, command))
     return manifest
 
 
@@ -110,14 +113,14 @@ def card(manifest: Mapping[str, Any], command: str) -> str:
         ("cut to the limit", f"{manifest['cut']['questions']} questions, {manifest['cut']['passages']} passages"),
     ]  # fmt: skip
     parts = [
-        f"# Reranker aligned to {aligned['model']}",
+        f"# Reranker aligned to {markdown_text(aligned['model'])}",
         f"A cross-encoder that puts first the passages this LLM can use (CBDR). knowgate, {manifest['created']}.",
         '```console\nknowgate ask --rerank THIS_FOLDER --docs FOLDER "a question"\n```',
-        "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows if value),
+        "| | |\n|---|---|\n" + "\n".join(f"| {name} | {markdown_text(str(value))} |" for name, value in rows if value),
         f"## Measured on {manifest['tested']} held-out questions\n\n" + _measures(manifest),
     ]
     if command:
-        parts.append(f"## Made by\n\n```console\n{command}\n```")
+        parts.append(f"## Made by\n\n```console\n{markdown_code(command)}\n```")
     return "\n\n".join(parts) + "\n"
 
 

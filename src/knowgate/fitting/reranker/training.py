@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from knowgate.doors import COUNT, check_seed, shown
 from knowgate.errors import BadInput, BadSetting, MissingExtra
 
 QUERY_TOKENS, PASSAGE_TOKENS = 128, 512  # CBDR 4.1.5, as are the rate, the weight decay and the single epoch
@@ -45,9 +46,10 @@ class RerankTraining:
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise BadSetting(f"--loss is '{self.loss}'; allowed: {', '.join(LOSSES)}.")
+        check_seed(self.seed)
         for name in ("temperature", "epochs", "batch", "rate"):
-            if not getattr(self, name) > 0:
-                raise BadSetting(f"training: {name} is {getattr(self, name)}; it must be above 0.")
+            if not 0 < getattr(self, name) <= COUNT:
+                raise BadSetting(f"training: {name} is {shown(getattr(self, name))}; it must be above 0.")
 
 
 @dataclass(frozen=True)

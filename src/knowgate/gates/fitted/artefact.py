@@ -1,12 +1,14 @@
 """A fitted gate on disk: `gate.json`, `weights.safetensors`, a card to read. Never pickle.
 
-Written whole or not at all; read with a check that nothing was changed by hand.
+Written whole or not at all; read through one door: what `gate.json` says is checked field by field, and every file but
+the card must be the one that was written. Which tensors a gate needs, the gate itself checks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,12 +20,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from knowgate.doors import read_json
+from knowgate.doors import read_json, user_path
 from knowgate.errors import ArtefactError, BadInput
 from knowgate.files import check_replaceable, new_folder, sha256_text, write_json, write_text
+from knowgate.folders import check_digests, check_folder, file_digests
+from knowgate.gates.fitted.manifest import GateRecord, read_manifest
 
 VERSION = 1
 MANIFEST, WEIGHTS, CARD, SEEN = "gate.json", "weights.safetensors", "README.md", "seen.txt"
+UNSEALED = (MANIFEST, CARD)  # the card decides nothing, and people write into it
 ALWAYS = -1.0  # a threshold below every need: the gate retrieves for each question
 KIND = "a fitted gate"
 Tensors = Mapping[str, NDArray[Any]]
@@ -42,27 +47,48 @@ class Artefact:
         options: Mapping[str, Any] = self.manifest["options"]
         return options
 
+    def refusal(self, problem: str) -> ArtefactError:
+        """Why this gate cannot be used, and what to do."""
+        return _refusal(self.path, problem)
+
+
+def _refusal(folder: Path, problem: str) -> ArtefactError:
+    return ArtefactError(f"the fitted gate '{folder}' cannot be used: {problem.rstrip('.')}. Fit it again.")
+
 
 def is_artefact(path: str | Path) -> bool:
-    return (Path(path).expanduser() / MANIFEST).is_file()
+    try:
+        return (Path(path).expanduser() / MANIFEST).is_file()
+    except (OSError, ValueError, RuntimeError):  # a name too long for a file, with NUL in it, of an unknown user
+        return False
 
 
 def read_artefact(path: str | Path) -> Artefact:
     """Load and check a fitted gate."""
-    folder = Path(path).expanduser()
-    if not is_artefact(folder):
+    if not is_artefact(path):
         raise ArtefactError(f"'{path}' is not a fitted gate: it has no {MANIFEST}. Make one: knowgate fit")
+    folder = user_path(path)
+    check_folder(folder, lambda problem: _refusal(folder, problem))
     manifest = _manifest(folder)
-    data = (folder / WEIGHTS).read_bytes() if (folder / WEIGHTS).is_file() else b""
-    if hashlib.sha256(data).hexdigest() != manifest["weights_sha256"]:
-        raise ArtefactError(f"the weights of the fitted gate '{path}' were changed or damaged. Fit it again.")
-    try:
-        tensors = load(data) if data else {}
-    except SafetensorError as error:
-        raise ArtefactError(f"the weights of the fitted gate '{path}' cannot be read: {error}.") from None
-    if any(not np.isfinite(block).all() for block in tensors.values()):
-        raise ArtefactError(f"the weights of the fitted gate '{path}' hold NaN. Fit it again.")
+    record = _record(folder, manifest)
+    tensors = _tensors(folder, record.weights_sha256)
+    check_digests(folder, record.files, lambda problem: _refusal(folder, problem))
     return Artefact(folder, manifest, tensors)
+
+
+def _tensors(folder: Path, wanted: str) -> Tensors:
+    data = (folder / WEIGHTS).read_bytes() if (folder / WEIGHTS).is_file() else b""
+    if hashlib.sha256(data).hexdigest() != wanted:
+        raise ArtefactError(
+            f"the weights of the fitted gate '{folder}' ({WEIGHTS}) were changed or damaged. Fit it again."
+        )
+    try:
+        tensors: Tensors = load(data) if data else {}
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:  # the latter for number types that numpy lacks
+        raise ArtefactError(f"the weights of the fitted gate '{folder}' cannot be read: {error}.") from None
+    if any(not np.isfinite(block).all() for block in tensors.values()):
+        raise ArtefactError(f"the weights of the fitted gate '{folder}' hold NaN. Fit it again.")
+    return tensors
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -70,7 +96,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = read_json(folder / MANIFEST)
         if manifest["version"] != VERSION:
             raise ArtefactError(
-                f"the gate '{folder}' has format {manifest['version']}, this knowgate reads {VERSION}. Fit it again."
+                f"the gate '{folder}' has format {str(manifest['version'])[:40]}, this knowgate reads {VERSION}. "
+                "Fit it again."
             )
         if manifest["checksum"] != checksum(manifest):
             raise ArtefactError(
@@ -79,6 +106,13 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except (BadInput, KeyError, TypeError) as error:
         raise ArtefactError(f"{folder / MANIFEST} is broken ({error}). Fit the gate again.") from None
     return dict(manifest)
+
+
+def _record(folder: Path, manifest: Mapping[str, Any]) -> GateRecord:
+    try:
+        return read_manifest(manifest, MANIFEST)
+    except BadInput as error:
+        raise _refusal(folder, str(error)) from None
 
 
 def write_artefact(
@@ -93,27 +127,38 @@ def write_artefact(
         for name, content in (files or {}).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
-        full = {**manifest, "version": VERSION, "weights_sha256": hashlib.sha256(data).hexdigest()}
-        write_json(folder / MANIFEST, {**full, "checksum": checksum(full)})
         write_text(folder / CARD, card)
+        _seal(folder, {**manifest, "version": VERSION, "weights_sha256": hashlib.sha256(data).hexdigest()})
 
 
 def revise_artefact(artefact: Artefact, manifest: Mapping[str, Any], texts: Mapping[str, str], out: Path) -> None:
-    """The same weights under another manifest: in place, or as a copy. `texts`: other files to write, by name."""
-    if out.exists() and out.resolve() == artefact.path.resolve():
-        _revise(out, manifest, texts)
-        return
-    check_replaceable(out, MANIFEST, KIND)
-    with new_folder(out) as folder:
-        shutil.copytree(artefact.path, folder, dirs_exist_ok=True)
-        _revise(folder, manifest, texts)
+    """The same weights under another manifest: in place, or as a copy. `texts`: other files to write, by name.
+
+    In place too the whole folder is made anew and then takes the old one's place, so that a manifest never stands
+    beside files it does not know.
+    """
+    in_place = out.exists() and out.resolve() == artefact.path.resolve()
+    if not in_place:
+        check_replaceable(out, MANIFEST, KIND)
+    with new_folder(out.resolve()) as folder:
+        shutil.copytree(artefact.path, folder, dirs_exist_ok=True, copy_function=_link if in_place else shutil.copy2)
+        for name, text in texts.items():
+            write_text(folder / name, text)
+        _seal(folder, manifest)
 
 
-def _revise(folder: Path, manifest: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-    """The manifest first: it alone decides."""
-    write_json(folder / MANIFEST, {**manifest, "checksum": checksum(manifest)})
-    for name, text in texts.items():
-        write_text(folder / name, text)
+def _link(source: str, target: str) -> None:
+    """A second name for a file that is about to lose its first: a judge can have gigabytes."""
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without such names
+        shutil.copy2(source, target)
+
+
+def _seal(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the manifest with the digests of the files that lie beside it."""
+    full = {**manifest, "files": file_digests(folder, leave=UNSEALED)}
+    write_json(folder / MANIFEST, {**full, "checksum": checksum(full)})
 
 
 def checksum(manifest: Mapping[str, Any]) -> str:

@@ -9,11 +9,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from knowgate.errors import ModelError
+from knowgate.errors import BadInput, ModelError
 from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
-from knowgate.gates.fitted.distance import distances, read_off
+from knowgate.gates.fitted.distance import distances, expect_ground, read_off
 from knowgate.gates.fitted.overview import gate_html, gate_line
 from knowgate.gates.fitted.probability import Floats, to_probability
+from knowgate.gates.fitted.tensors import ExpectedTensors
 from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
 
 
@@ -40,7 +41,22 @@ class FittedGate(Gate):
 
     @classmethod
     def load(cls, folder: str, plug_in: bool = False) -> Self:
-        return cls(read_artefact(folder), plug_in)
+        return cls.opened(read_artefact(folder), plug_in)
+
+    @classmethod
+    def opened(cls, artefact: Artefact, plug_in: bool = False) -> Self:
+        """The gate of an artefact, if that holds what such a gate needs."""
+        gate, tensors = cls(artefact, plug_in), ExpectedTensors(artefact.tensors)
+        try:
+            expect_ground(tensors, artefact.manifest.get("distance"))
+            gate.check(tensors)
+        except BadInput as error:
+            raise artefact.refusal(str(error)) from None
+        return gate
+
+    def check(self, tensors: ExpectedTensors) -> None:
+        """Refuse (BadInput) options that are not this gate's, and tensors it cannot use. A gate that does not say what
+        it expects takes all."""
 
     @property
     def name(self) -> str:

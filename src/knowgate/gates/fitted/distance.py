@@ -15,7 +15,8 @@ import numpy as np
 
 from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.probability import Floats
-from knowgate.signals import hidden_states, surface_features
+from knowgate.gates.fitted.tensors import ExpectedTensors, check_width
+from knowgate.signals import SURFACE_WIDTH, hidden_states, surface_features
 from knowgate.types import Question, Reading, Vector
 
 PREFIX = "distance."
@@ -35,6 +36,17 @@ def read_off(source: Mapping[str, Any], questions: Sequence[Question], readings:
     if source["of"] == "state":
         return hidden_states(readings, source["layer"], "pre")
     return surface_features(questions)
+
+
+def expect_ground(tensors: ExpectedTensors, source: Mapping[str, Any] | None) -> None:
+    """Claim the tensors that distances are worked out with; a gate of an earlier version has none."""
+    if source is None:
+        return
+    (width,) = tensors.claim(f"{PREFIX}mean", None if source["of"] == "state" else SURFACE_WIDTH).shape
+    tensors.claim(f"{PREFIX}scale", width, positive=True)
+    (_, count) = tensors.claim(f"{PREFIX}directions", width, None).shape
+    for name, size in (("along", count), ("across", 1), ("edge", 1)):
+        tensors.claim(f"{PREFIX}{name}", size, positive=True)
 
 
 def measure_ground(features: Vector, held_out: Vector) -> dict[str, Vector]:
@@ -65,6 +77,7 @@ def distances(tensors: Tensors, features: Vector) -> Floats:
         tensors[f"{PREFIX}{name}"].astype(np.float64)
         for name in ("mean", "scale", "directions", "along", "across", "edge")
     )
+    check_width(features, len(mean))
     x = (features.astype(np.float64) - mean) / scale
     inside = x @ directions
     outside = np.maximum((x**2).sum(axis=1) - (inside**2).sum(axis=1), 0.0)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from knowgate.embedding import SentenceEmbedder
 from knowgate.errors import ArtefactError
 from knowgate.gates.fitted.artefact import Artefact
 from knowgate.types import Embedder
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """The embedding model of a gate, and its identity."""
+
+    embedder: str
+    embedder_fingerprint: str
 
 
 def fitted_encoder(artefact: Artefact, given: Embedder | None = None) -> Embedder:

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -19,12 +19,26 @@ from knowgate.gates.fitted.probability import Floats
 from knowgate.models import load_model
 from knowgate.prompts import packaged
 from knowgate.statistics import sigmoid
+from knowgate.typed import Between
 
 if TYPE_CHECKING:
     from knowgate.models import HFModel, MarkedTokens
 
 ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
 ADAPTER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model")  # nothing that runs code when it is read
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """What a gate with a judge says of it. labels: (known, unknown)."""
+
+    base: str
+    base_fingerprint: str
+    wording: str
+    labels: tuple[str, str]
+    adapter_sha256: str
+    max_tokens: Annotated[int, Between(1, 10_000_000)]
+    full: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,37 @@ from __future__ import annotations
 
 import numpy as np
 
+from knowgate.errors import BadInput
 from knowgate.gates.fitted.artefact import Tensors
 from knowgate.gates.fitted.probability import Floats
+from knowgate.gates.fitted.tensors import ExpectedTensors, check_width
 from knowgate.statistics import sigmoid
 from knowgate.types import Vector
 
 
+def expect_network(tensors: ExpectedTensors, prefix: str = "", width: int | None = None) -> None:
+    """Claim the tensors of one network; width: how many features it reads, None where only the LLM knows."""
+    (width,) = tensors.claim(f"{prefix}mean", width).shape
+    tensors.claim(f"{prefix}scale", width, positive=True)
+    member = 0
+    while member == 0 or f"{prefix}{member}.0.weight" in tensors:
+        _expect_member(tensors, f"{prefix}{member}.", width)
+        member += 1
+
+
+def _expect_member(tensors: ExpectedTensors, prefix: str, width: int) -> None:
+    layer = 0
+    while layer == 0 or f"{prefix}{layer}.weight" in tensors:
+        (width, _) = tensors.claim(f"{prefix}{layer}.weight", None, width).shape
+        tensors.claim(f"{prefix}{layer}.bias", width)
+        layer += 1
+    if width not in (1, 2):
+        raise BadInput(f"the network '{prefix}{layer - 1}' ends in {width} numbers, not in one or two.")
+
+
 def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> Floats:
     """Probability that retrieval is needed, averaged over the members."""
+    check_width(features, len(tensors[f"{prefix}mean"]))
     x = (features.astype(np.float64) - tensors[f"{prefix}mean"]) / tensors[f"{prefix}scale"]
     heads = sorted({name.split(".")[0] for name in _members(tensors, prefix)})
     mean: Floats = np.mean([_member(tensors, f"{prefix}{head}.", x) for head in heads], axis=0)

@@ -24,7 +24,8 @@ def gate_line(path: Path, manifest: Mapping[str, Any]) -> str:
 def gate_html(path: Path, manifest: Mapping[str, Any], note: str = "") -> str:
     """The facts of the card and the ROC curve on the test split."""
     file = path / CURVE
-    curve = as_image(file.read_text(encoding="utf-8"), "ROC curve on the test split") if file.is_file() else ""
+    drawn = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    curve = as_image(drawn, "ROC curve on the test split") if drawn else ""
     return gate_sheet(path, manifest, note).html() + curve
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from knowgate.errors import ModelError
+from knowgate.models.hf.memory import appetite, held_back, is_pressure, out_of_memory, room, told
 from knowgate.types import Result
 
 Work = Callable[[list[int]], list[Result]]
@@ -23,18 +24,34 @@ class Limits:
     row_tokens: int  # their prompts' tokens: every sampled answer holds a copy of its prompt's keys and values
 
 
+HOST = torch.device("cpu")
 CPU = Limits(prompts=64, prompt_tokens=4_096, rows=256, row_tokens=16_384)
 CUDA = Limits(prompts=256, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000)
 
 
-def limits_of(device: torch.device) -> Limits:
-    return CUDA if device.type == "cuda" else CPU
+def limits_of(model: Any, device: torch.device) -> Limits:
+    """Fixed on a CPU; on a GPU what the memory that is free now has room for, and no more than keeps it busy."""
+    if device.type != "cuda":
+        return CPU
+    planned, needs = room(device).planned, appetite(model)
+    return Limits(
+        prompts=CUDA.prompts,
+        prompt_tokens=_at_most(CUDA.prompt_tokens, planned / needs.prompt_token),
+        rows=_at_most(CUDA.rows, planned / needs.row),
+        row_tokens=_at_most(CUDA.row_tokens, planned / needs.row_token),
+    )
 
 
-def run_batched(ids: Sequence[Sequence[int]], limits: Limits, work: Work[Result], rows: int = 1) -> list[Result]:
+def _at_most(usual: int, room_for: float) -> int:
+    return max(1, min(usual, int(room_for)))
+
+
+def run_batched(
+    ids: Sequence[Sequence[int]], limits: Limits, work: Work[Result], rows: int = 1, device: torch.device = HOST
+) -> list[Result]:
     """Run `work` on batches of like length; `rows` is how many answers each prompt gets."""
     results: dict[int, Result] = {}
-    with torch.inference_mode():
+    with torch.inference_mode(), held_back(device):
         for places in batches([len(row) for row in ids], limits, rows):
             results.update(zip(places, _halving(places, work), strict=True))
     return [results[place] for place in range(len(ids))]
@@ -73,10 +90,13 @@ def run_alone(work: Callable[[], Result]) -> Result:
 def _halving(places: list[int], work: Work[Result]) -> list[Result]:
     """A batch too big for the GPU is cut in two until it fits."""
     try:
-        return work(places)
-    except torch.cuda.OutOfMemoryError:
+        with told():
+            return work(places)
+    except RuntimeError as error:
+        if not is_pressure(error):
+            raise
         if len(places) == 1:
-            raise ModelError("not enough GPU memory for a single question: use a smaller model.") from None
-    torch.cuda.empty_cache()
+            raise out_of_memory() from None
+    torch.cuda.empty_cache()  # here the error and the tensors it held are gone
     middle = len(places) // 2
     return _halving(places[:middle], work) + _halving(places[middle:], work)

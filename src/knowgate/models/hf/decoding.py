@@ -17,8 +17,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from knowgate.errors import ModelError
+from knowgate.models.hf.drawing import draw
 from knowgate.models.hf.half import Half, run_half
 from knowgate.models.hf.prefix import Prefixes
+from knowgate.types import Sampling
 
 
 @dataclass(frozen=True)
@@ -268,13 +270,13 @@ def measure(logits: torch.Tensor) -> list[Step]:
 def sample(
     stream: Stream,
     uniforms: NDArray[np.float64],
-    temperature: float,
+    sampling: Sampling,
     stop: frozenset[int],
     layers: Sequence[int] = (),
     *,
     past_end: bool = False,
 ) -> list[Row]:
-    """Draw one answer per row from the untruncated distribution, one uniform number per token.
+    """Draw one answer per row, one uniform number per token.
 
     Uniforms are (rows x tokens) and come from outside, so an answer depends on its own prompt and seed alone, not
     on what else was in the batch or on the device. With `layers`, each row's `after` gets the states at its last token,
@@ -288,7 +290,7 @@ def sample(
         alive = _leave_finished(stream, rows, alive) if past_end else alive
         if not alive:
             break
-        tokens = draw(stream.ready(), uniforms[alive, position], temperature)
+        tokens = draw(stream.ready(), uniforms[alive, position], sampling)
         for i, token in zip(alive, tokens, strict=True):
             if token in stop:
                 rows[i].finished = True
@@ -300,14 +302,3 @@ def sample(
             break
     ends.finish(stream, rows, alive, layers)
     return rows
-
-
-def draw(logits: torch.Tensor, uniforms: NDArray[np.float64], temperature: float) -> list[int]:
-    """Inverse-CDF sampling: the token at which the cumulative probability passes the uniform number."""
-    cumulative = torch.softmax(logits.float() / temperature, dim=-1).cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    if not bool(torch.isfinite(total).all()):
-        raise ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
-    target = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)[:, None] * total
-    drawn: list[int] = torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()
-    return [min(token, logits.shape[1] - 1) for token in drawn]

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from knowgate import weights
 from knowgate.doors import read_json
-from knowgate.errors import WeightsError
+from knowgate.errors import OutOfMemory, WeightsError
+from knowgate.models.hf.memory import is_pressure, told
 
 SOURCE_FILE = "knowgate-source.json"  # written beside converted weights: what they were made from
 # what transformers and its readers raise for a damaged file
@@ -52,7 +53,20 @@ def load(name_or_dir: str) -> Loaded:
     with quiet(), explained(name_or_dir):
         tokenizer = AutoTokenizer.from_pretrained(name_or_dir, local_files_only=local)
         model = AutoModelForCausalLM.from_pretrained(name_or_dir, dtype=dtype, local_files_only=local)
-    return Loaded(model.to(device).eval(), tokenizer, device)
+    return Loaded(_moved(model, device, name_or_dir), tokenizer, device)
+
+
+def _moved(model: Any, device: torch.device, name: str) -> Any:
+    try:
+        with told():
+            return model.to(device).eval()
+    except RuntimeError as error:
+        if not is_pressure(error):
+            raise
+        raise OutOfMemory(
+            f"the GPU has no room for the model '{name}': end other programs that use it, use a smaller model, or run "
+            "on the CPU with CUDA_VISIBLE_DEVICES= before the command."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class LocalModel:
         tokenizer = self.loaded.tokenizer
         if not tokenizer.chat_template:
             return text
-        turn = [{"role": "user", "content": text}]
+        turn = [{"role": "user", "content": _as_text(text, tokenizer.all_special_tokens)}]
         return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
 
     def tokenise(self, text: str, *, special: bool = False) -> list[int]:
@@ -85,4 +86,12 @@ class LocalModel:
             )
 
     def batched(self, ids: list[list[int]], work: Work[Result], rows: int = 1) -> list[Result]:
-        return run_batched(ids, limits_of(self.loaded.device), work, rows)
+        loaded = self.loaded
+        return run_batched(ids, limits_of(loaded.model, loaded.device), work, rows, loaded.device)
+
+
+def _as_text(content: str, special_tokens: Sequence[str]) -> str:
+    """What somebody wrote, without tokens that end the turn: a space inside makes them text."""
+    for token in special_tokens:
+        content = content.replace(token, f"{token[:1]} {token[1:]}") if len(token) > 1 else content
+    return content

@@ -28,16 +28,21 @@ def read_events(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Lines end in LF or CR LF; other line ends of Unicode are part of a text. A reply that is JSON is not cut."""
-    waiting, is_json = b"", None
+    """Lines end in LF or CR LF; other line ends of Unicode are part of a text. A reply that is JSON is not cut.
+
+    What waits for its end is kept in pieces: joining it again for every piece would take for ever on a long line.
+    """
+    waiting: list[bytes] = []
+    is_json = None
     for chunk in chunks:
-        waiting += chunk
-        if is_json is None and waiting.strip():
-            is_json = waiting.lstrip()[:1] in (b"{", b"[")
-        if not is_json:
-            *lines, waiting = waiting.split(b"\n")
-            yield from (_text(line) for line in lines)
-    yield _text(waiting.strip())
+        if is_json is None and chunk.strip():
+            is_json = chunk.lstrip()[:1] in (b"{", b"[")
+        first, *rest = [chunk] if is_json else chunk.split(b"\n")
+        waiting.append(first)
+        for start in rest:
+            yield _text(b"".join(waiting))
+            waiting = [start]
+    yield _text(b"".join(waiting).strip())
 
 
 def _text(line: bytes) -> str:

@@ -215,5 +215,5 @@ def _misaligned() -> ModelError:
 def _checked_form(rows: Callable[[], list[list[float]]]) -> Vector:
     try:
         return np.array(rows(), dtype=np.float32)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
         raise ModelError("the server's reply has log-probabilities of an unknown form.") from None

@@ -39,10 +39,9 @@ class GatheredReply:
         if not isinstance(part, dict):
             raise ModelError("the server's stream has a part that is no object: it is not an OpenAI-compatible API.")
         self.usage = part.get("usage") or self.usage
-        choices = part.get("choices")
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        choice = _first_choice(part.get("choices"))
+        if choice is None:
             return ""
-        choice = choices[0]
         self.finish = choice.get("finish_reason") or self.finish
         self._add_logprobs(choice.get("logprobs"))
         text = _text(choice)
@@ -61,6 +60,12 @@ class GatheredReply:
             raise ServerError("the server broke off in the middle of its answer. Ask again.")
         choice = {"text": "".join(self.texts), "finish_reason": self.finish, "logprobs": self.logprobs or None}
         return {"choices": [choice], "usage": self.usage}
+
+
+def _first_choice(choices: Any) -> dict[str, Any] | None:
+    """One answer was asked for; parts of others, should a server send them in between, are not part of it."""
+    listed = choices if isinstance(choices, list) else []
+    return next((one for one in listed if isinstance(one, dict) and not one.get("index")), None)
 
 
 def _text(choice: dict[str, Any]) -> str:

@@ -17,6 +17,9 @@ from knowgate.errors import ModelError
 from knowgate.types import Completion, Token
 
 ROUNDING = 1e-3  # servers in half precision give log-probabilities this far above 0
+IMPOSSIBLE = -9999.0  # what vLLM writes for a probability of 0; llama.cpp writes the lowest number there is
+MOST_TOKENS = 2**31  # a count beyond is none
+SHOWN = 40  # characters of a token in an error
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def label_logprobs(top: Sequence[tuple[str, float]], labels: Sequence[str]) -> l
     """
     exact = [[x for text, x in top if text.strip() == label.strip()] for label in labels]
     if not any(exact):
-        shown = ", ".join(repr(text) for text, _ in top[:3])
+        shown = ", ".join(repr(text[:SHOWN]) for text, _ in top[:3])
         raise ModelError(
             f"none of the labels {', '.join(labels)} is among the server's {len(top)} most probable tokens "
             f"({shown}, ...). Use labels that are single tokens of this model."
@@ -103,7 +106,7 @@ def _token_counts(reply: dict[str, Any], n: int) -> list[int]:
     """The server counts the choices together: split evenly, so that the sum is right."""
     usage = reply.get("usage")
     total = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    share, left = divmod(total if isinstance(total, int) else 0, n)
+    share, left = divmod(total if isinstance(total, int) and 0 <= total < MOST_TOKENS else 0, n)
     return [share + (i < left) for i in range(n)]
 
 
@@ -116,7 +119,7 @@ def _listed(choice: dict[str, Any]) -> list[ListedToken] | None:
             return [_chat_token(item) for item in logprobs["content"]]
         if isinstance(logprobs.get("token_logprobs"), list):
             return _completion_tokens(logprobs)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise ModelError("the server's reply has log-probabilities of an unknown form.") from None
     return None
 
@@ -148,7 +151,7 @@ def checked_logprob(value: Any) -> float:
         raise ModelError("the server gave NaN as a log-probability: its weights or number format are bad.")
     if math.isinf(number) or number > ROUNDING:
         raise ModelError(f"the server gave {number} as a log-probability.")
-    return min(0.0, number)
+    return min(0.0, max(IMPOSSIBLE, number))
 
 
 def _margin(token: ListedToken) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from knowgate.errors import KnowgateError, ServerError
 from knowgate.models.openai.probe import Abilities, probe
 from knowgate.models.openai.wire import StatusError, Wire
+from knowgate.servers import one_line
 from knowgate.types import Prompt
 
 Result = TypeVar("Result")
@@ -100,7 +101,7 @@ class Server:
 
     def _not_found(self, error: StatusError) -> ServerError:
         try:
-            names = [str(card.get("id")) for card in self.cards()]
+            names = [one_line(str(card.get("id"))) for card in self.cards()[: SHOWN_MODELS + 1]]
         except KnowgateError:
             names = []
         if not names:

@@ -7,30 +7,25 @@ one sentence. Neither the key nor the text of a request is ever put into a messa
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import functools
 import itertools
 import json
-import math
 import os
 import random
-import re
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import httpx
 
 from knowgate.errors import BadSetting, ModelError, ServerError
 from knowgate.models.openai.events import DONE, read_events
+from knowgate.servers import LONGEST_MESSAGE, Whole, one_line, open_client, parse_reply, pieces, read_whole, until
 
 Result = TypeVar("Result")
 KEY_NAMES = ("KNOWGATE_API_KEY", "OPENAI_API_KEY")
-LONGEST_REPLY = 64 * 2**20  # bytes; 128 samples with log-probabilities stay far below
-LONGEST_MESSAGE = 300  # characters of a server's own words in an error
 
 
 @dataclass(frozen=True)
@@ -106,8 +101,7 @@ class Wire:
         key, _ = find_key()
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        limits = httpx.Limits(max_connections=self._connections)
-        client = httpx.Client(headers=headers, limits=limits, transport=self._transport)
+        client = open_client(headers, connections=self._connections, transport=self._transport)
         weakref.finalize(self, client.close)
         return client
 
@@ -132,50 +126,69 @@ class Wire:
         return self._patience.backoff * 2.0**attempt * random.uniform(0.5, 1.0)
 
     def _attempt(self, method: str, url: str, content: bytes | None, end: float) -> Any:
-        seconds = self._seconds(end)
-        with _explained(url, seconds), self._client.stream(method, url, content=content, timeout=seconds) as response:
-            whole = _read_all(response, url, time.monotonic() + seconds)
+        seconds, client = self._seconds(end), self._client
+        with (
+            _explained(url, seconds),
+            until(time.monotonic() + seconds),
+            client.stream(method, url, content=content, timeout=seconds) as response,
+        ):
+            whole = read_whole(response, url)
         return _judge(url, whole)
 
     def _open(self, url: str, content: bytes, end: float) -> httpx.Response:
         """The reply to a request, not yet read, if it is a good one."""
-        seconds = self._seconds(end)
-        with _explained(url, seconds):
-            request = self._client.build_request("POST", url, content=content, timeout=seconds)
-            response = self._client.send(request, stream=True)
+        seconds, client = self._seconds(end), self._client
+        with _explained(url, seconds), until(time.monotonic() + seconds):
+            request = client.build_request("POST", url, content=content, timeout=seconds)
+            response = client.send(request, stream=True)
             if response.is_success:
                 return response
             with contextlib.closing(response):
-                refusal = _read_all(response, url, time.monotonic() + seconds)
+                refusal = read_whole(response, url)
         raise _refused(url, refusal)
 
     def _seconds(self, end: float) -> float:
         return max(0.001, min(self._patience.timeout, end - time.monotonic()))
 
     def _parts(self, url: str, response: httpx.Response) -> Generator[Any, None, None]:
+        watch = Stopwatch()
         with contextlib.closing(response):
-            for data in read_events(self._chunks(url, response)):
+            for data in read_events(self._chunks(url, response, watch)):
                 part = data if data == DONE else _parse(url, data.encode())
                 if isinstance(part, dict) and part.get("error"):
                     raise ServerError(f"{url} failed in the middle of its answer: {_words_of(part)}")
-                yield part
+                with watch.paused():
+                    yield part
                 if part == DONE:
                     return
 
-    def _chunks(self, url: str, response: httpx.Response) -> Iterator[bytes]:
-        waited, size, chunks = 0.0, 0, response.iter_bytes()
+    def _chunks(self, url: str, response: httpx.Response, watch: Stopwatch) -> Iterator[bytes]:
+        chunks = pieces(response, url)
         while True:
-            start = time.monotonic()
-            with _broken_off(url):
+            with _broken_off(url), until(time.monotonic() + self._patience.timeout):
                 chunk = next(chunks, None)
-            waited, size = waited + time.monotonic() - start, size + len(chunk or b"")
             if chunk is None:
                 return
-            if waited > self._patience.total:
+            if watch.seconds > self._patience.total:
                 raise ServerError(f"{url} had not finished its answer after {self._patience.total:.3g} s.")
-            if size > LONGEST_REPLY:
-                raise ModelError(f"{url} gave a reply of more than {LONGEST_REPLY} bytes.")
             yield chunk
+
+
+class Stopwatch:
+    """Time since it was made, but for the pauses."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self._start += time.monotonic() - begun
 
 
 @contextlib.contextmanager
@@ -209,18 +222,6 @@ def _broken_off(url: str) -> Iterator[None]:
         raise ModelError(f"{url} gave a reply that cannot be decompressed.") from None
 
 
-def _read_all(response: httpx.Response, url: str, stop: float) -> httpx.Response:
-    pieces: list[bytes] = []
-    for piece in response.iter_bytes():
-        pieces.append(piece)
-        if time.monotonic() > stop:
-            raise httpx.ReadTimeout("the reply came too slowly")
-        if sum(map(len, pieces)) > LONGEST_REPLY:
-            raise ModelError(f"{url} gave a reply of more than {LONGEST_REPLY} bytes.")
-    plain = {"Retry-After": response.headers.get("Retry-After", "")}
-    return httpx.Response(response.status_code, headers=plain, content=b"".join(pieces))
-
-
 def find_key() -> tuple[str, str]:
     """(key, name of its variable) from the environment; both empty when there is none."""
     for name in KEY_NAMES:
@@ -232,38 +233,33 @@ def find_key() -> tuple[str, str]:
     return "", ""
 
 
-def without_login(text: str) -> str:
-    """The text with any 'user:password@' of an address hidden."""
-    return re.sub(r"//[^/\s]*@", "//***@", text)
-
-
 def _unreachable(url: str, reason: str) -> ServerError:
     return ServerError(f"cannot reach {url} ({_shorten(reason)}). Check that the server runs and the URL is right.")
 
 
-def _judge(url: str, response: httpx.Response) -> Any:
+def _judge(url: str, response: Whole) -> Any:
     """The JSON of a good reply; an error for any other."""
     if response.is_success:
         return _parse(url, response.content)
     raise _refused(url, response)
 
 
-def _refused(url: str, response: httpx.Response) -> Exception:
+def _refused(url: str, response: Whole) -> Exception:
     """What a reply that is not a good one means."""
-    status = response.status_code
+    status = response.status
     if status in (401, 403):
         return _wrong_key(url, status)
     error = StatusError(url, status, _own_words(response))
     if status in (408, 429) or (status >= 500 and status != 501):
-        return _Passing(error, _retry_after(response.headers.get("Retry-After", "")))
+        return _Passing(error, response.retry_after)
     return error
 
 
 def _parse(url: str, content: bytes) -> Any:
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        raise ModelError(f"{url} gave a reply that is not JSON. Check that the URL is an API's.") from None
+        return parse_reply(content, f"the reply of {url}")
+    except ModelError as error:
+        raise ModelError(f"{error} Check the server and its URL.") from None
 
 
 def _wrong_key(url: str, status: int) -> ServerError:
@@ -273,12 +269,11 @@ def _wrong_key(url: str, status: int) -> ServerError:
     return ServerError(f"{url} wants a key ({status}). Set {KEY_NAMES[0]}.")
 
 
-def _own_words(response: httpx.Response) -> str:
+def _own_words(response: Whole) -> str:
     try:
-        value = json.loads(response.content)
-    except (ValueError, RecursionError):
+        return _words_of(parse_reply(response.content, "the refusal"))
+    except ModelError:
         return _shorten(response.content[: 4 * LONGEST_MESSAGE].decode(errors="replace"))
-    return _words_of(value)
 
 
 def _words_of(value: Any) -> str:
@@ -290,19 +285,5 @@ def _words_of(value: Any) -> str:
 
 
 def _shorten(text: str) -> str:
-    """One line of bounded length, without the key should the server have repeated it."""
     key, _ = find_key()
-    text = " ".join((text.replace(key, "***") if key else text).split())
-    return text if len(text) <= LONGEST_MESSAGE else text[:LONGEST_MESSAGE] + "…"
-
-
-def _retry_after(value: str) -> float | None:
-    """Seconds to wait, from seconds or from a date; None when the header says nothing usable."""
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = (email.utils.parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
-        except (ValueError, TypeError):
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
+    return one_line(text, [key] if key else [])

@@ -1,0 +1,1 @@
+"""The tables of RESULTS.md, one subject to a file. `benchmarks/results.py` puts them together."""

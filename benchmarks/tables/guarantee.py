@@ -1,0 +1,67 @@
+"""Is the guarantee kept? Thresholds chosen on draws from a population whose risk is known exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.tables.common import DATA, RUNS, Rows, table
+
+DRAWS = 1_000
+EPSILONS = (0.01, 0.02, 0.05, 0.1)
+DELTA = 0.05
+
+
+def guarantee_table() -> Iterator[str]:
+    from knowgate.gates import score_gate
+    from knowgate.runs import load_trial
+    from knowgate.thresholds.guarantee import learn_then_test
+    from knowgate.thresholds.outcomes import Outcomes
+
+    model = "qwen2.5-coder-1.5b"
+    runs = [RUNS / model / f"{name}-test" for name in DATA]
+    if not all(run.is_dir() for run in runs):
+        return
+    trial = load_trial(runs, layers=())
+    assert trial.open_right is not None
+    yield "## The guarantee, kept?\n"
+    yield (
+        f"All {len(trial.rows)} test questions of Qwen stand for the population. {DRAWS} times, half "
+        "as many are drawn from "
+        f"them with replacement and the threshold is chosen on those (Learn-then-Test, confidence "
+        f"{1 - DELTA:.0%}); its risk "
+        "in the population, the share of questions skipped to their harm, is then known exactly and "
+        "must exceed epsilon in "
+        f"at most {DELTA:.0%} of the draws. Loss is always minus accuracy; it is lower than the risk "
+        "because skipping also "
+        "saves answers that passages would have destroyed.\n"
+    )
+    rows: Rows = []
+    harm, n = trial.open_right & ~trial.closed_right, len(trial.rows)
+    for name in ("fusion", "ik-lora-32", "logprob:min"):
+        needs = score_gate(trial, name).needs
+        for epsilon in EPSILONS:
+            rng = np.random.default_rng(0)
+            found = []
+            for _ in range(DRAWS):
+                drawn = rng.integers(0, n, n // 2)
+                chosen = learn_then_test(
+                    Outcomes(needs[drawn], trial.closed_right[drawn], trial.open_right[drawn]), epsilon, DELTA
+                )
+                skip = needs <= chosen.threshold
+                right = np.where(skip, trial.closed_right, trial.open_right)
+                found.append((1 - skip.mean(), (skip & harm).mean(), trial.open_right.mean() - right.mean()))
+            rates, risks, losses = np.array(found).T
+            rows.append((name, f"{epsilon:.0%}", f"{rates.mean():.1%}", f"{risks.mean():.2%}", f"{losses.mean():+.2%}",
+                         f"{np.quantile(losses, 0.95):+.2%}", f"{(risks > epsilon).mean():.1%}"))  # fmt: skip
+    columns = (
+        "gate",
+        "epsilon",
+        "retrieval rate",
+        "mean risk",
+        "mean loss",
+        "95 % of losses below",
+        "draws with risk above epsilon",
+    )
+    yield table(columns, rows)

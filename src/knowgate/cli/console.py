@@ -1,0 +1,55 @@
+"""Where commands print. Texts are shown as they stand: no markup, no emoji by name, no control sequences in them.
+
+Style is given beside the text (`style=`, or rich's Text), never inside it. Data goes to stdout, words to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
+from rich.control import Control
+from rich.segment import Segment
+
+from knowgate.display import harmless, harmless_json
+
+STEERED_BY_US = (Control,)  # how a progress bar moves
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is printed, with the texts in it made harmless; rich's own control sequences are no texts."""
+
+    inner: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self.inner, options):
+            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+
+class ShownHarmless(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [one if isinstance(one, STEERED_BY_US) else Shown(one) for one in renderables]
+
+
+def plain_console(*, stderr: bool = False, soft_wrap: bool = True, width: int | None = None) -> Console:
+    """soft_wrap: long lines are left to the terminal; tables want False, to fit their columns into it."""
+    console = Console(stderr=stderr, soft_wrap=soft_wrap, width=width, markup=False, emoji=False, highlight=False)
+    console.push_render_hook(ShownHarmless())
+    return console
+
+
+WORDS = plain_console(stderr=True)
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """One line; escapes where the terminal has no UTF-8, which JSON is otherwise written in. A text is read back as it
+    was, though it cannot steer the terminal."""
+    has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+    line = json.dumps(record, ensure_ascii=not has_utf8, allow_nan=False)
+    sys.stdout.write(harmless_json(line) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,155 @@
+"""What nobody foresaw: one sentence with an id, details on disk, exit code 70; --debug shows them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from knowgate.cli.unexpected import details, error_id, without_secrets
+from tests.cli.conftest import Call
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch):
+    """A command that raises what it is told to."""
+
+    def breaks(error: BaseException) -> None:
+        def raise_it(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr("knowgate.cli.lists.Table", raise_it)
+
+    return breaks
+
+
+def test_an_unexpected_error_is_one_sentence_with_an_id_and_exits_70(call: Call, broken, tmp_path: Path):
+    broken(ZeroDivisionError("of all things"))
+    outcome = call("gates")
+    assert (outcome.code, outcome.out) == (70, "")
+    found = re.fullmatch(r"Error: this should not have happened: ZeroDivisionError \(id (\w{8})\)\. .+\n", outcome.err)
+    assert found
+    log = (tmp_path / "cache" / "errors" / f"{found[1]}.log").read_text(encoding="utf-8")
+    assert "knowgate gates" in log
+    assert "ZeroDivisionError: of all things" in log
+    assert "lists.py" in log
+    assert "numpy " in log
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "gates"], ["gates", "--debug"]])
+def test_debug_shows_where_it_came_from(call: Call, broken, arguments: list[str]):
+    broken(ZeroDivisionError("of all things"))
+    outcome = call(*arguments)
+    assert outcome.code == 70
+    assert outcome.err.startswith("Traceback")
+    assert outcome.err.splitlines()[-1].startswith("Error: ")
+
+
+def test_the_variable_asks_for_debugging_too(call: Call, broken, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KNOWGATE_DEBUG", "1")
+    broken(ZeroDivisionError())
+    assert call("gates").err.startswith("Traceback")
+
+
+def test_debug_shows_where_a_foreseen_error_came_from(call: Call):
+    outcome = call("decide", "who?", "--debug", "--model", "nope")
+    assert outcome.code == 1
+    assert outcome.err.startswith("Traceback")
+    assert "unknown model 'nope'" in outcome.err.splitlines()[-1]
+
+
+def test_behind_two_dashes_debug_is_a_question(call: Call):
+    outcome = call("decide", "--model", "fake", "--gate", "never", "--json", "--", "--debug")
+    assert outcome.code == 0
+    assert '"question": "--debug"' in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(MemoryError(), "memory is full"), (RecursionError(), "nested deeper than can be followed")]
+)
+def test_no_memory_and_endless_nesting_have_words_of_their_own(call: Call, broken, error: Exception, said: str):
+    broken(error)
+    outcome = call("gates")
+    assert outcome.code == 70
+    assert said in outcome.err
+
+
+def test_a_cache_that_cannot_be_written_leaves_the_details_in_the_temporary_folder(
+    call: Call, broken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "cache").write_text("no folder", encoding="utf-8")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "other"))
+    broken(ZeroDivisionError())
+    assert str(tmp_path / "other" / "errors") in call("gates").err
+
+
+def test_without_any_place_for_details_the_sentence_still_comes(
+    call: Call, broken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "cache").write_text("no folder", encoding="utf-8")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "cache"))
+    broken(ZeroDivisionError())
+    outcome = call("gates")
+    assert outcome.code == 70
+    assert "--debug" in outcome.err
+
+
+def test_an_error_while_explaining_an_error_ends_here_too(call: Call, broken, monkeypatch: pytest.MonkeyPatch):
+    def no_home() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr("knowgate.cli.cache_dir", no_home)
+    broken(FileNotFoundError(2, "no such file", "x"))
+    assert call("gates").code == 70
+
+
+def test_an_os_error_that_is_not_the_systems_is_unexpected(call: Call, broken):
+    broken(OSError("a library's own"))
+    assert call("gates").code == 70
+
+
+def test_a_full_disk_says_to_make_room(call: Call, broken):
+    broken(OSError(28, "No space left on device"))
+    outcome = call("gates")
+    assert outcome.code == 1
+    assert outcome.err == (
+        "Error: cannot read or write: No space left on device. Make room, then run the same command again.\n"
+    )
+
+
+def test_one_defect_has_one_id():
+    assert error_id(_raised("a")) == error_id(_raised("b"))
+    assert error_id(_raised("a")) != error_id(ValueError())
+
+
+def _raised(words: str) -> Exception:
+    try:
+        raise ValueError(words)
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://me:hush-hush@host/v1",
+        "http://host/search?api_key=hush-hush&k=3",
+        "Authorization: Bearer hush-hush",
+        "sk-hush-hush1234",
+        "--api-key hush-hush",
+        "the key is hush-hush",
+    ],
+)
+def test_secrets_are_blotted_out(text: str):
+    assert "hush-hush" not in without_secrets(text, {"KNOWGATE_API_KEY": "hush-hush"})
+    if not text.startswith("the key"):  # only the environment tells that this is one
+        assert "hush" not in without_secrets(text, {})
+
+
+def test_the_details_hold_no_key(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "hush-hush")
+    written = details(_raised("refused hush-hush"), ["ask", "--model", "openai:m@http://me:pw@host/v1"])
+    assert "hush-hush" not in written
+    assert "me:pw" not in written
+    assert "openai:m@http://[hidden]@host/v1" in written

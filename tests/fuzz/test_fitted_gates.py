@@ -1,0 +1,105 @@
+"""The door for fitted gates: a damaged folder is refused, or gives the needs of the whole one.
+
+A forger who makes the checksums fit may change values; then what comes out must still be needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from knowgate.folders import file_digests
+from knowgate.gates import FittedGate, load_gate, read_artefact, revise_artefact, seen_by
+from knowgate.gates.fitted.artefact import checksum
+from knowgate.runs import Trial, load_trial
+from knowgate.thresholds import Deployment, promise
+from tests.support.fuzz import attempt, tries
+from tests.support.hash_embedder import HashEmbedder
+from tests.support.mutations import damaged_copies
+
+OLD = Path(__file__).parents[1] / "fixtures" / "old"
+MINILM = "898a7b01a60d46b707bd8430b75d75ffd849781b10fbc77fb70be6517e4af61d"  # what two of them were fitted with
+NUMPY = ["probe", "probe-mlp", "fusion", "fusion-cheap", "uar", "adaptive", "ik-text", "calibrated-loss"]
+JUDGES = ["kbm", "ik-lora"]
+FORMS = ["with digests", "of an earlier version"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The gates as they were fitted once, and under `sealed` the same as they are written now."""
+    home = Path(shutil.copytree(OLD, tmp_path_factory.mktemp("gates") / "old"))
+    for name in [*NUMPY, *JUDGES]:
+        artefact = read_artefact(home / name)
+        revise_artefact(artefact, artefact.manifest, {}, home / "sealed" / name)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)  # the judges' base is named relative to it
+
+
+@pytest.fixture(scope="module")
+def trial(home: Path) -> Trial:
+    return load_trial([home / "run"]).subset(range(12))
+
+
+def used(folder: Path, trial: Trial) -> tuple[list[float], float, list[bool]]:
+    """Everything that is done with a gate: needs, threshold, what it has seen; and it is shown."""
+    gate = load_gate(str(folder))
+    assert isinstance(gate, FittedGate)
+    if "embedder" in gate.artefact.options:
+        gate = replace(gate, embedder=HashEmbedder(384, MINILM))  # type: ignore[call-arg]
+    assert repr(gate)
+    assert gate._repr_html_()
+    assert isinstance(promise(gate, Deployment(retriever="another", k=3)), str)
+    assert gate.want.draft_tokens >= 0
+    needs = gate.score(trial.questions, trial.readings)
+    return needs, gate.threshold, seen_by(trial, folder)
+
+
+def sign(folder: Path) -> None:
+    """As a forger would: every digest and checksum fits again."""
+    manifest = json.loads((folder / "gate.json").read_text())
+    weights = folder / "weights.safetensors"
+    data = weights.read_bytes() if weights.is_file() else b""
+    if "files" in manifest:
+        manifest["files"] = file_digests(folder, leave=["gate.json", "README.md"])
+    manifest["weights_sha256"] = hashlib.sha256(data).hexdigest()
+    manifest["checksum"] = checksum(manifest)
+    (folder / "gate.json").write_text(json.dumps(manifest))
+
+
+def try_gate(folder: Path, place: Path, trial: Trial, count: int, *, sealed: bool) -> None:
+    whole, name = used(folder, trial), folder.name
+    for mutation in damaged_copies(folder, place, count, len(name), sign):
+        forged = " with checksums that fit" if mutation.signed else ""
+        outcome = attempt("fitted gates", f"{mutation.kind}{forged}", lambda: used(place, trial))
+        if outcome.refusal:
+            continue
+        needs, threshold, seen = outcome.value  # type: ignore[misc]
+        if mutation.signed:
+            assert all(0 <= need <= 1 for need in needs), mutation
+            assert math.isfinite(threshold), mutation
+        else:
+            assert (needs, threshold) == whole[:2], mutation
+            assert not sealed or seen == whole[2], mutation
+    assert not Path("exploded").exists()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NUMPY)
+def test_a_damaged_gate_is_refused_or_the_same(name: str, form: str, home: Path, trial: Trial, tmp_path: Path) -> None:
+    folder = home / "sealed" / name if form == FORMS[0] else home / name
+    try_gate(folder, tmp_path / "gate", trial, tries(4, 60), sealed=form == FORMS[0])
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_a_damaged_judge_is_refused_or_the_same(name: str, home: Path, trial: Trial, tmp_path: Path) -> None:
+    try_gate(home / "sealed" / name, tmp_path / "gate", trial.subset(range(2)), tries(1, 15), sealed=True)

@@ -1,0 +1,66 @@
+"""Gates of other packages that raise errors of their own."""
+
+import pytest
+
+from knowgate.errors import KnowgateError, ModelError
+from knowgate.gates import load_gate, score_questions
+from knowgate.gates.outside import blamed
+from knowgate.models.fake import FakeModel
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.types import Gate, Question, Reading
+
+
+class Stumbling(Gate):
+    """Raises in the method it is told to."""
+
+    name = "stumbling"
+
+    def __init__(self, where):
+        self.where = where
+
+    def score(self, questions, readings):
+        self.stumble("score")
+        return [0.5 for _ in questions]
+
+    def explain(self, questions, readings):
+        self.stumble("explain")
+        return ["" for _ in questions]
+
+    def recall(self, questions):
+        self.stumble("recall")
+        return super().recall(questions)
+
+    def bind(self, model, prompts):
+        self.stumble("bind")
+        return self
+
+    def stumble(self, here):
+        if here == self.where:
+            raise ZeroDivisionError("of all\nthings")
+
+
+@pytest.mark.parametrize("where", ["score", "explain", "recall", "bind"])
+def test_whatever_another_packages_gate_raises_names_the_gate(where):
+    with pytest.raises(ModelError) as caught:
+        AdaptiveRAG(model=FakeModel(), gate=Stumbling(where)).decide("who?")
+    assert str(caught.value) == (
+        "gate 'stumbling' (tests.gates.test_outside.Stumbling) failed: ZeroDivisionError: of all. "
+        "It is not a part of knowgate: tell whoever wrote it."
+    )
+
+
+def test_a_defect_of_our_own_gates_is_not_blamed_on_others():
+    with pytest.raises(ZeroDivisionError), blamed(load_gate("never")):
+        raise ZeroDivisionError
+
+
+def test_a_gates_own_sentence_stays():
+    with pytest.raises(KnowgateError, match=r"^mine$"), blamed(Stumbling("")):
+        raise KnowgateError("mine")
+
+
+def test_needs_that_are_words_are_refused():
+    gate = Stumbling("")
+    gate.score = lambda questions, readings: ["high"]
+    with pytest.raises(ModelError, match="no list of numbers"):
+        score_questions(gate, [Question("who?")], [Reading()])
