@@ -1,18 +1,22 @@
 """How far a question lies from those a gate was fitted on: by states, or by the look of it where there are none."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from knowgate.errors import ArtefactError, ModelError
 from knowgate.evaluation import evaluate, evaluation_json
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.fit_gate import fit
 from knowgate.fitting.fusion import fit_fusion
 from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate
+from knowgate.gates import load_gate, read_artefact, write_artefact
 from knowgate.gates.fitted.distance import distances, far_share, far_words, measure_ground
+from knowgate.gates.probe import ProbeGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.signals.surface import surface_features
+from knowgate.signals.surface import SURFACE_WIDTH, surface_features
 from knowgate.types import Gate, Question, Reading
 from tests.support.hand_gate import write_gate
 from tests.support.planted_run import LAYER, MODEL, WIDTH, planted_rows, write_run
@@ -59,6 +63,7 @@ def test_the_look_of_a_question():
     assert plain[4:7].tolist() == pytest.approx([1.0, 0.0, 0.2])
     assert chosen[3] > 0 == plain[3]
     assert chinese[5] > 0.5
+    assert len(plain) == SURFACE_WIDTH
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +130,50 @@ def test_a_decision_carries_its_distance(fitted):
     assert decision.distance == 0.123456
     assert decision_record(decision)["distance"] == 0.1235
     assert "distance" not in decision_record(AdaptiveRAG(MODEL, load_gate("never")).decide("who?"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"edge": None}, "'distance.edge' is missing"),
+        ({"edge": np.zeros(1, np.float32)}, "'distance.edge' holds numbers out of range"),
+        ({"scale": np.ones(WIDTH + 1, np.float32)}, "'distance.scale' has the shape"),
+        ({"other": np.ones(1, np.float32)}, "'distance.other' is not one of this gate's"),
+    ],
+)
+def test_a_gate_that_cannot_measure_its_distances_is_refused(fitted, changed, said):
+    artefact = read_artefact(fitted / "probe")
+    tensors = {**artefact.tensors, **{f"distance.{name}": block for name, block in changed.items()}}
+    kept = {name: block for name, block in tensors.items() if block is not None}
+    with pytest.raises(ArtefactError, match=said):
+        ProbeGate.opened(replace(artefact, tensors=kept))
+
+
+def test_a_distance_of_states_that_are_not_read_is_refused(fitted, tmp_path):
+    artefact = read_artefact(fitted / "probe")
+    source = {"of": "state", "layer": LAYER + 1}
+    write_artefact(tmp_path / "gate", {**artefact.manifest, "distance": source}, artefact.tensors, "")
+    with pytest.raises(ArtefactError, match=f"distance is that of layer {LAYER + 1}, which the gate does not read"):
+        load_gate(str(tmp_path / "gate"))
+
+
+def test_states_of_another_width_are_refused(fitted):
+    gate = load_gate(str(fitted / "probe"))
+    with pytest.raises(ArtefactError, match="another LLM or embedding"):
+        gate.distances([Question("?")], [Reading(hidden={LAYER: np.zeros(WIDTH + 1, np.float32)})])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [([], "gave 0 distances for 1"), ([float("nan")], "gave the distance nan"), (["x"], "distance x")],
+)
+def test_what_a_gate_of_others_gives_as_distances_is_checked(given, said):
+    class Odd(Gate):
+        def score(self, questions, readings):
+            return [0.2 for _ in questions]
+
+        def distances(self, questions, readings):
+            return given
+
+    with pytest.raises(ModelError, match=said):
+        AdaptiveRAG(MODEL, Odd()).decide("who?")

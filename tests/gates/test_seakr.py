@@ -19,7 +19,7 @@ from knowgate.runs.readings import recorded
 from knowgate.runs.run_folder import RunFolder
 from knowgate.signals.dispersion import log_determinant, log_size, relative
 from knowgate.signals.features import FEATURES
-from knowgate.types import Prompt, Question, Reading, Signal, Want
+from knowgate.types import Prompt, Question, Reading, Sampling, Signal, Want
 from tests.support.tiny_models import save_tiny_llama
 
 ALPHA = 1e-3
@@ -185,7 +185,7 @@ def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_e
     stop = frozenset(range(1, 25))  # a third of all tokens: some samples end at once, others never
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [layer])
-        rows = hf_stream.sample(stream.copy(range(3), repeat=5), uniforms, 1.0, stop, [layer], past_end=past_end)
+        rows = hf_stream.sample(stream.copy(range(3), repeat=5), uniforms, Sampling(), stop, [layer], past_end=past_end)
         ends = _ends(model, stream, uniforms, rows) if past_end else [[]] * len(rows)
     lengths = {len(row.tokens) for row in rows}
     assert {0, 6} <= lengths
@@ -197,7 +197,7 @@ def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_e
 
 def _ends(model, stream, uniforms, rows):
     """The token that ended each sample, drawn once more by one plain pass over all before it; none where it was cut."""
-    again = hf_stream.sample(stream.copy(range(3), repeat=5), uniforms, 1.0, frozenset())  # nothing ends these
+    again = hf_stream.sample(stream.copy(range(3), repeat=5), uniforms, Sampling(), frozenset())  # nothing ends these
     return [[drawn.tokens[len(row.tokens)]] if row.finished else [] for row, drawn in zip(rows, again, strict=True)]
 
 
@@ -207,8 +207,8 @@ def test_where_all_samples_end_at_once_each_has_the_state_of_its_end(model):
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [1])
         uniforms = np.full((2, 4), 0.5)
-        drawn = hf_stream.sample(stream.copy([0], repeat=2), uniforms, 1.0, frozenset())[0].tokens[0]
-        rows = hf_stream.sample(stream.copy([0], repeat=2), uniforms, 1.0, every, [1], past_end=True)
+        drawn = hf_stream.sample(stream.copy([0], repeat=2), uniforms, Sampling(), frozenset())[0].tokens[0]
+        rows = hf_stream.sample(stream.copy([0], repeat=2), uniforms, Sampling(), every, [1], past_end=True)
     for row in rows:
         assert (row.finished, row.tokens) == (True, [])
         np.testing.assert_allclose(row.after[1].numpy(), direct(model, [*ids[0], drawn], 1), atol=2e-4)
@@ -220,7 +220,7 @@ def test_the_states_of_a_reading_are_those_of_its_samples(model):
     ids = model.tokenise(model.render(PROMPTS[1].text))
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, [ids], model.pad, model.loaded.device, [2])
-        rows = hf_stream.sample(stream.copy([0], repeat=4), _uniforms(PROMPTS[1], want), 1.0, model.stop)
+        rows = hf_stream.sample(stream.copy([0], repeat=4), _uniforms(PROMPTS[1], want), Sampling(), model.stop)
     expected = [direct(model, ids + row.tokens, 2) for row in rows]
     np.testing.assert_allclose(reading.sample_states, expected, atol=2e-4)
     assert set(reading.hidden) == {1}

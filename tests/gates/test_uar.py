@@ -1,9 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from knowgate.errors import NotOffered
+from knowgate.errors import ArtefactError, NotOffered
 from knowgate.gates.fitted.artefact import Artefact
 from knowgate.gates.uar import Heads, UarGate, apply_head, hard_tree, soft_tree
 from knowgate.types import Question, Reading
@@ -93,3 +94,17 @@ def test_the_gate_says_what_each_head_found():
 def test_a_reading_without_the_last_layer_is_refused():
     with pytest.raises(NotOffered, match="no hidden states of layer 3"):
         gate().score(ASK, [Reading()])
+
+
+def test_heads_are_taken_with_scales_of_their_own_or_with_one_number_for_all():
+    older = gate().artefact
+    weights = {name: block for name, block in older.tensors.items() if name != "size"}
+    heads = ("intent", "knowledge", "time", "self")
+    scales = {f"{head}.{part}": np.ones(4, np.float32) for head in heads for part in ("mean", "scale")}
+    assert UarGate.opened(older).name == UarGate.opened(replace(older, tensors={**weights, **scales})).name == "uar"
+    with pytest.raises(ArtefactError, match=r"'self\.mean' is missing"):
+        UarGate.opened(replace(older, tensors=weights))
+    with pytest.raises(ArtefactError, match=r"'intent\.mean' is not one of this gate's"):
+        UarGate.opened(replace(older, tensors={**older.tensors, "intent.mean": np.ones(4, np.float32)}))
+    with pytest.raises(ArtefactError, match=r"'time\.scale' holds numbers out of range"):
+        UarGate.opened(replace(older, tensors={**weights, **scales, "time.scale": np.zeros(4, np.float32)}))

@@ -101,7 +101,8 @@ def _ground(source: Mapping[str, Any], examples: Examples) -> Tensors:
     """What the questions were like: those learnt from, with the others to say how far such questions lie apart."""
     found, split = read_off(source, examples.questions, examples.readings), examples.split
     others = np.concatenate([split.dev, split.calibration, split.test])
-    return measure_ground(found[split.train], found[others if len(others) else split.train])
+    learnt = split.train if len(split.train) else others
+    return measure_ground(found[learnt], found[others if len(others) else learnt])
 
 
 def _threshold(fitted: FitResult, examples: Examples, calibration: Mapping[str, Any]) -> float:

@@ -357,9 +357,7 @@ def measure_distances(gate: Gate, questions: Sequence[Question], readings: Seque
     check_count(gate, "distances", found, questions)
     for question, distance in zip(questions, found, strict=True):
         if distance is not None and not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
-            raise ModelError(
-                f"gate '{gate.name}' gave the distance {distance} for '{question.text[:60]}': no number."
-            )
+            raise ModelError(f"gate '{gate.name}' gave the distance {distance} for '{question.text[:60]}': no number.")
     return found
 
 
