@@ -89,6 +89,8 @@ class Place:
             "eval": "eval --labels run --gates logprob:mean,probe --resamples 20 --no-html",
             "eval-rerank": "eval-rerank --pref pref --rerank nowhere --out out",
             "replay": "replay log.jsonl",
+            "sweep dhicl": "sweep dhicl --labels run --history log.db",
+            "sweep latency": f"sweep latency --data {made.data} --model {made.model} --gates logprob:mean",
             "demo": "demo --model fake",
             "history add": "history add Who --label known --history log.db",
             "history list": "history list --history log.db",

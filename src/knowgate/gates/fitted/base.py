@@ -15,7 +15,7 @@ from knowgate.gates.fitted.distance import distances, expect_ground, read_off
 from knowgate.gates.fitted.overview import gate_html, gate_line
 from knowgate.gates.fitted.probability import Floats, to_probability
 from knowgate.gates.fitted.tensors import ExpectedTensors
-from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
+from knowgate.types import Gate, ModelIdentity, Question, Reading, Sampling, Signal, Want
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +69,8 @@ class FittedGate(Gate):
     @property
     def want(self) -> Want:
         wanted: dict[str, Any] = dict(self.artefact.manifest["want"])
-        return Want(**{**wanted, "layers": tuple(wanted.get("layers", ()))})
+        drawn = Sampling(wanted.pop("temperature", 1.0))
+        return Want(**{**wanted, "layers": tuple(wanted.get("layers", ())), "sampling": drawn})
 
     @property
     def threshold(self) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from knowgate.errors import BadInput
 from knowgate.typed import AtLeastZero, Between, Share, read_record
-from knowgate.types import Signal, Want
+from knowgate.types import Signal
 
 MOST_TOKENS = 1_000_000  # of a draft; a gate that asks for more was not fitted, it was made up
 MOST_SAMPLES = 10_000
@@ -112,10 +112,6 @@ class GateRecord:
     guarantee: GuaranteeRecord | None = None
     budget: BudgetRecord | None = None
     accuracy: EvidenceRecord | None = None
-
-    @property
-    def wanted(self) -> Want:
-        return Want(**vars(self.want))
 
 
 @dataclass(frozen=True, kw_only=True)
