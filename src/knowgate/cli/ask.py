@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, R
 from knowgate.cli.paths import path
 from knowgate.cli.questions import read_arguments
 from knowgate.display import harmless
+from knowgate.gates import far_share, far_words
 from knowgate.pipeline import AdaptiveRAG, TrafficLog, answer_record, build_pipeline, decision_record, load_settings
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, TextEvent
 
@@ -42,7 +43,7 @@ Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
 ]
-Explain = Annotated[bool, typer.Option(help="Show what a decision rests on: the raw score of a fitted gate, logged questions (dhicl, skr), what is proven about the threshold.")]  # fmt: skip  # noqa: E501
+Explain = Annotated[bool, typer.Option(help="Show what a decision rests on: a fitted gate's raw score and how far the question lies from those it learnt from, logged questions (dhicl, skr), what is proven about the threshold.")]  # fmt: skip  # noqa: E501
 
 
 def ask(
@@ -80,15 +81,17 @@ def ask(
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record)
     _say_promise(rag, explain)
-    sure = Sure()
+    sure, far = Sure(), Far()
     live = not as_json and len(questions or ()) == 1 and sys.stdout.isatty()
     with _logging(rag.log):
         for answer in map(partial(_show_live, rag), asked) if live else rag.stream(asked):
             sure.see(answer)
+            far.see(answer.decision)
             if not live:
                 print_json(answer_record(answer, rag)) if as_json else _show(answer)
             if explain and not as_json:
                 _show_basis(answer.decision)
+    far.say()
     if rag.rerank_margin is not None and rag.reranker is not None:
         WORDS.print(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.")
 
@@ -117,6 +120,22 @@ class Sure:
         self.skipped += Note.NOT_RERANKED in answer.decision.notes
 
 
+@dataclass
+class Far:
+    """How many questions lie far from those the gate was fitted on."""
+
+    gate: str = ""
+    distances: list[float | None] = field(default_factory=list)
+
+    def see(self, decision: Decision) -> None:
+        self.gate = decision.gate
+        self.distances.append(decision.distance)
+
+    def say(self) -> None:
+        if said := far_words(self.gate, far_share(self.distances), len(self.distances)):
+            WORDS.print(said)
+
+
 def decide(
     questions: Questions = None,
     model: ModelSpec = None,
@@ -137,7 +156,9 @@ def decide(
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record, retrieves=False)
     _say_promise(rag, explain)
+    far = Far()
     for question, decision in rag.decide_stream(asked):
+        far.see(decision)
         if as_json:
             print_json({"question": question.text, **decision_record(decision), "model": rag.model.name})
         else:
@@ -145,10 +166,12 @@ def decide(
             plain_console().print(Text.assemble(*line))
         if explain and not as_json:
             _show_basis(decision)
+    far.say()
 
 
 def _say_promise(rag: AdaptiveRAG, explain: bool) -> None:
-    if explain and (said := rag.promise):
+    """What is proven, to who asks; that it does not hold here, to everybody."""
+    if (explain or rag.objections) and (said := rag.promise):
         WORDS.print(said)
 
 
@@ -211,8 +234,11 @@ def _show_sources(answer: Answer) -> None:
 
 
 def _show_basis(decision: Decision) -> None:
-    """What a decision rests on: a fitted gate's score before calibration, logged questions."""
+    """What a decision rests on: a fitted gate's score before calibration and its own questions, logged questions."""
     console = plain_console()
+    if decision.distance is not None:
+        words = f"distance {decision.distance:.2f} from the questions the gate was fitted on; 99 % of them are within 1"
+        console.print(f"  {words}", style="dim")
     if decision.raw is not None:
         console.print(f"  need {decision.need:.4f}, made of the raw score {decision.raw:.4f}", style="dim")
     if not decision.neighbours and decision.raw is None:

@@ -18,6 +18,7 @@ from knowgate.cli.options import Candidates, Rerank
 from knowgate.cli.paths import path
 from knowgate.errors import BadSetting
 from knowgate.evaluation import Evaluation, evaluate, evaluation_json
+from knowgate.gates import far_words
 from knowgate.report import all_sheets, check_report_folder, render, write_report
 
 PIPED = 220  # columns
@@ -97,6 +98,9 @@ def eval_(
             seed=seed,
             on_progress=show,
         )
+    for gate in evaluation.gates:
+        if said := far_words(gate.gate, gate.far, len(evaluation.trial.rows)):
+            WORDS.print(said, style="yellow")
     if as_json:
         print_json(evaluation_json(evaluation))
     else:

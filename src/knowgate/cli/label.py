@@ -51,6 +51,9 @@ def label(
     mask_samples: Annotated[
         int, typer.Option(min=0, help="With --mask: sampled answers to the MASK passages, too (KBM's Figure 3).")
     ] = 0,
+    iterative: Annotated[
+        bool, typer.Option("--iterative", help="Also answer after up to 3 rounds of retrieval; for `fit adaptive`.")
+    ] = False,
     k: Annotated[
         int | None, typer.Option(min=1, help="Passages. Default: 3 from an index, all of the data's own.")
     ] = None,
@@ -98,6 +101,7 @@ def label(
                 judge_prompt=judge_prompt,
                 mask=mask,
                 mask_samples=mask_samples,
+                iterative=iterative,
                 k=k,
                 layers=layers,
                 closed_book=closed_book,

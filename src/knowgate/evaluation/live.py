@@ -13,7 +13,17 @@ from pathlib import Path
 
 from knowgate.datasets import Data, data_name
 from knowgate.errors import BadSetting
-from knowgate.gates import bind_gate, folder_of, gate_name, is_told, load_gate, read_questions, score_both
+from knowgate.gates import (
+    bind_gate,
+    far_share,
+    folder_of,
+    gate_name,
+    is_told,
+    load_gate,
+    measure_distances,
+    read_questions,
+    score_both,
+)
 from knowgate.labels import CANDIDATES, Tally, label
 from knowgate.models import as_model
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
@@ -174,12 +184,16 @@ def decide_on(run: RunFolder, model: Model, prompts: AnswerPrompts, gates: Seque
         start = time.perf_counter()
         needs: list[float] = []
         raws: list[float] = []
+        distances: list[float | None] = []
         for first in range(0, len(questions), BATCH):
             part = questions[first : first + BATCH]
-            scored = score_both(one.gate, part, read_questions(model, [one.gate], part, prompts))
+            readings = read_questions(model, [one.gate], part, prompts)
+            scored = score_both(one.gate, part, readings)
             needs += scored.needs
             raws += scored.raw or []
+            distances += measure_distances(one.gate, part, readings)
         seconds = (time.perf_counter() - start) / len(questions)
         ids = [question.id for question in questions]
         by_id, raw = dict(zip(ids, needs, strict=True)), dict(zip(ids, raws, strict=False))
-        write_needs(run.path, [RecordedNeeds(one.name, one.gate.threshold, by_id, one.gate.note, seconds, raw)])
+        about, far = one.gate.note, far_share(distances)
+        write_needs(run.path, [RecordedNeeds(one.name, one.gate.threshold, by_id, about, seconds, raw, far)])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from knowgate.fitting.balance import SIZES, Balanced, balance
 from knowgate.fitting.examples import Examples, verdicts
+from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.layers import pick_layer
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, fit_mlp
@@ -25,7 +26,7 @@ DRAFT_TOKENS = 32  # what `label` drafts; the state after the draft is that of i
 
 
 def fit_probe(
-    examples: Examples,
+    examples: Annotated[Examples, Wanted(weighs=True)],
     *,
     layer: Annotated[str, "The layer whose state it reads: mid, late, last or a number."] = "mid",
     position: Annotated[Position, "pre (before the answer) or post (after the draft)."] = "pre",
@@ -62,16 +63,20 @@ def _balance_notes(even: Balanced, raw: Callable[[Sequence[int]], Floats]) -> li
 def train(features: Vector, examples: Examples, kind: Kind, *, in_full: bool = False) -> Tensors:
     split, needed = examples.split, examples.needed
     parts = features[split.train], needed[split.train], features[split.dev], needed[split.dev]
-    return fit_mlp(*parts, in_full=in_full) if kind == "mlp" else best_linear(*parts)
+    weights = examples.weights_of(split.train)
+    return fit_mlp(*parts, weights, in_full=in_full) if kind == "mlp" else best_linear(*parts, weights)
 
 
-def out_of_fold(features: Vector, needed: Bools, texts: Sequence[str], strength: float) -> Floats:
+def out_of_fold(
+    features: Vector, needed: Bools, texts: Sequence[str], strength: float, weights: Floats | None = None
+) -> Floats:
     """Needs of training rows by linear probes that did not see their questions: what a second stage may learn from."""
     fold = folds(texts, needed)
     needs = np.empty(len(needed))
     for number in np.unique(fold):
         outside = fold == number
-        tensors = fit_linear(features[~outside], needed[~outside], strength)
+        counts = None if weights is None else weights[~outside]
+        tensors = fit_linear(features[~outside], needed[~outside], strength, counts)
         needs[outside] = apply_network(tensors, features[outside])
     return needs
 

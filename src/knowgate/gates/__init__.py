@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         write_artefact,
     )
     from knowgate.gates.fitted.base import MIDDLE, FittedGate
+    from knowgate.gates.fitted.distance import far_share, far_words, measure_ground, read_off, what_it_reads
     from knowgate.gates.fitted.judge import (
         ADAPTER_FOLDER,
         ADAPTER_SUFFIXES,
@@ -118,6 +119,8 @@ __all__ = [
     "default_gate",
     "draft_embeddings",
     "encode_kbm_answer",
+    "far_share",
+    "far_words",
     "fitted_spec",
     "folder_of",
     "gate_name",
@@ -130,9 +133,12 @@ __all__ = [
     "load_fitted",
     "load_gate",
     "markdown_table",
+    "measure_distances",
+    "measure_ground",
     "open_base",
     "open_judge",
     "read_artefact",
+    "read_off",
     "read_questions",
     "record_scores",
     "retrieval_rule",
@@ -145,6 +151,7 @@ __all__ = [
     "soft_tree",
     "to_probability",
     "verdict_of",
+    "what_it_reads",
     "without_seen",
     "write_artefact",
 ]
@@ -365,6 +372,17 @@ def score_both(gate: Gate, questions: Sequence[Question], readings: Sequence[Rea
     if scored.raw is not None:
         check_count(gate, "raw scores", scored.raw, questions)
     return Scored(needs, scored.raw)
+
+
+def measure_distances(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
+    """How far the questions lie from those of the gate's fit, checked: one each, a number from 0 on or nothing."""
+    with blamed(gate):
+        found = gate.distances(questions, readings)
+    check_count(gate, "distances", found, questions)
+    for question, distance in zip(questions, found, strict=True):
+        if distance is not None and not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
+            raise ModelError(f"gate '{gate.name}' gave the distance {distance} for '{question.text[:60]}': no number.")
+    return found
 
 
 def check_count(gate: Gate, what: str, given: Sequence[object], questions: Sequence[Question]) -> None:

@@ -10,14 +10,15 @@ import numpy as np
 
 from knowgate.doors import read_text, user_path
 from knowgate.errors import BadInput, BadSetting, NotOffered
-from knowgate.gates import load_gate, score_both
+from knowgate.gates import load_gate, measure_distances, score_both
 from knowgate.gates.fitted.artefact import SEEN, read_artefact
 from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.distance import far_share
 from knowgate.gates.fitted.spec import FittedSpec, Verdict, fitted_spec
 from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
 from knowgate.runs import RecordedNeeds, Trial, loose_key, names_of, question_key, write_needs
-from knowgate.signals import SEAKR, SELF_ASSESSMENT
+from knowgate.signals import SEAKR, SEAKR_END, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
 
@@ -28,6 +29,7 @@ class GateScores:
 
     calls: runs of the LLM before the decision, beyond the pass that starts the answer. drafts: whether that pass
     happens for retrieved questions too. extra_tokens: generated per question beside the draft (samples).
+    far: share of questions that lie far from those the gate was fitted on, None where it does not know.
     """
 
     name: str
@@ -39,6 +41,7 @@ class GateScores:
     seconds: float | None = None
     note: str = ""
     raw: Floats | None = None  # before calibration, in the same direction; None where there is none
+    far: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def record_scores(trial: Trial, scores: Sequence[GateScores]) -> None:
 def _to_record(scores: GateScores, rows: Mapping[int, str]) -> RecordedNeeds:
     needs = {key: float(scores.needs[place]) for place, key in rows.items()}
     raw = {} if scores.raw is None else {key: float(scores.raw[place]) for place, key in rows.items()}
-    return RecordedNeeds(scores.name, scores.threshold, needs, scores.note, scores.seconds, raw)
+    return RecordedNeeds(scores.name, scores.threshold, needs, scores.note, scores.seconds, raw, scores.far)
 
 
 def told_apart(scores: Sequence[GateScores]) -> list[GateScores]:
@@ -124,7 +127,7 @@ def automatic(trial: Trial) -> list[str]:
         names = ["logprob:first", "logprob:mean", "logprob:min", "logprob:entropy", "logprob:margin", "flare", *names]
     if Signal.LABELS in have:
         names = ["prompt", *names]
-    if all(SEAKR in reading.signals for reading in trial.readings):
+    if all(SEAKR in reading.signals or SEAKR_END in reading.signals for reading in trial.readings):
         names.append("seakr")
     return names
 
@@ -134,8 +137,9 @@ def offers(trial: Trial) -> frozenset[Signal]:
     reading = trial.readings[0]
     have = {Signal.DRAFT} if reading.draft else set()
     have |= {Signal.LOGPROBS} if reading.draft and reading.draft.tokens is not None else set()
-    have |= {Signal.SAMPLES} if reading.samples or SEAKR in reading.signals else set()
-    have |= {Signal.HIDDEN} if reading.hidden or SEAKR in reading.signals else set()
+    spread = {SEAKR, SEAKR_END} & set(reading.signals)  # stands for what it was read off
+    have |= {Signal.SAMPLES} if reading.samples or spread else set()
+    have |= {Signal.HIDDEN} if reading.hidden or spread else set()
     have |= {Signal.LABELS} if SELF_ASSESSMENT in reading.signals else set()
     return frozenset(have)
 
@@ -161,6 +165,7 @@ def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> Gate
         extra_tokens=want.samples * float(trial.closed_tokens().mean()),
         note=gate.note,
         raw=None if scored.raw is None else np.array(scored.raw),
+        far=far_share(measure_distances(gate, trial.questions, readings)),
     )
 
 
@@ -209,7 +214,7 @@ def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
         raise BadSetting(f"the recorded gate '{said.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
     needs = np.array([said.needs[key] for key in trial.keys])
     raw = np.array([said.raw[key] for key in trial.keys]) if said.raw else None
-    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, raw=raw)
+    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, raw=raw, far=said.far)
 
 
 def _advice(missing: frozenset[Signal]) -> str:

@@ -25,8 +25,9 @@ class SkrGate(Gate):
     """need = share of the k nearest logged questions for which retrieval made the answer right.
 
     Neighbours for which it changed nothing are left out. vote: the paper's majority (need 0 or 1, ties retrieve);
-    smooth: neighbours count by similarity and trust, need anywhere in [0, 1]; classifier: a logistic regression on the
-    embedding, fitted to the whole log (the paper's second variant, there a BERT).
+    smooth, the default and ours: neighbours count by similarity and trust, need anywhere in [0, 1], so that there is a
+    threshold to choose; classifier: a logistic regression on the embedding, fitted to the whole log (the paper's second
+    variant, there a BERT). What has expired counts in none of them.
 
     Needs: nothing. Of the LLM, that is: it works on a black box. Cost per question: one embedding and a search.
     Reference: Wang et al. 2023 (SKR), section 3.3.

@@ -135,7 +135,7 @@ class SqliteHistory:
         return self._embedder.embed(questions)
 
     def outcomes(self, scope: Scope) -> tuple[list[Outcome], Vector]:
-        """Every entry whose outcome is known, with its vector."""
+        """Every entry whose outcome is known and that has not expired, with its vector."""
         where, values = _where(scope)
         query = f"SELECT outcome, vector FROM entries{where} AND outcome IS NOT NULL AND {CURRENT} ORDER BY id"
         rows = self._db.read(query, [*values, time.time()])

@@ -46,6 +46,7 @@ def label(
     judge_prompt: str = "implies",
     mask: bool = False,
     mask_samples: int = 0,
+    iterative: bool = False,
     k: int | None = None,
     layers: str | Sequence[int] = "mid,late,last",
     closed_book: bool = False,
@@ -69,6 +70,7 @@ def label(
     grade: exact, contains, choice, or judge (an LLM, given as `judge`, with the prompt 'implies' or 'contains').
     mask: also answer with the gold answers in the passages replaced; mask_samples: sampled answers to that, too.
     closed_book: retrieve nothing.
+    iterative: also answer after several rounds of retrieval from the index, up to 3.
     k: passages; 3 from an index, all of the questions' own, unless given.
     layers: hidden states to keep: mid, late, last, numbers, or 'none'. seakr: also how far apart samples end.
     prompts: 'free' (answers at length, with reasons) or a TOML file with your own wording; lang forces 'en' or 'zh'.
@@ -101,6 +103,7 @@ def label(
         open_samples=open_samples,
         candidates=candidates,
         mask_samples=mask_samples,
+        iterative=iterative,
     )
     check_sampling(plan.sampling)
     grader = load_grader(grade, as_model(judge) if judge is not None else None, _style(judge_prompt))

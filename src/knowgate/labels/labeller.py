@@ -12,21 +12,24 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from knowgate.errors import DeviceError, KnowgateError, NotOffered, OutOfMemory, ServerError
+from knowgate.errors import BadSetting, DeviceError, KnowgateError, NotOffered, OutOfMemory, ServerError
 from knowgate.labels.grading import Grade, Grader, golds
 from knowgate.labels.mask import mask_passages
+from knowgate.labels.rounds import Round, RoundAnswerer
 from knowgate.prompts import AnswerPrompts, fit_passages, self_assessment
 from knowgate.rerank import rerank
 from knowgate.runs import GradedAnswer, LabelRow, side_of
 from knowgate.signals import (
     ASSESSMENT_LABELS,
-    SEAKR,
+    SEAKR_END,
+    SEAKR_SIZE,
     SELF_ASSESSMENT,
     benefit,
     canonical,
     certainty,
     effect,
     log_determinant,
+    log_size,
     mastery,
     self_assessment_logit,
 )
@@ -59,6 +62,7 @@ class Plan:
     seakr: samples whose end states are compared (SeaKR's uncertainty; they are among `samples` where there are enough).
     open_samples: sampled answers with passages; None for as many as without. mask_samples: with MASK passages.
     candidates: passages a reranker chooses from; without one, they count for nothing.
+    iterative: also answer after several rounds of retrieval.
     """
 
     samples: int = 30
@@ -73,6 +77,7 @@ class Plan:
     open_samples: int | None = None
     candidates: int = CANDIDATES
     mask_samples: int = 0
+    iterative: bool = False
     top_p: float = 1.0
     top_k: int = 0
 
@@ -102,6 +107,8 @@ class Labeller:
 
     def __post_init__(self) -> None:
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
+        if self.plan.iterative and (self.retriever is None or not self.plan.open_book):
+            raise BadSetting("--iterative looks passages up again and again: give --index DIR, and no --closed-book.")
         if missing:
             raise NotOffered(f"--seakr needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
 
@@ -178,6 +185,7 @@ class Labeller:
             sampling=plan.sampling,
             seed=plan.seed,
             sample_layer=self.seakr_layer if seakr else None,
+            sample_end=bool(seakr),
         )
         # handles hold the passes' caches; nobody goes on from here, so let go of them
         readings = self.model.read(prompts, want)
@@ -190,7 +198,8 @@ class Labeller:
     def _seakr(self, reading: Reading) -> dict[str, float]:
         if reading.sample_states is None:
             return {}
-        return {SEAKR: log_determinant(reading.sample_states[: self.plan.seakr])}
+        states = reading.sample_states[: self.plan.seakr]
+        return {SEAKR_END: log_determinant(states), SEAKR_SIZE: log_size(states)}
 
     def _said(self, questions: Sequence[Question]) -> list[dict[str, float]]:
         """Self-assessment as a difference of logits (positive: it can answer)."""
@@ -214,6 +223,8 @@ class Labeller:
         some = self._with_sides(some, asked, "open", self._read(prompts, samples))
         if self.plan.mask:
             some = self._with_mask(some, asked)
+        if self.plan.iterative:
+            some = self._with_rounds(some, asked)
         for place, row in zip(having, some, strict=True):
             rows[place] = row
         return rows
@@ -232,15 +243,21 @@ class Labeller:
     def _find(self, questions: Sequence[Question]) -> list[list[Passage]]:
         if not self.plan.open_book:
             return [[] for _ in questions]
+        queries = [question.text for question in questions]
+        if self.retriever is not None:
+            return self._search(queries)
         if self.reranker is None:
-            return self._search(questions, self.plan.k)
-        found = self._search(questions, self.plan.candidates)
-        return rerank(self.reranker, [question.text for question in questions], found, self.plan.k or FOUND)
+            return [list(question.contexts[: self.plan.k]) for question in questions]
+        found = [list(question.contexts[: self.plan.candidates]) for question in questions]
+        return rerank(self.reranker, queries, found, self.plan.k or FOUND)
 
-    def _search(self, questions: Sequence[Question], n: int | None) -> list[list[Passage]]:
-        if self.retriever is None:
-            return [list(question.contexts[:n]) for question in questions]
-        return self.retriever.search([question.text for question in questions], n or FOUND)
+    def _search(self, queries: Sequence[str]) -> list[list[Passage]]:
+        """What the index has for any words, in the order the reranker wants where there is one."""
+        k = self.plan.k or FOUND
+        if self.retriever is None or self.reranker is None:
+            return self.retriever.search(list(queries), k) if self.retriever else []
+        found = self.retriever.search(list(queries), self.plan.candidates)
+        return rerank(self.reranker, list(queries), found, k)
 
     def _frequencies(self, questions: Sequence[Question]) -> list[int | None]:
         """Passages that hold a gold answer, up to a cap: what is rare in the corpus is long-tail knowledge."""
@@ -264,6 +281,17 @@ class Labeller:
         done = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
         readings = [Reading(draft=completions[0]) for completions in done]
         return self._with_sides(rows, questions, "mask", readings)
+
+    def _with_rounds(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+        """The answers after several rounds, going on from those of one."""
+        rounds = [
+            Round(question, row.passages, Completion(row.open.text if row.open else ""))
+            for row, question in zip(rows, questions, strict=True)
+        ]
+        tokens, k = self.plan.max_tokens, self.plan.k or FOUND
+        RoundAnswerer(self.model, self.prompts, self._search, k, tokens).go_on(rounds)
+        rows = self._with_sides(rows, questions, "iterative", [Reading(draft=one.answer) for one in rounds])
+        return [replace(row, rounds=one.taken) for row, one in zip(rows, rounds, strict=True)]
 
     # --- grades -----------------------------------------------------------------------------------
 

@@ -129,14 +129,15 @@ class FakeModel(WordByWord):
             hidden_after={layer: self._state(prompt, layer, f"after {draft and draft.text}") for layer in after},
             samples=tuple(samples),
             resume=FakeResume(prompt, want.draft_tokens),
-            sample_states=self._sample_states(prompt, samples, want.sample_layer),
+            sample_states=self._sample_states(prompt, samples, want),
         )
 
-    def _sample_states(self, prompt: Prompt, samples: list[Completion], layer: int | None) -> Vector | None:
+    def _sample_states(self, prompt: Prompt, samples: list[Completion], want: Want) -> Vector | None:
         """Equal samples end in equal states."""
-        if layer is None or not samples:
+        if want.sample_layer is None or not samples:
             return None
-        return np.stack([self._state(prompt, layer, f"sample {sample.text}") for sample in samples])
+        place = "end of sample" if want.sample_end else "sample"
+        return np.stack([self._state(prompt, want.sample_layer, f"{place} {sample.text}") for sample in samples])
 
     def _generate(
         self, prompt: Prompt, max_tokens: int, temperature: float, n: int, seed: int | None

@@ -54,6 +54,7 @@ def decision_record(decision: Decision) -> dict[str, Any]:
         "gate": decision.gate,
         "reason": decision.reason,
         "notes": list(decision.notes),
+        **({"distance": round(decision.distance, 4)} if decision.distance is not None else {}),
         **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),
     }
 

@@ -26,6 +26,7 @@ class RecordedNeeds:
     """What one gate said: need by question id. seconds: per question, None if it was not timed.
 
     raw: the scores of a fitted gate before calibration, by question id; empty of other gates.
+    far: share of the questions that lie far from those the gate was fitted on, None if it does not know.
     """
 
     gate: str
@@ -34,6 +35,7 @@ class RecordedNeeds:
     about: str = ""
     seconds: Annotated[float, Between(0)] | None = None
     raw: Mapping[str, Share] = field(default_factory=dict, repr=False)
+    far: Share | None = None
 
 
 def read_needs(run: Path) -> list[RecordedNeeds]:
@@ -67,6 +69,7 @@ def _line(item: RecordedNeeds) -> str:
     record |= {"raw": _rounded(item.raw)} if item.raw else {}
     record |= {"about": item.about} if item.about else {}
     record |= {"seconds": round(item.seconds, 5)} if item.seconds is not None else {}
+    record |= {"far": round(item.far, 5)} if item.far is not None else {}
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 

@@ -48,6 +48,8 @@ class RunSettings:
     reranker_fingerprint: str | None = None
     candidates: AtLeastZero | None = None
     depth: AtLeastZero | None = None
+    open_prompts: str | None = None
+    seakr_layer: int | None = None
 
 
 @dataclass(frozen=True, repr=False)

@@ -122,6 +122,10 @@ class Gate(ABC):
         """Why it scored as it did, in words; '' where it has none."""
         return ["" for _ in questions]
 
+    def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
+        """How far each question lies from those the gate was fitted on, above 1 for far; None where it cannot say."""
+        return [None for _ in questions]
+
     def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         """How many rounds of retrieval each question takes if it is looked up at all."""
         return [1 for _ in questions]

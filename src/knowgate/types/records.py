@@ -114,7 +114,8 @@ class Want:
     """What to read, so that nothing is computed that no gate asked for.
 
     layers: indices into the hidden-state tuple (0 = embeddings); negative ones count from the end.
-    sample_layer: the layer whose state at the last token of each sample is wanted.
+    sample_layer: the layer whose state at the end of each sample is wanted.
+    sample_end: there at the token that ends it, where one does; else at the last token of its text.
     resumable: whether somebody may go on from the reading; if not, nothing of the pass is held in memory.
     """
 
@@ -127,6 +128,7 @@ class Want:
     seed: int | None = None
     sample_layer: int | None = None
     resumable: bool = True
+    sample_end: bool = False
 
     @property
     def is_nothing(self) -> bool:
@@ -145,6 +147,7 @@ class Want:
             seed=self.seed if self.seed is not None else other.seed,
             sample_layer=self.sample_layer if self.sample_layer is not None else other.sample_layer,
             resumable=self.resumable or other.resumable,
+            sample_end=self.sample_end or other.sample_end,
         )
 
 
@@ -166,7 +169,8 @@ class Reading:
     """What one forward pass over the bare question gave.
 
     hidden[layer] is the state at the last prompt token, hidden_after[layer] at the last drafted token.
-    sample_states are those at the last token of each sample (of the last prompt token where a sample is empty).
+    sample_states are those at the end of each sample: at the token that ends it, or at the last token of its text (the
+    prompt's where it is empty), as it was wanted.
     labels[gate name] are logits, one row per marked position, one column per label.
     neighbours[gate name] are the logged questions the gate recalled, most similar first.
     signals are numbers that were worked out before and kept in the place of what they were read off.
@@ -200,6 +204,7 @@ class Decision:
 
     reason: all of it in words, for people. notes: what became of the decision, for programs; kinds in `Note`.
     raw: what a fitted gate read before its calibration made a need of it, in the same direction; None of other gates.
+    distance: of the question from those the gate was fitted on; above 1, it lies farther than 99 % of them.
     """
 
     retrieve: bool
@@ -210,6 +215,7 @@ class Decision:
     neighbours: tuple[Neighbour, ...] = ()
     notes: tuple[str, ...] = ()
     raw: float | None = None
+    distance: float | None = None
 
     def __repr__(self) -> str:
         return f"<Decision: {verdict(self.retrieve)}, {short(self.reason)}; gate {self.gate}>"

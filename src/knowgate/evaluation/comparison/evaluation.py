@@ -161,6 +161,7 @@ def _gate_json(gate: GateResult) -> dict[str, Any]:
         "gate": gate.gate,
         "threshold": gate.threshold,
         "note": gate.note,
+        "far": gate.far,
         **{name: asdict(value) for name, value in gate.measures.items()},
         "cost": asdict(gate.cost),
         "accuracy_at_rate": {f"{rate:.2f}": value for rate, value in gate.at_rate.items()},

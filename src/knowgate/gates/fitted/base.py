@@ -11,11 +11,12 @@ import numpy as np
 
 from knowgate.errors import BadInput, ModelError
 from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
+from knowgate.gates.fitted.distance import distances, expect_ground, read_off
 from knowgate.gates.fitted.overview import gate_html, gate_line
 from knowgate.gates.fitted.probability import Floats, to_probability
 from knowgate.gates.fitted.spec import Verdict
 from knowgate.gates.fitted.tensors import ExpectedTensors
-from knowgate.types import Gate, ModelIdentity, Question, Reading, Scored, Signal, Want
+from knowgate.types import Gate, ModelIdentity, Question, Reading, Sampling, Scored, Signal, Want
 
 MIDDLE = 0.5  # between the two classes: what a classifier decides by if nobody calibrates it
 
@@ -55,6 +56,7 @@ class FittedGate(Gate):
         """The gate of an artefact, if that holds what such a gate needs."""
         gate, tensors = cls(artefact, plug_in, verdict=verdict), ExpectedTensors(artefact.tensors)
         try:
+            expect_ground(tensors, artefact.manifest.get("distance"))
             gate.check(tensors)
         except BadInput as error:
             raise artefact.refusal(str(error)) from None
@@ -75,7 +77,8 @@ class FittedGate(Gate):
     @property
     def want(self) -> Want:
         wanted: dict[str, Any] = dict(self.artefact.manifest["want"])
-        return Want(**{**wanted, "layers": tuple(wanted.get("layers", ()))})
+        drawn = Sampling(wanted.pop("temperature", 1.0))
+        return Want(**{**wanted, "layers": tuple(wanted.get("layers", ())), "sampling": drawn})
 
     @property
     def threshold(self) -> float:
@@ -84,6 +87,12 @@ class FittedGate(Gate):
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         note = check_bound(self.artefact, model.fingerprint, prompts, plug_in=self.plug_in)
         return replace(self, note=note)
+
+    def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
+        source = self.artefact.manifest.get("distance")
+        if source is None or not questions or any(not question.text for question in questions):
+            return [None for _ in questions]  # an older gate, or rows packed without their texts
+        return [float(found) for found in distances(self.artefact.tensors, read_off(source, questions, readings))]
 
     @abstractmethod
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:

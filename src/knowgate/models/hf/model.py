@@ -183,7 +183,7 @@ class HFModel(LocalModel, Backend):
         check_sampling(want.sampling)
         copies = stream.copy(range(len(prompts)), repeat=want.samples)
         uniforms = np.concatenate([_uniforms(prompt, want) for prompt in prompts])
-        rows = hf_stream.sample(copies, uniforms, want.sampling, self.stop, layers)
+        rows = hf_stream.sample(copies, uniforms, want.sampling, self.stop, layers, past_end=want.sample_end)
         drawn = [self._completion(row, measured=False) for row in rows]
         parts = [slice(i * want.samples, (i + 1) * want.samples) for i in range(len(prompts))]
         states = [
