@@ -39,4 +39,4 @@ def _add_pooling(folder: Path) -> None:
     width = read_json(folder / "config.json")["hidden_size"]
     for name, text in POOLING.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text.replace("WIDTH", str(width)), encoding="utf-8")
+        (folder / name).write_text(text.replace("WIDTH", str(width)), encoding="utf-8", newline="\n")

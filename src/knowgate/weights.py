@@ -145,7 +145,7 @@ def verify(name: str) -> None:
     if not path.is_file():
         raise WeightsError(f"the weights '{name}' are not there. Fetch them: knowgate models pull {name}")
     note = path.parent / DIGEST
-    expected = weights.sha256 if not weights.unpickled else note.read_text() if note.is_file() else ""
+    expected = weights.sha256 if not weights.unpickled else note.read_text(encoding="ascii") if note.is_file() else ""
     if sha256_file(path) != expected:
         raise WeightsError(
             f"the weights '{name}' are corrupted: {path} has the wrong sha256. "
@@ -166,7 +166,7 @@ def _download(weights: Weights, target: Path) -> None:
             _check(partial / weights.checked, weights)
             if weights.unpickled:
                 convert(partial / weights.checked, partial / weights.unpickled)
-                (partial / DIGEST).write_text(sha256_file(partial / weights.unpickled), encoding="ascii")
+                (partial / DIGEST).write_text(sha256_file(partial / weights.unpickled), encoding="ascii", newline="")
 
 
 def _archive(weights: Weights, scratch: Path) -> Path:
