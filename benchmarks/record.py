@@ -96,8 +96,11 @@ def fitted_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> list[
     return found
 
 
-def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> Any:
-    """SKR with the train run as its log."""
+SKR = {"skr": "smooth", "skr, vote": "vote"}  # ours, and the paper's majority
+
+
+def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> list[Any]:
+    """SKR with the train run as its log, in both forms."""
     from knowgate.gates import score_questions
     from knowgate.gates.skr import SkrGate
     from knowgate.history.sqlite import SqliteHistory
@@ -108,12 +111,16 @@ def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> An
     log = SqliteHistory(scratch / "log.db", embedder=embedder)
     scope = scope_of(RunFolder(train).manifest()["settings"])
     log.add(list(entries_of(RunFolder(train).rows(), scope)))
-    gate = SkrGate(log, scope=scope)
-    near = gate.recall(trial.questions)
+    near = SkrGate(log, scope=scope).recall(trial.questions)
     readings = [replace(one, neighbours={"skr": found}) for one, found in zip(trial.readings, near, strict=True)]
-    needs = score_questions(gate, trial.questions, readings)
     ids = [row.id for row in trial.rows]
-    return RecordedNeeds("skr", gate.threshold, dict(zip(ids, needs, strict=True)), f"log: {train.name}")
+    recorded = []
+    for name, mode in SKR.items():
+        gate = SkrGate(log, scope=scope, mode=mode)  # type: ignore[arg-type]
+        needs = score_questions(gate, trial.questions, readings)
+        about = f"{mode}, log: {train.name}"
+        recorded.append(RecordedNeeds(name, gate.threshold, dict(zip(ids, needs, strict=True)), about))
+    return recorded
 
 
 def asked_needs(files: Sequence[Path], run: str) -> list[Any]:
@@ -196,7 +203,7 @@ def main() -> None:
         trial = load_trial([test])
         with tempfile.TemporaryDirectory() as scratch:
             needs = fitted_needs(train, trial, embedder, Path(scratch))
-            needs.append(neighbour_needs(train, trial, embedder, Path(scratch)))
+            needs += neighbour_needs(train, trial, embedder, Path(scratch))
         write_packed(train, options.out / train.name)
         write_packed(test, options.out / test.name)
         write_needs(options.out / test.name, [*needs, *asked_needs(options.needs, test.name)])

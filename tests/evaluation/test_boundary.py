@@ -143,3 +143,22 @@ def test_an_empty_run_has_no_values():
     assert found.accuracy.closed.value is None
     assert found.savings == {"mastery": None, "certainty": None}
     assert found.agreements == found.slices == found.harmed == ()
+
+
+def test_figure_three_has_a_panel_for_each_way_of_answering():
+    """One question that retrieval helps: mastery .1 closed-book, .9 with passages, .5 with the answers masked."""
+    found = measure([row("a", side(False, 0.1), side(True, 0.9), mask=side(False, 0.5, 0.3))])
+    helped = [[item.beneficial for item in panel["mastery"]] for panel in (found.effects, *found.panels.values())]
+    assert helped == [[1, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
+
+
+def test_a_panel_without_sampled_answers_is_empty():
+    found = measure([row("a", side(False, 0.1), side(True, 0.9), mask=side(False, None, None))])
+    assert [item.n for item in found.panels["mask"]["mastery"]] == [0] * 5
+
+
+def test_copying_is_also_counted_where_the_masked_samples_agree():
+    agreed = [row(text, side(), side(certainty=0.5), mask=side(False, 0.0, 1.0, text)) for text in ("MASK", "Rome")]
+    unsure = row("u", side(), side(), mask=side(False, 0.0, 0.9, "MASK"))
+    found = measure([*agreed, unsure]).copying
+    assert (found.under_mask.hits, found.under_mask.n) == (1, 2)

@@ -161,7 +161,7 @@ def test_with_open_book_answers_one_kind_has_all_but_measures_of_rank(tmp_path):
     found = evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), side(True)) for i in range(3)]))
     assert found.gate("good").measures["accuracy"].value == 1.0
     assert found.gate("good").measures["auroc"].value is None
-    assert {row[0]: row[1] for row in eval_sheets.ranking(found).rows} == {"good": "–", "poor": "–"}
+    assert {row[0]: row[1] for row in eval_sheets.ranking(found).rows} == {"good": "–", "poor": "–", "majority": "–"}
 
 
 def test_a_run_without_graded_rows_is_said_to_be_empty(tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 
 from knowgate.cli import run as knowgate
-from knowgate.errors import BadInput, UnknownName
+from knowgate.errors import BadInput, KnowgateError
 from knowgate.evaluation import sweeps
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.probe import fit_probe
@@ -11,6 +11,7 @@ from knowgate.runs.needs import RecordedNeeds, write_needs
 from knowgate.runs.trial import load_trial
 from tests.support.planted_run import planted_rows
 from tests.support.planted_run import write_run as planted_run
+from tests.support.runs_by_hand import row, side
 from tests.support.trials_by_hand import trial_run
 
 
@@ -21,13 +22,20 @@ def cells(sheet):
 def test_each_threshold_shows_what_it_would_come_to(tmp_path):
     trial = load_trial([trial_run(tmp_path / "run")])
     found = cells(sweeps.sweep_thresholds(trial, score_gate(trial, "good")))
-    assert list(found) == [f"0.{digit}" for digit in range(1, 10)]
+    assert list(found) == [*(f"0.{digit}" for digit in range(1, 10)), "majority"]
     assert found["0.1"]["retrieval"] == "100.0 %"  # needs are 0.2 and 0.8
     assert found["0.5"] == {
         "retrieval": "50.0 %", "accuracy": "75.0 %", "random": "50.0 %", "gain": "+25.0", "harm": "0.0 %",
         "waste": "0.0 %", "judged right": "100.0 %",
     }  # fmt: skip
     assert found["0.9"]["retrieval"] == "0.0 %"
+
+
+def test_the_majority_verdict_stands_beside_the_others(tmp_path):
+    rows = [row(f"q{i}", side(i == 0), side(True)) for i in range(4)]
+    trial = load_trial([trial_run(tmp_path / "run", rows)])
+    found = cells(sweeps.sweep_thresholds(trial, score_gate(trial, "good")))["majority"]
+    assert (found["judged right"], found["retrieval"], found["accuracy"]) == ("75.0 %", "100.0 %", "100.0 %")
 
 
 def test_confidence_must_be_above_beta_to_answer_directly(tmp_path):
@@ -74,9 +82,24 @@ def test_a_gate_that_cannot_be_measured_on_a_run_says_why_in_its_cell(tmp_path):
     assert found == {"probe": {"without": "(the rows lack hidden)"}}
 
 
-def test_only_gates_that_are_fitted_from_rows_can_be_swept_over(tmp_path):
-    with pytest.raises(UnknownName, match="fusion, probe"):
-        sweeps.sweep_transfer("kbm", [tmp_path], [tmp_path], print)
+def test_any_fitted_gate_can_be_swept_over_with_options_of_its_fit(tmp_path):
+    rows, states = planted_rows(150, seed=1)
+    run = planted_run(tmp_path / "run", rows, states)
+    found = cells(sweeps.sweep_transfer("probe:kind=linear,position=post", [run], [run], lambda line: None))
+    assert float(found["run"]["run"]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("logprob", "unknown fitted gate 'logprob'.*Known: .*probe"),
+        ("ik:breath=3", "fit ik has no option 'breath=3'. Known: mode, tokens"),
+        ("ik:tokens=many", "tokens is 'many'; it must be a number"),
+    ],
+)
+def test_a_gate_or_option_that_is_not_there_is_named(tmp_path, spec, message):
+    with pytest.raises(KnowgateError, match=message):
+        sweeps.sweep_transfer(spec, [tmp_path], [tmp_path], print)
 
 
 @pytest.mark.parametrize("what", ["thresholds", "beta"])

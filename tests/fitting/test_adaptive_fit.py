@@ -17,10 +17,11 @@ from tests.support.hash_embedder import HashEmbedder
 RULES = {"easy": (True, True), "single": (False, True), "chained": (False, False)}  # word -> closed, open right
 
 
-def row(closed, opened, **meta):
+def row(closed, opened, iterative=None, **meta):
     sides = {
         "closed": GradedAnswer("x", correct=closed),
         "open": None if opened is None else GradedAnswer("x", correct=opened),
+        "iterative": None if iterative is None else GradedAnswer("x", correct=iterative),
     }
     return LabelRow("id", "q", "en", meta=meta, **sides)
 
@@ -35,6 +36,9 @@ def row(closed, opened, **meta):
         (row(False, False, acc_contains={"ircot": False}), None),
         (row(False, True, acc_contains={"ircot": True}), "one"),
         (row(True, None), "no"),
+        (row(False, False, iterative=True), "multi"),
+        (row(False, False, iterative=False), None),
+        (row(False, True, iterative=False), "one"),
     ],
 )
 def test_the_label_is_the_cheapest_strategy_that_was_right(made, expected):
@@ -76,6 +80,16 @@ def test_it_learns_a_planted_rule_and_comes_back_from_disk_the_same(tmp_path):
 def test_the_card_counts_the_classes():
     notes = fit_adaptive(examples(), embedder=HashEmbedder()).notes
     assert notes[0] == "cheapest strategy that was right: no 80, one 80, multi 80; left out, as nothing was right: 0"
+
+
+def test_the_card_says_what_several_rounds_come_to_or_that_nobody_tried():
+    data = examples()
+    assert "240 of 240 rows have no iterative answer" in fit_adaptive(data, embedder=HashEmbedder()).notes[1]
+    several = [replace(made, iterative=GradedAnswer("x", correct=True)) for made in data.rows]
+    tried = replace(data, trial=replace(data.trial, rows=several))
+    assert fit_adaptive(tried, embedder=HashEmbedder()).notes[1] == (
+        "answers right: 33.3% closed-book, 66.7% with one round of retrieval, 100.0% with several"
+    )
 
 
 def test_two_classes_are_enough():

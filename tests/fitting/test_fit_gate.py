@@ -59,7 +59,7 @@ def test_another_seed_splits_otherwise(run, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("probe", {"cheap": True}, "fit probe has no option 'cheap'. Known: layer, position, kind."),
+        ("probe", {"cheap": True}, "fit probe has no option 'cheap'. Known: layer, position, kind, balanced."),
         ("adaptive", {"layer": "mid"}, "fit adaptive has no option 'layer'. Known: none."),
         ("probe", {"kind": "deep"}, "fit probe: kind is 'deep'; allowed: mlp, linear."),
         ("probe", {"layer": 4}, "fit probe: layer is 4; it must be text."),
@@ -115,11 +115,11 @@ def test_every_fitted_gate_of_the_table_can_be_fitted():
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("probe", ["layer", "position", "kind"]),
+        ("probe", ["layer", "position", "kind", "balanced"]),
         ("fusion", ["cheap", "early", "text"]),
         ("adaptive", []),
         ("uar", ["criteria", "model"]),
-        ("ik", ["mode", "tokens", "base", "epochs", "learning_rate", "full", "accumulate"]),
+        ("ik", ["mode", "tokens", "rows", "base", "epochs", "learning_rate", "full", "accumulate"]),
         ("kbm", ["head", "tau", "base", "epochs", "learning_rate", "full", "accumulate"]),
     ],
 )

@@ -20,7 +20,7 @@ from tests.support.hash_embedder import HashEmbedder
 from tests.support.planted_run import LAYER, SAMPLES, planted_rows, scored_elsewhere, write_run
 
 PROBES = [f"probe-{position}-{LAYER}" for position in ("pre", "post")]
-WITHOUT_SEAKR = [name for name in FEATURES if name != "seakr"]
+WITHOUT_SEAKR = [name for name in FEATURES if not name.startswith("seakr")]
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +113,13 @@ def test_an_early_fusion_wants_one_draft_token_only(examples):
 
 
 @pytest.mark.parametrize(("seakr", "fits"), [(SEAKR_SAMPLES, True), (SEAKR_SAMPLES - 1, False)])
-def test_seakr_is_read_only_where_the_gate_can_draw_as_many_samples(tmp_path, seakr, fits):
-    rows = [
-        replace(row, closed=replace(row.closed, samples=()), signals={"seakr": -1.0}) for row in planted_rows(80)[0]
-    ]
+@pytest.mark.parametrize("name", ["seakr", "seakr_end"])
+def test_seakr_is_read_only_where_the_gate_can_draw_as_many_samples(tmp_path, seakr, fits, name):
+    rows = [replace(row, closed=replace(row.closed, samples=()), signals={name: -1.0}) for row in planted_rows(80)[0]]
     run = write_run(tmp_path / "run", rows, samples=0, seakr=seakr, seakr_layer=2)
     fitted = fit_fusion(load_examples([run]), text=False)
-    assert ("seakr" in fitted.options["features"]) is fits
+    assert (name in fitted.options["features"]) is fits
+    assert fitted.want.sample_end is (fits and name == "seakr_end")  # an older run's was read one token earlier
     assert (fitted.want.samples, fitted.want.sample_layer) == ((SEAKR_SAMPLES, 2) if fits else (0, None))
 
 

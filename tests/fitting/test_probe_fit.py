@@ -1,14 +1,12 @@
 """The probe learns a rule planted in the states of a label run, and says what it lacks."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from knowgate.errors import ArtefactError, BadSetting, NotOffered
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.networks import SEEDS, STRENGTHS, best_linear, fit_linear, fit_mlp, ranking, tuned_linear
-from knowgate.fitting.probe import fit_probe, folds, out_of_fold, pick_layer
+from knowgate.fitting.probe import fit_probe, folds, out_of_fold
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_fitted
 from knowgate.gates.fitted.network import apply_network
@@ -182,13 +180,3 @@ def test_nan_among_the_states_is_refused_wherever_it_is(examples, tmp_path, part
     run = write_run(tmp_path / "run", rows, states)
     with pytest.raises(ArtefactError, match=f"hidden states 'before.{LAYER}' in .* are not rows of numbers"):
         load_examples([run])
-
-
-def test_layers_are_named_by_their_order_or_number(examples):
-    readings = [
-        replace(reading, hidden=dict.fromkeys((3, 5, 9), reading.hidden[LAYER])) for reading in examples.readings
-    ]
-    found = replace(examples, trial=replace(examples.trial, readings=readings))
-    assert [pick_layer(found, layer) for layer in ("mid", "late", "last", "5")] == [3, 5, 9, 5]
-    with pytest.raises(BadSetting, match="--layer is '4'; the label runs have 3, 5, 9"):
-        pick_layer(found, "4")

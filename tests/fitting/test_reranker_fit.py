@@ -143,3 +143,68 @@ def test_wrong_training_settings_are_explained(wrong):
 def test_a_base_that_does_not_exist_is_named():
     with pytest.raises(WeightsError, match="'no-such-folder' is neither a folder nor a hub name"):
         fit_reranker(TRAIN, base="no-such-folder")
+
+
+def test_the_order_of_training_follows_the_seed():
+    from knowgate.fitting.reranker.training import Group, shuffled
+
+    groups = [Group(str(place), ("x",), (1.0,)) for place in range(7)]
+
+    def walk(seed: int) -> list[list[str]]:
+        training = RerankTraining(batch=3, epochs=2, seed=seed)
+        return [[group.question for group in batch] for batch in shuffled(groups, training)]
+
+    assert walk(0) == walk(0) != walk(1)
+    assert [len(batch) for batch in walk(0)] == [3, 3, 1, 3, 3, 1]
+    assert sorted(name for batch in walk(0)[:3] for name in batch) == list("0123456")
+
+
+def test_the_rate_rises_and_falls_to_nothing(tiny: str):
+    from knowgate.fitting.reranker.base import open_cross_encoder
+    from knowgate.fitting.reranker.training import Learning
+
+    model = open_cross_encoder(tiny)
+    learning = Learning.of(model, RerankTraining(rate=1.0, warm_up=0.2), steps=10)
+    rates = []
+    for _ in range(10):
+        rates.append(learning.optimiser.param_groups[0]["lr"])
+        learning.step(sum(one.sum() for one in learning.parameters))
+    assert rates == pytest.approx([0.0, 0.5, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
+    assert learning.optimiser.param_groups[0]["lr"] == pytest.approx(0.0)
+
+
+def test_relevance_alone_makes_a_base_that_can_be_aligned(tiny: str, tmp_path: Path):
+    from knowgate.fitting.reranker.alignment import fit_relevance
+    from knowgate.fitting.reranker.save import save_relevance
+
+    base = fit_relevance(preference_groups(TRAIN, "infonce"), base=tiny, training=RerankTraining(rate=3e-3, epochs=2))
+    save_relevance(base, tmp_path / "base", data="planted")
+    save_relevance(base, tmp_path / "base", data="planted again")  # one of ours may be replaced
+    assert json.loads((tmp_path / "base" / "relevance.json").read_text())["data"] == "planted again"
+    found = fit_reranker([*TRAIN[:8], *TEST], base=str(tmp_path / "base"))
+    assert found.before["P@1"].mean() > 0.95
+
+
+def test_a_control_that_reads_no_question_says_so_and_ignores_it(tiny: str, tmp_path: Path):
+    training = RerankTraining(batch=8, rate=3e-3, epochs=2)
+    found = fit_reranker([*TRAIN, *TEST], base=tiny, training=training, reads_question=False)
+    save_reranker(found, tmp_path / "r", settings=SETTINGS, data_hash="h")
+    reranker = load_reranker(str(tmp_path / "r"))
+    passages = [Passage("1", "marker sky"), Passage("2", "tree lamp")]
+    one, other = reranker.score(["what is the apple", "sky sky sky"], [passages, passages])
+    assert one == other
+    assert one[0] > one[1]
+    assert "unread: a control" in (tmp_path / "r" / "README.md").read_text()
+
+
+def test_relevance_takes_passages_without_the_answer_from_an_index():
+    class Found:
+        name = fingerprint = "found"
+
+        def search(self, queries, k):
+            return [[Passage(f"f{place}", f"stone number {place}") for place in range(9)] for _ in queries]
+
+    question = Question("what colour?", "q", ("blue",), contexts=(Passage("c", "it is blue"),))
+    (group,) = relevance_groups([question], Found())
+    assert group.passages == ("it is blue", *(f"stone number {place}" for place in range(7)))
+    assert group.labels == (1.0, *[0.0] * 7)

@@ -8,7 +8,7 @@ import pytest
 
 from knowgate.errors import BadInput
 from knowgate.fitting.examples import load_examples
-from knowgate.fitting.probability import ISOTONIC_OF_A_KIND, fit_calibration
+from knowgate.fitting.probability import fit_calibration
 from knowgate.fitting.probe import fit_probe
 from knowgate.fitting.save import save_fitted
 from knowgate.gates.fitted.artefact import read_artefact
@@ -48,38 +48,46 @@ def miscalibrated(n=2000):
     return 1 / (1 + np.exp(-(z / 3 - 1))), rng.random(n) < 1 / (1 + np.exp(-z))
 
 
-@pytest.mark.parametrize("kind", ["platt", "isotonic"])
-def test_calibration_lowers_the_error_of_a_miscalibrated_score(kind):
+def test_calibration_lowers_the_error_of_a_miscalibrated_score():
     raw, needed = miscalibrated()
-    calibration = fit_calibration(raw[:1000], needed[:1000], kind)
-    assert calibration["kind"] == kind
+    calibration = fit_calibration(raw[:1000], needed[:1000])
     before, after = ece(needed[1000:], raw[1000:]), ece(needed[1000:], to_probability(raw[1000:], calibration))
     assert before > 0.15
     assert after < 0.06
 
 
-@pytest.mark.parametrize("kind", ["platt", "isotonic"])
-def test_calibration_is_monotone_and_stays_within_0_and_1(kind):
+def test_calibration_is_monotone_and_stays_within_0_and_1():
     raw, needed = miscalibrated()
     grid = np.linspace(0, 1, 501)
     for truth in (needed, ~needed):  # also of a score that is the wrong way round
-        needs = to_probability(grid, fit_calibration(raw, truth, kind))
+        needs = to_probability(grid, fit_calibration(raw, truth))
         assert (np.diff(needs) >= 0).all()
         assert needs.min() >= 0
         assert needs.max() <= 1
 
 
 def test_platt_finds_the_slope_and_shift_that_were_planted():
-    calibration = fit_calibration(*miscalibrated(20_000), "platt")
+    calibration = fit_calibration(*miscalibrated(20_000))
     assert calibration["a"] == pytest.approx(3, rel=0.1)
     assert calibration["b"] == pytest.approx(3, rel=0.1)
 
 
-def test_few_rows_get_platt_and_many_isotonic():
+def test_needs_have_as_many_distinct_values_as_scores():
     raw, needed = miscalibrated()
-    enough = np.concatenate([np.flatnonzero(needed)[:ISOTONIC_OF_A_KIND], np.flatnonzero(~needed)[:ISOTONIC_OF_A_KIND]])
-    assert fit_calibration(raw[enough], needed[enough])["kind"] == "isotonic"
-    assert fit_calibration(raw[enough[1:]], needed[enough[1:]])["kind"] == "platt"
+    sure = np.concatenate([raw, 10.0 ** -np.arange(7, 11)])  # a judge that is surer than one in a million
+    needs = to_probability(sure, fit_calibration(raw, needed))
+    assert len(set(needs)) == len(set(sure))
+
+
+def test_an_isotonic_map_of_an_older_gate_is_applied_as_it_was():
+    old = {"kind": "isotonic", "x": [0.2, 0.4, 0.8], "y": [0.1, 0.1, 0.9]}
+    assert to_probability(np.array([0.0, 0.3, 0.6, 1.0]), old) == pytest.approx([0.1, 0.1, 0.5, 0.9])
+
+
+def test_a_platt_map_of_an_older_gate_is_applied_as_it_was():
+    """Without a floor of its own, scores are told apart to 1e-6."""
+    old = {"kind": "platt", "a": 1.0, "b": 0.0}
+    assert to_probability(np.array([1e-9, 0.3]), old) == pytest.approx([1e-6, 0.3])
 
 
 def test_rows_of_one_kind_calibrate_nothing():

@@ -8,15 +8,17 @@ import pytest
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import load_examples
 from knowgate.fitting.save import save_fitted
-from knowgate.fitting.uar import fit_heads, fit_uar
+from knowgate.fitting.uar import fit_heads, fit_uar, named, train_head
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.live import bind_gate, read_questions
+from knowgate.gates.uar import apply_head
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.session import label_run
 from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.runs.run_folder import RunFolder
+from knowgate.statistics import auroc
 from knowgate.types import Question
 
 FACTS = [Question(f"fact {i:03d}?", id=str(i), answers=("right",)) for i in range(240)]
@@ -125,3 +127,34 @@ def test_a_run_without_the_last_layer_is_refused(tmp_path):
     label_run(RunFolder(tmp_path / "run"), FACTS, Labeller(MODEL, StringGrader(), plan), data="test")
     with pytest.raises(BadSetting, match="--layers last"):
         fit_heads(load_examples([tmp_path / "run"], target="known"), MODEL, CRITERIA)
+
+
+def planted_states(width, *, spread, seed):
+    """States as LLMs have them, a few numbers a hundred times the size of others, and a faint rule on 5 or all."""
+    rng = np.random.default_rng(seed)
+    states = rng.standard_normal((2_600, width))
+    if spread:
+        states = rng.standard_normal((2_600, 20)) @ rng.standard_normal((20, width)) / 4.5 + 0.5 * states
+    rule = states @ rng.standard_normal(width) if spread else states[:, 3:8].sum(axis=1)
+    size = np.exp(rng.standard_normal(width)) * np.where(np.arange(width) < 3, 100, 1)
+    truth = rng.random(2_600) < 1 / (1 + np.exp(1 - 2 * rule / rule.std()))
+    return (size * (states + 5 * rng.standard_normal(width))).astype(np.float32), truth
+
+
+@pytest.mark.parametrize(("width", "spread"), [(64, False), (256, False), (576, True)])
+def test_on_600_rows_a_head_reaches_a_standardised_logistic_regression(width, spread):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    states, truth = planted_states(width, spread=spread, seed=width)
+    learnt, fresh = slice(0, 600), slice(600, None)
+    head = train_head(states[learnt], truth[learnt])
+    scaler = StandardScaler().fit(states[learnt])
+    rivals = [
+        LogisticRegression(C=strength, max_iter=1_000).fit(scaler.transform(states[learnt]), truth[learnt])
+        for strength in (0.001, 0.1, 1.0)
+    ]
+    best = max(auroc(truth[fresh], one.decision_function(scaler.transform(states[fresh]))) for one in rivals)
+    found = auroc(truth[fresh], apply_head(named("self", head), "self", states[fresh]))
+    assert best > 0.65
+    assert found > best - 0.02

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from knowgate.fitting import fit
 from knowgate.folders import file_digests
 from knowgate.gates import FittedGate, load_gate, read_artefact, revise_artefact, seen_by
 from knowgate.gates.fitted.artefact import checksum
@@ -22,6 +23,7 @@ from knowgate.thresholds import Deployment, promise
 from tests.support.fuzz import attempt, tries
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.mutations import damaged_copies
+from tests.support.planted_run import planted_rows, write_run
 
 OLD = Path(__file__).parents[1] / "fixtures" / "old"
 MINILM = "898a7b01a60d46b707bd8430b75d75ffd849781b10fbc77fb70be6517e4af61d"  # what two of them were fitted with
@@ -61,6 +63,8 @@ def used(folder: Path, trial: Trial) -> tuple[list[float], float, list[bool]]:
     assert isinstance(promise(gate, Deployment(retriever="another", k=3)), str)
     assert gate.want.draft_tokens >= 0
     needs = gate.score(trial.questions, trial.readings)
+    distances = gate.distances(trial.questions, trial.readings)
+    assert all(one is None or 0 <= one < math.inf for one in distances)
     return needs, gate.threshold, seen_by(trial, folder)
 
 
@@ -103,3 +107,9 @@ def test_a_damaged_gate_is_refused_or_the_same(name: str, form: str, home: Path,
 @pytest.mark.parametrize("name", JUDGES)
 def test_a_damaged_judge_is_refused_or_the_same(name: str, home: Path, trial: Trial, tmp_path: Path) -> None:
     try_gate(home / "sealed" / name, tmp_path / "gate", trial.subset(range(2)), tries(1, 15), sealed=True)
+
+
+def test_a_damaged_gate_that_knows_distances_is_refused_or_the_same(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", *planted_rows(120))
+    fit("probe", [run], out=tmp_path / "probe", kind="linear")
+    try_gate(tmp_path / "probe", tmp_path / "gate", load_trial([run]).subset(range(12)), tries(4, 60), sealed=True)

@@ -18,7 +18,7 @@ from knowgate.rerank import read_manifest as read_reranker
 from knowgate.retrieval import build_index
 from knowgate.retrieval.opening import open_hybrid
 from knowgate.retrieval.scan import read_earlier
-from knowgate.runs import RunFolder, load_trial
+from knowgate.runs import RecordedUse, RunFolder, load_trial, read_use, write_use
 from knowgate.runs.needs import read_needs
 from knowgate.types import LabelPrompt, Prompt, Want
 from tests.support.fuzz import attempt, tries
@@ -107,6 +107,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = write_run(tmp_path_factory.mktemp("run") / "run", rows[:5], {name: s[:5] for name, s in states.items()})
     RunFolder(run).append(rows[5:], {name: s[5:] for name, s in states.items()})
     shutil.copy(OLD / "run" / "needs.jsonl", run / "needs.jsonl")
+    write_use(run, RecordedUse("kbm", "f1", {row.id: place % 2 == 0 for place, row in enumerate(rows)}))
     return run
 
 
@@ -117,6 +118,7 @@ def states_of(folder: Path) -> dict[str, Any]:
     states = [run.vectors(rows, name) for name in names] if rows else []
     load_trial([folder])
     read_needs(folder)
+    read_use(folder)
     assert repr(run)
     return {row.id: [block[place].tolist() for block in states] for place, row in enumerate(rows)}
 

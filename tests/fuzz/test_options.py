@@ -60,7 +60,7 @@ def place(tmp_path_factory):
         prepare = [
             f"index {made.docs} --out index",
             f"label --data {made.data} --model {made.model} --index index --samples 2 --k 1 --out run",
-            "fit probe --labels run --out probe",
+            "fit probe --labels run --target known --out probe",
             "prefer --labels run --gate probe --out pref --index index --limit 8 --candidates 3 --model " + made.model,
             "history import run --history log.db",
         ]
@@ -89,6 +89,9 @@ class Place:
             "eval": "eval --labels run --gates logprob:mean,probe --resamples 20 --no-html",
             "eval-rerank": "eval-rerank --pref pref --rerank nowhere --out out",
             "replay": "replay log.jsonl",
+            "sweep ik": "sweep ik --labels run --tokens 0 --base none-such",
+            "sweep dhicl": "sweep dhicl --labels run --history log.db",
+            "sweep latency": f"sweep latency --data {made.data} --gates logprob:mean --model {made.model} --limit 2",
             "demo": "demo --model fake",
             "history add": "history add Who --label known --history log.db",
             "history list": "history list --history log.db",

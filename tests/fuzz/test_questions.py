@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knowgate.cli.history import _from_record
 from knowgate.cli.questions import _lines
 from knowgate.datasets import load_questions
 from knowgate.evaluation.traffic.log import read_log
 from knowgate.gates import load_gate
+from knowgate.history.exchange import entry_of
 from knowgate.models.fake import FakeModel
 from knowgate.models.fake_table import check_entry
 from knowgate.pipeline import AdaptiveRAG
@@ -117,7 +117,7 @@ LOGGED = st.fixed_dictionaries(
 @given(LOGGED)
 def test_an_entry_of_the_history_is_whole_or_refused(record):
     record = {"model": "m", "prompts": "p", **record}
-    outcome = attempt("history", "records at random", lambda: _from_record(record, "line 1"))
+    outcome = attempt("history", "records at random", lambda: entry_of(record, "line 1"))
     if outcome.value:
         assert outcome.value.question == record["question"]
         assert 0 <= outcome.value.trust <= 1e11

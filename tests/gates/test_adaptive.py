@@ -11,7 +11,7 @@ from knowgate.gates.adaptive import AdaptiveGate, apply_classes
 from knowgate.gates.fitted.artefact import Artefact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.case import merged
+from knowgate.retrieval.rounds import merged
 from knowgate.types import Gate, Note, Passage, Question, Reading
 
 

@@ -18,7 +18,7 @@ from knowgate.gates import load_fitted, load_gate
 from knowgate.gates.fitted.artefact import checksum, is_artefact, read_artefact, revise_artefact, write_artefact
 from knowgate.models.fake import FakeModel
 from knowgate.runs.split import seen_key
-from knowgate.types import Question, Reading, Signal, Want
+from knowgate.types import Question, Reading, Sampling, Signal, Want
 
 OLD = Path(__file__).parents[1] / "fixtures" / "old"
 MODEL, PROMPTS = FakeModel(name="bound"), "wording"
@@ -305,6 +305,12 @@ def test_a_gate_of_unknown_kind_is_refused_with_those_there_are(folder):
     edit(folder, signed=True, gate="prob")
     with pytest.raises(UnknownName, match=r"unknown fitted gate 'prob'\. Did you mean 'probe'"):
         load_gate(str(folder))
+
+
+def test_a_gate_may_say_how_its_samples_are_drawn(folder):
+    edit(folder, signed=True, want={"samples": 3, "temperature": 0.5, "sample_end": True})
+    want = load_gate(str(folder)).want
+    assert (want.samples, want.sampling, want.sample_end) == (3, Sampling(0.5), True)
 
 
 # --- the LLM it belongs to ------------------------------------------------------------------------

@@ -98,6 +98,31 @@ def test_cold_start_uses_the_same_random_examples_for_all(log):
     assert len(one) == 20
 
 
+def test_cold_start_never_shows_a_question_its_own_label(log):
+    model = FakeModel()
+    fill(log, model, n=10)
+    gate = bind_gate(DhiclGate(log, k=9, cold=True), model, AnswerPrompts())
+    asked = [Question(f"  where IS town {i} ") for i in range(10)]
+    for question, near in zip(asked, gate.recall(asked), strict=True):
+        assert len(near) == 9
+        assert question.text.strip().lower() not in {n.question.lower().rstrip("?") for n in near}
+
+
+def test_time_sensitive_examples_can_be_left_out(log):
+    model = FakeModel()
+    fill(log, model, n=5)
+    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
+    log.add([LogEntry(f"Where is the court {i} now?", Known.TIME_SENSITIVE, scope) for i in range(30)])
+    for cold in (False, True):
+        gates = [DhiclGate(log, k=5, cold=cold, time_sensitive=shown) for shown in (True, False)]
+        shown, left = (
+            bind_gate(gate, model, AnswerPrompts()).recall([Question("Where is the court?")])[0] for gate in gates
+        )
+        assert Known.TIME_SENSITIVE in {n.label for n in shown}
+        assert {n.label for n in left} == {Known.KNOWN, Known.UNKNOWN}
+        assert len(left) == 5
+
+
 def test_an_empty_log_says_how_to_fill_it(log):
     with pytest.raises(BadSetting, match=r"is empty\. Fill it: knowgate history import RUN"):
         bind_gate(DhiclGate(log), FakeModel(), AnswerPrompts())

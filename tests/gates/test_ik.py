@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import ArtefactError, BadSetting, NotOffered
-from knowgate.fitting.judges.ik import fit_ik_judge, fit_ik_text
+from knowgate.fitting.judges.ik import fewer, fit_ik_judge, fit_ik_text
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.fitted.artefact import read_artefact
@@ -15,7 +15,7 @@ from knowgate.gates.ik import IkGate
 from knowgate.models.fake import FakeModel
 from knowgate.signals.sentences import first_pieces
 from knowgate.statistics.measures import auroc
-from knowgate.types import Question, Reading, Signal
+from knowgate.types import Question, Reading, Signal, Token
 from tests.support.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere
 from tests.support.tiny_models import save_word_llama
 
@@ -135,10 +135,39 @@ def test_pieces_are_words_and_signs(text, n, expected):
     assert first_pieces(text, n) == expected
 
 
-def test_tokens_other_than_the_papers_or_more_than_were_drafted_are_refused():
+@pytest.mark.parametrize("tokens", [0, 5, 16])
+def test_any_number_of_draft_tokens_can_be_read(tmp_path, tokens):
+    examples = planted(Path("nowhere"), 120, by="draft")
+    save_fitted(fit_ik_text(examples, tokens=tokens, embedder=LetterEmbedder()), examples, tmp_path / "gate")
+    gate = load_gate(str(tmp_path / "gate"))
+    assert gate.want.draft_tokens == tokens
+    assert gate.needs == ({Signal.DRAFT} if tokens else frozenset())
+
+
+def test_more_tokens_than_were_drafted_or_less_than_none_are_refused():
     examples = planted(Path("nowhere"), 60)
-    with pytest.raises(BadSetting, match="allowed: 0, 32, 64, 128"):
-        fit_ik_text(examples, tokens=5, embedder=LetterEmbedder())
+    with pytest.raises(BadSetting, match="tokens is -1"):
+        fit_ik_text(examples, tokens=-1, embedder=LetterEmbedder())
     short = replace(examples, trial=replace(examples.trial, settings={**examples.settings, "max_tokens": 32}))
-    with pytest.raises(BadSetting, match="drafted 32 tokens, 64 are asked for"):
+    with pytest.raises(BadSetting, match=r"drafted 32 tokens, 64 are asked for.*--prompts free --max-tokens 64"):
         fit_ik_text(short, tokens=64, embedder=LetterEmbedder())
+
+
+def test_drafts_that_end_before_t_are_said():
+    examples = planted(Path("nowhere"), 120, by="draft")
+    rows = [replace(row, closed=replace(row.closed, tokens=(Token("a", -1.0),) * 3)) for row in examples.rows]
+    spoken = replace(examples, trial=replace(examples.trial, rows=rows))
+    fitted = fit_ik_text(spoken, tokens=32, embedder=LetterEmbedder())
+    assert "half of the drafts have at most 3 tokens" in fitted.notes[0]
+    assert fit_ik_text(spoken, tokens=3, embedder=LetterEmbedder()).notes == []
+
+
+def test_fewer_training_rows_leave_the_other_splits_alone():
+    examples = planted(Path("nowhere"), 240)
+    small = fewer(examples, 50, seed=0)
+    assert len(small.split.train) == 50
+    assert set(small.split.train) <= set(examples.split.train)
+    assert small.split.test.tolist() == examples.split.test.tolist()
+    assert fewer(examples, 10_000, seed=0) is examples
+    with pytest.raises(BadSetting, match="rows is 3"):
+        fewer(examples, 3, seed=0)

@@ -12,10 +12,11 @@ from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.kbm import kbm_text_with_passages
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.assemble import load_second_look
 from knowgate.prompts.judge import kbm_text
 from knowgate.runs.rows import GradedAnswer
 from knowgate.statistics.measures import auroc
-from knowgate.types import Passage, Question
+from knowgate.types import Passage, Question, Reading
 from tests.support.judge_data import QUICK, planted, quick, scored_elsewhere
 from tests.support.tiny_models import save_word_llama
 
@@ -71,6 +72,39 @@ def test_the_second_look_keeps_passages_that_help_and_drops_the_others(made):
     good, bad = [Passage("1", "x x x")], [Passage("2", "a b c")]
     questions = [Question("901 a c e b d?"), Question("902 a c e b d?"), Question("903 f g h i j?")]
     assert made.gate().useful(questions, [good, bad, []]) == [True, False, False]
+
+
+def test_its_own_verdict_is_what_the_judge_says_of_its_own_label(made):
+    test = made.examples.split.test.tolist()
+    gate = load_gate(f"{made.folder / 'mastery'},verdict=own")
+    needs = gate.score([made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test])
+    assert ((np.array(needs) > gate.threshold) == made.examples.needed[test]).mean() > 0.9
+    assert any("told right for" in note and "majority" in note for note in made.fitted.notes)
+
+
+def test_needs_have_as_many_values_as_raw_scores(made):
+    test = made.examples.split.test.tolist()
+    both = made.gate().score_both([made.examples.questions[i] for i in test], [Reading() for _ in test])
+    assert len(set(both.needs)) == len(set(both.raw)) > 1
+
+
+def test_a_judge_that_never_saw_a_passage_is_no_second_look(made, tmp_path):
+    bare = [replace(row, open=None, passages=()) for row in made.examples.rows]
+    examples = replace(made.examples, trial=replace(made.examples.trial, rows=bare))
+    fitted = fit_kbm_judge(examples, tau=0.8, training=replace(QUICK, epochs=1), work=tmp_path / "work")
+    assert any("--open-samples 30" in note for note in fitted.notes)
+    save_fitted(fitted, examples, tmp_path / "bare")
+    with pytest.raises(BadSetting, match=r"never saw a passage.*knowgate fit kbm"):
+        load_second_look(str(tmp_path / "bare"))
+    with pytest.raises(BadSetting, match="never saw a passage"):
+        load_gate(str(tmp_path / "bare")).useful([Question("a?")], [[Passage("1", "x")]])
+
+
+def test_a_judge_of_before_this_was_kept_may_look(made):
+    artefact = made.gate().artefact
+    options = {key: value for key, value in artefact.options.items() if key != "passage_lessons"}
+    old = replace(made.gate(), artefact=replace(artefact, manifest={**artefact.manifest, "options": options}))
+    assert old.second_look is old
 
 
 def test_the_pipeline_answers_closed_book_when_the_second_look_drops_the_passages(made):
@@ -134,6 +168,19 @@ def test_tau_is_where_skipping_answers_most_dev_questions_right(made):
     rows = [row(item, 0.6 + i % 3 / 10) for i, item in enumerate(examples.rows)]
     every = replace(examples.split, dev=np.arange(30))
     assert choose_tau(replace(examples, trial=replace(examples.trial, rows=rows), split=every), "mastery") == 0.6
+
+
+def test_tau_may_be_as_low_as_a_tenth(made):
+    """Whatever is mastered at all is answered right closed-book and wrong with passages."""
+    rows = [
+        replace(
+            row,
+            closed=GradedAnswer("a", correct=i % 2 == 0, mastery=0.1 if i % 2 == 0 else 0.0),
+            open=GradedAnswer("b", correct=i % 2 == 1),
+        )
+        for i, row in enumerate(made.examples.rows)
+    ]
+    assert choose_tau(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), "mastery") == 0.1
 
 
 def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):

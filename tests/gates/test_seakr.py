@@ -17,9 +17,9 @@ from knowgate.models.hf.model import HFModel, _uniforms
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.runs.readings import recorded
 from knowgate.runs.run_folder import RunFolder
-from knowgate.signals.dispersion import log_determinant
+from knowgate.signals.dispersion import log_determinant, log_size, relative
 from knowgate.signals.features import FEATURES
-from knowgate.types import Prompt, Question, Reading, Signal, Want
+from knowgate.types import Prompt, Question, Reading, Sampling, Signal, Want
 from tests.support.tiny_models import save_tiny_llama
 
 ALPHA = 1e-3
@@ -50,10 +50,35 @@ def test_states_that_are_no_numbers_are_refused():
 # --- the gate -------------------------------------------------------------------------------------
 
 
-def test_need_is_one_half_at_the_paper_threshold_and_grows_with_uncertainty():
-    assert SeakrGate().need(-6.0) == 0.5
-    assert SeakrGate().need(-6.0 + math.log(3)) == pytest.approx(0.75)
-    assert SeakrGate().need(-7.0) < 0.5 < SeakrGate().need(-5.0)
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_need_runs_from_equal_states_to_states_at_right_angles_however_long_they_are(scale):
+    def need(*states):
+        block = scale * np.array(states, dtype=np.float32)
+        return SeakrGate(n=2, layer=1).score([FRANCE], [Reading(sample_states=block)])[0]
+
+    assert need([1, -1, 0, 0], [1, -1, 0, 0]) == pytest.approx(0.0, abs=1e-6)
+    assert need([1, -1, 0, 0], [0, 0, 1, -1]) == pytest.approx(1.0, abs=1e-6)
+    assert 0.5 < need([1, -1, 0, 0], [1, -1, 1, -1]) < 1
+
+
+def test_the_scale_by_hand():
+    # 2 states of squared length 4, alpha 1: least (log 9 + log 1) / 2, most log 5
+    assert relative(math.log(5), math.log(4), 2, alpha=1.0) == pytest.approx(1.0)
+    assert relative(math.log(3), math.log(4), 2, alpha=1.0) == pytest.approx(0.0)
+    assert relative(1.3, math.log(4), 2, alpha=1.0) == pytest.approx((1.3 - math.log(3)) / math.log(5 / 3))
+    assert log_size(np.array([[1, -1], [2, 0], [5, 5]], dtype=np.float32)) == pytest.approx(math.log(4 / 3))
+
+
+def test_with_a_center_need_is_one_half_there_and_grows_with_uncertainty():
+    paper = SeakrGate(center=-6.0)
+    assert paper.need(-6.0, size=3.0) == 0.5
+    assert paper.need(-6.0 + math.log(3)) == pytest.approx(0.75)
+    assert paper.need(-7.0) < 0.5 < paper.need(-5.0)
+
+
+def test_the_number_of_an_older_run_is_measured_as_it_was_then():
+    older = [Reading(signals={"seakr": value}) for value in (-6.0, -6.0 + math.log(3))]
+    assert SeakrGate().score([FRANCE, PERU], older) == pytest.approx([0.5, 0.75])
 
 
 def test_standardised_takes_mean_and_deviation_of_recorded_values():
@@ -72,7 +97,9 @@ def test_answers_that_differ_need_more_than_one_answer_repeated():
 
 def test_it_reads_the_middle_layer_unless_told_otherwise():
     assert SeakrGate().bind(FakeModel(layers=8), "").want.sample_layer == 4
-    assert load_gate("seakr:n=5,layer=2").bind(FakeModel(), "").want == Want(samples=5, seed=0, sample_layer=2)
+    assert load_gate("seakr:n=5,layer=2").bind(FakeModel(), "").want == Want(
+        samples=5, seed=0, sample_layer=2, sample_end=True
+    )
 
 
 def test_gates_that_sample_at_different_layers_cannot_share_a_pass():
@@ -86,8 +113,8 @@ def test_it_is_refused_where_there_are_no_hidden_states():
 
 
 def test_a_recorded_number_is_not_taken_for_that_of_another_alpha():
-    reading = Reading(signals={"seakr": -6.0})
-    assert SeakrGate().score([FRANCE], [reading]) == [0.5]
+    reading = Reading(signals={"seakr_end": -6.0, "seakr_size": 7.0})
+    assert SeakrGate(center=-6.0).score([FRANCE], [reading]) == [0.5]
     with pytest.raises(NotOffered, match=r"for alpha 0\.001 only"):
         SeakrGate(alpha=0.1).score([FRANCE], [reading])
 
@@ -113,19 +140,22 @@ def test_a_label_run_keeps_the_uncertainty_and_gives_it_back(tmp_path):
     gate = SeakrGate(layer=2)
     live = read_questions(FakeModel(TABLE), [gate], [FRANCE, PERU], AnswerPrompts())
     expected = [gate.uncertainty(reading) for reading in live]
-    assert [row.signals["seakr"] for row in rows] == pytest.approx(expected, abs=1e-5)
+    assert [row.signals["seakr_end"] for row in rows] == pytest.approx(expected, abs=1e-5)
     assert [len(row.closed.samples) for row in rows] == [4, 4]
     again = recorded(folder, rows)
-    assert [FEATURES["seakr"](FRANCE, reading) for reading in again] == [row.signals["seakr"] for row in rows]
-    assert [gate.uncertainty(reading) for reading in again] == [row.signals["seakr"] for row in rows]
-    assert folder.manifest()["settings"]["seakr_layer"] == 2
+    assert [FEATURES["seakr_end"](FRANCE, reading) for reading in again] == [row.signals["seakr_end"] for row in rows]
+    assert [FEATURES["seakr"](FRANCE, reading) for reading in again] == [None, None]
+    assert [gate.uncertainty(reading) for reading in again] == [row.signals["seakr_end"] for row in rows]
+    assert gate.score([FRANCE, PERU], again) == pytest.approx(gate.score([FRANCE, PERU], live), abs=1e-5)
+    settings = folder.manifest()["settings"]
+    assert (settings["seakr_layer"], settings["seakr_at"]) == (2, "end token")
 
 
 def test_a_label_run_without_it_says_nothing_of_it(tmp_path):
     folder = labelled(tmp_path, samples=4)
-    assert all("seakr" not in row.signals for row in folder.rows())
-    assert "seakr" not in folder.manifest()["settings"]
-    assert FEATURES["seakr"](FRANCE, Reading()) is None
+    assert all("seakr_end" not in row.signals for row in folder.rows())
+    assert not {"seakr", "seakr_at"} & set(folder.manifest()["settings"])
+    assert FEATURES["seakr_end"](FRANCE, Reading()) is None
 
 
 def test_labelling_is_refused_where_there_are_no_hidden_states():
@@ -148,19 +178,40 @@ def direct(model, ids, layer):
 
 
 @pytest.mark.parametrize("layer", [1, 2])
-def test_the_state_of_each_sample_is_that_of_its_last_token(model, layer):
+@pytest.mark.parametrize("past_end", [False, True])
+def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_ends_it(model, layer, past_end):
     ids = [model.tokenise(model.render(prompt.text)) for prompt in PROMPTS]
     uniforms = np.random.default_rng(0).random((15, 6))
     stop = frozenset(range(1, 25))  # a third of all tokens: some samples end at once, others never
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [layer])
-        rows = hf_stream.sample(stream.copy(range(3), repeat=5), uniforms, 1.0, stop, [layer])
+        rows = hf_stream.sample(stream.copy(range(3), repeat=5), uniforms, Sampling(), stop, [layer], past_end=past_end)
+        ends = _ends(model, stream, uniforms, rows) if past_end else [[]] * len(rows)
     lengths = {len(row.tokens) for row in rows}
     assert {0, 6} <= lengths
     assert len(lengths) > 3
     for place, row in enumerate(rows):
-        expected = direct(model, ids[place // 5] + row.tokens, layer)
+        expected = direct(model, ids[place // 5] + row.tokens + ends[place], layer)
         np.testing.assert_allclose(row.after[layer].numpy(), expected, atol=2e-4)
+
+
+def _ends(model, stream, uniforms, rows):
+    """The token that ended each sample, drawn once more by one plain pass over all before it; none where it was cut."""
+    again = hf_stream.sample(stream.copy(range(3), repeat=5), uniforms, Sampling(), frozenset())  # nothing ends these
+    return [[drawn.tokens[len(row.tokens)]] if row.finished else [] for row, drawn in zip(rows, again, strict=True)]
+
+
+def test_where_all_samples_end_at_once_each_has_the_state_of_its_end(model):
+    ids = [model.tokenise(model.render(PROMPTS[0].text))]
+    every = frozenset(range(len(model.loaded.tokenizer)))
+    with torch.inference_mode():
+        stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [1])
+        uniforms = np.full((2, 4), 0.5)
+        drawn = hf_stream.sample(stream.copy([0], repeat=2), uniforms, Sampling(), frozenset())[0].tokens[0]
+        rows = hf_stream.sample(stream.copy([0], repeat=2), uniforms, Sampling(), every, [1], past_end=True)
+    for row in rows:
+        assert (row.finished, row.tokens) == (True, [])
+        np.testing.assert_allclose(row.after[1].numpy(), direct(model, [*ids[0], drawn], 1), atol=2e-4)
 
 
 def test_the_states_of_a_reading_are_those_of_its_samples(model):
@@ -169,7 +220,7 @@ def test_the_states_of_a_reading_are_those_of_its_samples(model):
     ids = model.tokenise(model.render(PROMPTS[1].text))
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, [ids], model.pad, model.loaded.device, [2])
-        rows = hf_stream.sample(stream.copy([0], repeat=4), _uniforms(PROMPTS[1], want), 1.0, model.stop)
+        rows = hf_stream.sample(stream.copy([0], repeat=4), _uniforms(PROMPTS[1], want), Sampling(), model.stop)
     expected = [direct(model, ids + row.tokens, 2) for row in rows]
     np.testing.assert_allclose(reading.sample_states, expected, atol=2e-4)
     assert set(reading.hidden) == {1}

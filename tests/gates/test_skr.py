@@ -1,5 +1,7 @@
 """SKR: votes of the nearest logged questions, by hand."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,18 @@ def test_the_classifier_learns_a_planted_rule(tmp_path):
     river, mountain = gate.score(questions, [Reading(), Reading()])
     assert river > 0.8
     assert mountain < 0.2
+
+
+def test_what_has_expired_does_not_teach_the_classifier(tmp_path):
+    model = FakeModel()
+    log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
+    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
+    better, worse = ({"outcome": outcome} for outcome in (Outcome.BETTER, Outcome.WORSE))
+    log.add([LogEntry(f"river number {i}", Known.UNKNOWN, scope, **better, expires=1.0) for i in range(30)])
+    log.add([LogEntry(f"lake number {i}", Known.UNKNOWN, scope, **better, expires=time.time() + 600) for i in range(9)])
+    log.add([LogEntry(f"mountain number {i}", Known.KNOWN, scope, **worse) for i in range(9)])
+    outcomes, vectors = log.outcomes(scope)
+    assert (outcomes.count(Outcome.BETTER), outcomes.count(Outcome.WORSE), len(vectors)) == (9, 9, 18)
 
 
 def test_a_classifier_of_one_kind_is_refused_with_the_counts(tmp_path):

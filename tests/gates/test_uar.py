@@ -1,9 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from knowgate.errors import NotOffered
+from knowgate.errors import ArtefactError, NotOffered
 from knowgate.gates.fitted.artefact import Artefact
 from knowgate.gates.uar import Heads, UarGate, apply_head, hard_tree, soft_tree
 from knowgate.types import Question, Reading
@@ -50,7 +51,14 @@ def test_the_soft_tree_grows_with_every_head():
         assert soft_tree(heads(*more)) > soft_tree(heads(*at))
 
 
-def test_a_head_is_a_scaled_product_without_bias():
+def test_a_head_is_the_product_of_weights_and_standardised_state_without_bias():
+    tensors = {"time.mean": np.array([1.0, 2.0]), "time.scale": np.array([3.0, 1.0])}
+    tensors["time.weight"] = np.array([1.0, -1.0])
+    found = apply_head(tensors, "time", np.array([[4.0, 2.0], [1.0, 2.0]], dtype=np.float32))
+    assert found == pytest.approx([1 / (1 + np.exp(-1)), 0.5])
+
+
+def test_a_head_of_an_older_folder_scales_by_one_number():
     tensors = {"size": np.array([2.0]), "time.weight": np.array([1.0, -1.0])}
     found = apply_head(tensors, "time", np.array([[4.0, 2.0], [0.0, 0.0]], dtype=np.float32))
     assert found == pytest.approx([1 / (1 + np.exp(-1)), 0.5])
@@ -86,3 +94,17 @@ def test_the_gate_says_what_each_head_found():
 def test_a_reading_without_the_last_layer_is_refused():
     with pytest.raises(NotOffered, match="no hidden states of layer 3"):
         gate().score(ASK, [Reading()])
+
+
+def test_heads_are_taken_with_scales_of_their_own_or_with_one_number_for_all():
+    older = gate().artefact
+    weights = {name: block for name, block in older.tensors.items() if name != "size"}
+    heads = ("intent", "knowledge", "time", "self")
+    scales = {f"{head}.{part}": np.ones(4, np.float32) for head in heads for part in ("mean", "scale")}
+    assert UarGate.opened(older).name == UarGate.opened(replace(older, tensors={**weights, **scales})).name == "uar"
+    with pytest.raises(ArtefactError, match=r"'self\.mean' is missing"):
+        UarGate.opened(replace(older, tensors=weights))
+    with pytest.raises(ArtefactError, match=r"'intent\.mean' is not one of this gate's"):
+        UarGate.opened(replace(older, tensors={**older.tensors, "intent.mean": np.ones(4, np.float32)}))
+    with pytest.raises(ArtefactError, match=r"'time\.scale' holds numbers out of range"):
+        UarGate.opened(replace(older, tensors={**weights, **scales, "time.scale": np.zeros(4, np.float32)}))

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from knowgate.embedding import SentenceEmbedder
 from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source
 from knowgate.history.sqlite import SqliteHistory
@@ -131,11 +132,72 @@ def test_empty_and_endless_questions_are_refused():
         entry("x" * 20_001)
 
 
-def test_another_embedding_is_refused(log):
+@pytest.mark.parametrize("use", [lambda log: log.add([entry("two")]), lambda log: log.search(["two"], 1, SCOPE)])
+def test_another_embedding_is_refused_with_what_to_type(log, use):
     log.add([entry("one")])
     other = SqliteHistory(log.path, HashEmbedder(fingerprint="other"))
-    with pytest.raises(BadSetting, match="vectors of another embedding"):
-        other.add([entry("two")])
+    with pytest.raises(BadSetting, match=r"filled with another embedding .* history export --history .*log\.db > log"):
+        use(other)
+
+
+@pytest.fixture
+def two_embedders(tmp_path, monkeypatch):
+    """Folders that name embeddings; no weights are in them."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"name": "{name}"}}')
+    monkeypatch.setattr(SentenceEmbedder, "embed", lambda self, texts: HashEmbedder().embed(texts))
+    return str(tmp_path / "one"), str(tmp_path / "two")
+
+
+def test_a_log_remembers_the_embedding_it_was_filled_with(tmp_path, two_embedders):
+    SqliteHistory(tmp_path / "log.db", two_embedders[0]).add([entry("Who wrote Faust?")])
+    again = SqliteHistory(tmp_path / "log.db")
+    assert [n.question for n in again.search(["Who wrote it?"], 1, SCOPE)[0]] == ["Who wrote Faust?"]
+    again.add([entry("Who wrote Emma?")])
+    assert again.count(SCOPE) == 2
+
+
+def test_a_log_asked_with_another_embedding_names_both(tmp_path, two_embedders):
+    SqliteHistory(tmp_path / "log.db", two_embedders[0]).add([entry("Who wrote Faust?")])
+    said = rf"\('{two_embedders[0]}'\) than '{two_embedders[1]}'\. Leave --embedder out .*--embedder {two_embedders[1]}"
+    with pytest.raises(BadSetting, match=said):
+        SqliteHistory(tmp_path / "log.db", two_embedders[1]).search(["Who?"], 1, SCOPE)
+
+
+def test_a_folder_that_was_moved_is_the_same_embedding(tmp_path, two_embedders):
+    SqliteHistory(tmp_path / "log.db", two_embedders[0]).add([entry("Who wrote Faust?")])
+    moved = (tmp_path / "one").rename(tmp_path / "elsewhere")
+    assert SqliteHistory(tmp_path / "log.db", str(moved)).search(["Who?"], 1, SCOPE)[0]
+
+
+def test_neighbours_are_sought_deeper_where_many_fall_away(log):
+    log.add([entry(f"alpha {i}", expires=time.time() - 1) for i in range(60)])
+    log.add([entry(f"beta {i}") for i in range(3)])
+    assert len(log.search(["alpha"], 3, SCOPE)[0]) == 3
+
+
+def test_what_is_left_out_makes_room_for_others(log):
+    log.add([entry(f"alpha {i}", Known.TIME_SENSITIVE) for i in range(40)])
+    log.add([entry(f"beta {i}") for i in range(3)])
+    for near in (
+        *log.search(["alpha"], 3, SCOPE, (Known.TIME_SENSITIVE,)),
+        log.sample(3, SCOPE, 0, (Known.TIME_SENSITIVE,)),
+    ):
+        assert [n.label for n in near] == [Known.KNOWN] * 3
+
+
+def test_random_examples_hold_nothing_expired_and_no_question_twice(log):
+    log.add([entry(f"old {i}", expires=time.time() - 1) for i in range(50)])
+    log.add([entry(f"new {i}", source=source) for i in range(5) for source in (Source.GOLD, Source.JUDGE)])
+    drawn = log.sample(20, SCOPE)
+    assert sorted(n.question for n in drawn) == [f"new {i}" for i in range(5)]
+    assert {n.source for n in drawn} == {Source.GOLD}
+
+
+def test_expired_outcomes_teach_nothing(log):
+    log.add([entry("old", outcome=Outcome.BETTER, expires=time.time() - 1), entry("new", outcome=Outcome.WORSE)])
+    assert log.outcomes(SCOPE)[0] == [Outcome.WORSE]
 
 
 def test_a_broken_file_is_refused_and_left_as_it_is(tmp_path):

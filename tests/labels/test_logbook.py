@@ -4,8 +4,9 @@ import pytest
 
 from knowgate.errors import BadInput
 from knowgate.history.entries import Known, Outcome, Scope, Source
-from knowgate.labels.logbook import entries_of
+from knowgate.labels.logbook import entries_of, time_sensitive_entries
 from knowgate.runs.rows import GradedAnswer, LabelRow
+from knowgate.types import Question
 
 SCOPE = Scope("m", "p")
 
@@ -42,12 +43,22 @@ def test_benefit_becomes_the_outcome():
     assert [e.outcome for e in found] == [Outcome.BETTER, Outcome.SAME, Outcome.WORSE, None]
 
 
-def test_a_changing_fact_answered_wrongly_is_time_sensitive():
-    changing = {"fact_type": "fast-changing"}
-    assert [e.label for e in only(row(False, meta=changing), row(True, meta=changing))] == [
-        Known.TIME_SENSITIVE,
-        Known.KNOWN,
-    ]
+@pytest.mark.parametrize("changing", [{"fact_type": "fast-changing"}, {"time_sensitive": True}])
+def test_of_changing_facts_only_those_answered_wrongly_are_logged(changing):
+    assert [e.label for e in only(row(False, meta=changing), row(True, meta=changing))] == [Known.TIME_SENSITIVE]
+
+
+def test_a_fact_that_never_changes_is_logged_like_any_other():
+    still = {"fact_type": "never-changing"}
+    assert [e.label for e in only(row(False, meta=still), row(True, meta=still))] == [Known.UNKNOWN, Known.KNOWN]
+
+
+def test_questions_marked_by_uars_time_criterion_are_logged_without_asking_anybody():
+    def of(dataset, needed):
+        return Question("Who leads now?", meta={"dataset": dataset, "need_retrieval_by_criterion": needed})
+
+    asked = [of("uar_time_aware_valid", True), of("uar_time_aware_valid", False), of("uar_intent", True)]
+    assert [e.label for e in time_sensitive_entries(asked, SCOPE)] == [Known.TIME_SENSITIVE]
 
 
 def test_rows_without_a_verdict_and_failed_rows_are_left_out():

@@ -13,8 +13,9 @@ from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError, 
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.runner import LocalRunner
-from knowgate.labels.session import label_run
+from knowgate.labels.session import fingerprint_questions, label_run
 from knowgate.models.fake import FakeModel
+from knowgate.prompts.answer import AnswerPrompts
 from knowgate.runs.rows import from_json, to_json
 from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Passage, Question
@@ -133,6 +134,18 @@ def test_other_settings_are_refused_with_the_difference_named(tmp_path):
         run(tmp_path, made=labeller(samples=5))
 
 
+def test_how_samples_are_drawn_is_a_setting_of_the_run(tmp_path):
+    run(tmp_path, made=labeller(temperature=0.6, top_p=0.9, top_k=50))
+    settings = RunFolder(tmp_path / "run").settings()
+    assert (settings["temperature"], settings["top_p"], settings["top_k"]) == (0.6, 0.9, 50)
+    with pytest.raises(BadSetting, match=r"top_p was 0\.9, now 0\.8"):
+        run(tmp_path, made=labeller(temperature=0.6, top_p=0.8, top_k=50))
+
+
+def test_a_run_of_whole_samples_has_the_settings_it_had_before_they_could_be_truncated(tmp_path):
+    assert not {"top_p", "top_k", "sampling"} & set(run(tmp_path).settings())
+
+
 def test_other_data_is_refused(tmp_path):
     run(tmp_path)
     with pytest.raises(BadSetting, match="questions was 2, now 1"):
@@ -195,6 +208,12 @@ def test_passages_too_long_for_the_window_are_cut_from_the_end_and_the_row_says_
 def test_the_masked_answer_is_kept_when_asked(tmp_path):
     rows = list(run(tmp_path, made=labeller(mask=True)).rows())
     assert all(row.mask is not None for row in rows)
+    assert all(row.mask.samples == () for row in rows)
+
+
+def test_masked_answers_are_sampled_when_asked(tmp_path):
+    rows = list(run(tmp_path, made=labeller(mask=True, mask_samples=3)).rows())
+    assert all(len(row.mask.samples) == 3 and row.mask.mastery is not None for row in rows)
 
 
 def test_throughput_is_kept_in_the_manifest(tmp_path):
@@ -211,7 +230,7 @@ from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeller import Labeller, Plan
 from knowgate.runs.run_folder import RunFolder
 from knowgate.labels.runner import LocalRunner
-from knowgate.labels.session import label_run
+from knowgate.labels.session import fingerprint_questions, label_run
 from knowgate.models.fake import FakeModel
 from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Question
@@ -262,6 +281,81 @@ def test_memory_does_not_grow_with_the_number_of_questions(tmp_path):
 
     small, large = peak(20), peak(200)
     assert large < 2.5 * small
+
+
+class Shelf:
+    """A retriever that has one passage."""
+
+    name, fingerprint = "bm25", "index-1"
+
+    def search(self, queries, k):
+        return [[Passage("p", "Lima it is.")] for _ in queries]
+
+
+def from_index(**plan):
+    return Labeller(FakeModel(TABLE), StringGrader(), Plan(samples=0, **plan), retriever=Shelf())
+
+
+def test_a_run_keeps_how_many_passages_were_asked_for_and_how_they_were_put(tmp_path):
+    settings = run(tmp_path, made=from_index()).manifest()["settings"]
+    assert settings["k"] == 3
+    assert settings["open_prompts"] == AnswerPrompts().open_fingerprint
+    assert run(tmp_path / "own", made=labeller()).manifest()["settings"]["k"] is None  # all of the data's own
+    closed = run(tmp_path / "closed", made=from_index(open_book=False)).manifest()["settings"]
+    assert "open_prompts" not in closed
+
+
+def test_a_run_begun_by_an_older_version_goes_on(tmp_path):
+    folder = run(tmp_path, QUESTIONS[:1], from_index())
+    manifest = folder.manifest()
+    del manifest["settings"]["open_prompts"]
+    settings = {**manifest["settings"], "k": None, "questions": 2, "data_fingerprint": fingerprint_questions(QUESTIONS)}
+    (folder.path / "run.json").write_text(json.dumps({**manifest, "settings": settings}))
+    assert len(list(run(tmp_path, made=from_index()).rows())) == 2
+    with pytest.raises(BadSetting, match="k was None, now 5"):
+        run(tmp_path, made=from_index(k=5))
+
+
+BY_WORD = {"book": Passage("book", "Ada wrote it.", score=1.0), "Ada": Passage("ada", "Ada: Turin.", score=2.0)}
+
+
+class Chain:
+    """Who the author is must be found before their town is: each passage is found by a word of its own."""
+
+    name, fingerprint = "bm25", "chain"
+
+    def search(self, queries, k):
+        return [[found for word, found in BY_WORD.items() if word in query][:k] for query in queries]
+
+
+HOPS = {"Where does": {"closed": "?", "open": "Ada", "when": "wrote"}, "Ada: Turin.": {"closed": "Turin"}}
+TOWN = Question("Where does the author of the book live?", id="town", answers=("Turin",))
+PLAIN = Question("Where does the book lie?", id="lies", answers=("Ada",))
+
+
+def in_rounds(tmp_path, questions, **plan):
+    made = Labeller(FakeModel(HOPS), StringGrader(), Plan(samples=0, iterative=True, **plan), retriever=Chain())
+    return {row.id: row for row in run(tmp_path, questions, made).rows()}
+
+
+def test_several_rounds_look_up_the_answer_of_the_one_before(tmp_path):
+    row = in_rounds(tmp_path, [TOWN, PLAIN])["town"]
+    assert (row.open.text, row.open.correct) == ("Ada", False)
+    assert (row.iterative.text, row.iterative.correct, row.rounds) == ("Turin", True, 3)
+    assert [passage.id for passage in row.passages] == ["book"]  # those of the one round, as ever
+
+
+def test_rounds_end_where_nothing_new_is_found(tmp_path):
+    made = Labeller(FakeModel(HOPS), StringGrader(), Plan(samples=0, iterative=True), retriever=Shelf())
+    (row,) = run(tmp_path, [TOWN], made).rows()
+    assert (row.rounds, row.iterative.text) == (2, row.open.text)
+
+
+def test_several_rounds_without_an_index_are_refused():
+    with pytest.raises(BadSetting, match="give --index DIR"):
+        Labeller(FakeModel(), StringGrader(), Plan(iterative=True))
+    with pytest.raises(BadSetting, match="no --closed-book"):
+        Labeller(FakeModel(), StringGrader(), Plan(iterative=True, open_book=False), retriever=Shelf())
 
 
 def test_a_run_killed_while_its_first_manifest_was_written_begins_again(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.models.fake import FakeModel, open_fake
-from knowgate.types import LabelPrompt, Prompt, Signal, Want
+from knowgate.types import LabelPrompt, Prompt, Sampling, Signal, Want
 from tests.support.counting import CountingModel
 
 CAPITAL = "What is the capital of France?"
@@ -86,6 +86,15 @@ def test_made_up_samples_agree_for_the_known_and_differ_for_the_unknown():
     assert len({x.text for x in known.samples}) < len({x.text for x in unknown.samples})
     assert model.read([Prompt("K?")], want)[0].samples == known.samples
     assert model.read([Prompt("U?")], Want(samples=40, seed=2))[0].samples != unknown.samples
+
+
+def test_the_most_probable_answer_alone_is_drawn_with_a_top_k_of_one():
+    model = FakeModel({"the sky": {"closed": "blue", "logprob": math.log(0.4)}})
+    whole, cut = (
+        model.read([Prompt("the sky")], Want(samples=40, sampling=sampling, seed=1))[0].samples
+        for sampling in (Sampling(), Sampling(top_k=1))
+    )
+    assert {sample.text for sample in cut} == {"blue"} < {sample.text for sample in whole}
 
 
 def test_questions_outside_the_table_differ_but_not_between_runs():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError
-from knowgate.models.hf import decoding as hf_stream
+from knowgate.models.hf.drawing import draw
 from knowgate.models.hf.model import HFModel
 from knowgate.models.hf.prefix import Prefixes, common
-from knowgate.types import LabelPrompt, Prompt, Want
+from knowgate.types import LabelPrompt, Prompt, Sampling, Want
 from tests.support.tiny_models import save_tiny_llama
 
 PROMPTS = [Prompt("Who wrote it?"), Prompt("What is the name of the tallest tower in town?"), Prompt("Why?")]
@@ -121,15 +124,64 @@ def test_another_seed_gives_other_samples(model):
 
 def test_drawn_tokens_follow_the_softmax():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).repeat(10_000, 1)
-    drawn = hf_stream.draw(logits, np.random.default_rng(0).random(10_000), 1.0)
+    drawn = draw(logits, np.random.default_rng(0).random(10_000), Sampling())
     np.testing.assert_allclose(np.bincount(drawn) / 10_000, [0.5, 0.3, 0.2], atol=0.02)
 
 
 def test_temperature_sharpens_the_distribution():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).repeat(10_000, 1)
-    drawn = hf_stream.draw(logits, np.random.default_rng(0).random(10_000), 0.5)
+    drawn = draw(logits, np.random.default_rng(0).random(10_000), Sampling(0.5))
     squared = np.array([0.25, 0.09, 0.04]) / 0.38
     np.testing.assert_allclose(np.bincount(drawn) / 10_000, squared, atol=0.02)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.6, 0.9, 50), Sampling(top_p=0.5), Sampling(2.0, top_k=3)])
+def test_truncated_samples_follow_the_distribution_that_transformers_cuts_out(model, sampling):
+    logits = next_logits(model, PROMPTS[0])
+    warped = TemperatureLogitsWarper(sampling.temperature)(None, logits)
+    warped = TopKLogitsWarper(sampling.top_k)(None, warped) if sampling.top_k else warped
+    expected = torch.softmax(TopPLogitsWarper(sampling.top_p)(None, warped), dim=-1)[0].numpy()
+    drawn = draw(logits.repeat(20_000, 1), (np.arange(20_000) + 0.5) / 20_000, sampling)
+    shares = np.bincount(drawn, minlength=logits.shape[1]) / 20_000
+    np.testing.assert_allclose(shares, expected, atol=1e-3)
+    assert set(np.flatnonzero(shares)) <= set(np.flatnonzero(expected))
+
+
+def test_a_uniform_number_next_to_one_never_draws_what_was_cut_off():
+    logits = torch.log(torch.tensor([[0.2, 0.5, 0.3]]))
+    assert draw(logits, np.array([1 - 1e-12]), Sampling(top_p=0.6)) == [2]
+
+
+def test_the_single_most_probable_token_is_the_greedy_answer(model):
+    want = Want(draft_tokens=6, samples=3, sample_tokens=6, sampling=Sampling(top_k=1))
+    for reading in model.read(PROMPTS, want):
+        assert {sample.text for sample in reading.samples} == {reading.draft.text}
+
+
+def test_truncating_leaves_each_answer_to_its_own_seed(model):
+    want = Want(samples=4, sample_tokens=6, sampling=Sampling(0.6, 0.9, 50), seed=7)
+    together, alone = model.read(PROMPTS, want)[1], model.read(PROMPTS[1:2], want)[0]
+    assert [c.text for c in together.samples] == [c.text for c in alone.samples]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        (Sampling(0.0), "a temperature above 0, not 0.0"),
+        (Sampling(float("nan")), "a temperature above 0, not nan"),
+        (Sampling(top_p=0.0), "top_p is 0.0; it must be above 0"),
+        (Sampling(top_p=1.5), "top_p is 1.5"),
+        (Sampling(top_k=-1), "top_k is -1; it must be at least 0"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(model, sampling, said):
+    with pytest.raises(BadSetting, match=re.escape(said)):
+        model.read(PROMPTS[:1], Want(samples=2, sampling=sampling))
+
+
+def next_logits(model, prompt):
+    with torch.inference_mode():
+        return model.loaded.model(ids_of(model, prompt).long()).logits[:, -1].float()
 
 
 def test_a_shared_beginning_changes_nothing(model):

@@ -10,7 +10,7 @@ from knowgate.errors import BadSetting, ModelError, NotOffered, ServerError
 from knowgate.models.openai.model import OpenAIModel, open_openai
 from knowgate.models.openai.reply import label_logprobs
 from knowgate.models.openai.wire import Patience
-from knowgate.types import LabelPrompt, Prompt, Signal, Want
+from knowgate.types import LabelPrompt, Prompt, Sampling, Signal, Want
 from tests.support.chat_server import ChatServer
 from tests.support.processes import PATIENCE
 
@@ -65,6 +65,19 @@ def test_extras_are_sent_only_where_they_are_taken():
     assert common.items() <= plain.after_probe()[0].items()
     assert not {"top_k", "min_p"} & set(plain.after_probe()[0])
     assert {**common, "top_k": -1, "min_p": 0.0}.items() <= extra.after_probe()[0].items()
+
+
+def test_top_p_and_top_k_are_sent_where_answers_are_drawn_from_the_most_probable_tokens():
+    server = ChatServer()
+    connect(server).read(PROMPTS[:1], Want(samples=2, sampling=Sampling(0.6, 0.9, 50)))
+    sent = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "min_p": 0.0}
+    assert sent.items() <= server.after_probe()[0].items()
+
+
+def test_a_server_that_takes_no_top_k_says_so_instead_of_drawing_from_all_tokens():
+    model = connect(ChatServer(refuses=frozenset({"top_k", "min_p"})))
+    with pytest.raises(NotOffered, match="takes no top_k: leave it out"):
+        model.read(PROMPTS[:1], Want(samples=2, sampling=Sampling(top_k=50)))
 
 
 def test_a_server_without_n_is_asked_n_times_with_a_seed_each():

@@ -7,9 +7,9 @@ import pytest
 
 from knowgate.errors import ArtefactError, BadSetting, ModelError
 from knowgate.models.fake import FakeModel
-from knowgate.models.replay import RecordingModel, ReplayModel
+from knowgate.models.replay import RecordingModel, ReplayModel, _want_settings
 from knowgate.models.replay_format import append_calls
-from knowgate.types import LabelPrompt, Prompt, Reading, Want
+from knowgate.types import LabelPrompt, Prompt, Reading, Sampling, Want
 
 MODEL = FakeModel({"sky": {"closed": "blue as the sea", "known": True}}, name="small")
 PROMPTS = [Prompt("Why is the sky blue?"), Prompt("首都?", raw=True), Prompt("half a pair \ud800")]
@@ -53,6 +53,19 @@ def test_generations_and_labels_are_replayed(tmp_path):
         drawn = model.generate(PROMPTS, max_tokens=5, temperature=1, n=2, seed=1)
         assert drawn == MODEL.generate(PROMPTS, max_tokens=5, temperature=1.0, n=2, seed=1)
         assert np.array_equal(model.label_logits(ask, ["y", "n"])[0], MODEL.label_logits(ask, ["y", "n"])[0])
+
+
+def test_truncated_samples_are_other_samples_than_whole_ones(tmp_path):
+    cut = Want(samples=2, sampling=Sampling(0.6, 0.9, 50), seed=1)
+    for model in recorder_then_replay(tmp_path):
+        assert model.read(PROMPTS[:1], cut)[0].samples == MODEL.read(PROMPTS[:1], cut)[0].samples
+    with pytest.raises(ModelError, match="no recorded read"):
+        ReplayModel(tmp_path).read(PROMPTS[:1], Want(samples=2, sampling=Sampling(0.6), seed=1))
+
+
+def test_recordings_made_before_samples_could_be_truncated_keep_their_keys():
+    settings = _want_settings(Want(samples=2))
+    assert (settings["temperature"], {"sampling", "top_p", "top_k"} & set(settings)) == (1.0, set())
 
 
 def test_a_draft_goes_on_if_it_did_so_when_recorded(tmp_path):

@@ -5,6 +5,8 @@ import json
 import pytest
 
 import knowgate as kg
+from knowgate.pipeline.presets import with_preset
+from tests.support.hand_gate import write_gate
 from tests.support.invented import write_invented
 
 
@@ -46,6 +48,24 @@ def test_an_answer_as_a_record_is_plain_json(made):
 def test_a_preset_that_lacks_its_parts_is_refused(made):
     with pytest.raises(kg.KnowgateError, match="--preset cbdr decides by a fitted probe"):
         kg.build_pipeline(kg.Settings(model=made.model, preset="cbdr", docs=made.docs))
+
+
+def write_probe(folder, **changes):
+    return write_gate(folder, gate="probe", options={"layer": 2, "position": "pre"}, **changes)
+
+
+def test_the_preset_takes_a_probe_of_knowing_and_says_what_to_type(tmp_path):
+    helped = write_probe(tmp_path / "helped", target="benefit")
+    with pytest.raises(kg.KnowgateError, match="Fit one: knowgate fit probe --target known --balanced"):
+        with_preset(kg.Settings(preset="cbdr", gate=str(helped)))
+
+
+def test_the_preset_decides_by_the_raw_score_above_beta(tmp_path):
+    probe = write_probe(tmp_path / "probe", target="known")
+    (tmp_path / "aligned").mkdir()
+    (tmp_path / "aligned" / "reranker.json").write_text("{}")
+    settings = with_preset(kg.Settings(preset="cbdr", gate=str(probe), beta=0.98, rerank=str(tmp_path / "aligned")))
+    assert (settings.gate, settings.threshold) == (f"{probe},verdict=own", 0.02)
 
 
 def test_a_pipeline_says_what_it_is_made_of(made):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -230,3 +230,10 @@ def test_likelihood_is_the_mean_log_probability_of_the_gold_answer(llama):
 def test_a_probe_that_reads_after_the_draft_is_refused():
     with pytest.raises(BadSetting, match="Fit one with --position pre"):
         Confidence(FakeModel(), probe(1, position="post"))
+
+
+def test_a_probe_of_anything_but_knowing_gives_no_confidence():
+    gate = probe(1)
+    helped = replace(gate, artefact=replace(gate.artefact, manifest={**gate.artefact.manifest, "target": "benefit"}))
+    with pytest.raises(BadSetting, match=r"'benefit'.*Fit one: knowgate fit probe --target known"):
+        Confidence(FakeModel(), helped)

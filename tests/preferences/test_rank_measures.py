@@ -33,4 +33,8 @@ def test_every_row_has_every_measure():
     assert found["P@1"].tolist() == [1.0, 0.0]
     assert found["MRR@3"].tolist() == pytest.approx([1.0, 1 / 3])
     assert found["R@3"].tolist() == [1.0, 1.0]
-    assert found["P@5"].tolist() == pytest.approx([1 / 3, 1 / 3])  # of three passages
+    assert found["P@5"].tolist() == pytest.approx([1 / 5, 1 / 5])
+
+
+def test_precision_divides_by_k_where_there_are_fewer_passages():
+    assert precision([True, True, False], 5) == pytest.approx(0.4)

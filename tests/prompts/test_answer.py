@@ -102,3 +102,14 @@ def test_passages_follow_each_other_with_their_titles_unnumbered():
 
 def test_a_title_that_begins_the_text_is_not_said_twice():
     assert evidence([Passage("1", "# One\nText one.", "One")]) == "One\nText one."
+
+
+def test_the_wording_with_passages_has_a_fingerprint_of_its_own():
+    def reworded(key):
+        templates = {lang: dict(texts) for lang, texts in PROMPTS.templates.templates.items()}
+        templates["zh"][key] += " "
+        return AnswerPrompts(TemplateSet("own", templates)).open_fingerprint
+
+    assert reworded("choice_open") != PROMPTS.open_fingerprint
+    assert reworded("choice_closed") == PROMPTS.open_fingerprint
+    assert AnswerPrompts(lang="zh").open_fingerprint != PROMPTS.open_fingerprint

@@ -1,7 +1,10 @@
+from pathlib import Path
+
 import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.prompts import TemplateSet, detect_language, load_templates, packaged, question_language
+from knowgate.prompts.answer import load_answer_prompts
 from knowgate.types import Question
 
 
@@ -112,3 +115,14 @@ def test_a_wrong_prompt_file_is_refused_with_what_is_wrong(file, text, message):
 def test_a_missing_prompt_file_is_named(tmp_path):
     with pytest.raises(BadSetting, match=r"none\.toml"):
         load_templates(tmp_path / "none.toml", like="answer")
+
+
+def test_the_wording_free_asks_for_no_concise_answer_and_is_a_wording_of_its_own():
+    free, usual = load_answer_prompts(Path("free")), load_answer_prompts()
+    asked = free.closed(Question("Why?")).text
+    assert "concise" not in asked
+    assert "question: Why?" in asked
+    assert "简洁" not in free.closed(Question("为什么?", lang="zh")).text
+    assert free.fingerprint != usual.fingerprint
+    choice = Question("Which?", choices=("a", "b"))
+    assert free.closed(choice) == usual.closed(choice)

@@ -114,7 +114,7 @@ def test_every_chart_is_drawn_in_a_browser_without_console_errors(tmp_path):
     write_page(runs, tmp_path / "report.html")
     opened = open_page(tmp_path / "report.html", tmp_path / "profile")
     charts = re.findall(r'<figure class="chart">.*?</figure>', opened.dom, flags=re.DOTALL)
-    assert len(charts) == 1 + 2 * 2 + 2 + 1  # accuracy, effects of two runs, savings, copy rate
+    assert len(charts) == 1 + 2 * 2 * 2 + 2 + 1  # accuracy, two panels of effects of two runs, savings, copy rate
     assert all('class="main-svg"' in chart for chart in charts)
     assert all(chart.count('class="point') > 1 for chart in charts)
     assert opened.console == []

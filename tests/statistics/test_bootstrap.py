@@ -103,3 +103,14 @@ def test_intervals_hold_the_value_and_shrink_with_more_rows():
     assert wide.low < wide.value < wide.high
     assert narrow.low < narrow.value < narrow.high
     assert (narrow.high - narrow.low) < (wide.high - wide.low) / 2
+
+
+def test_many_means_are_those_of_one_by_one():
+    from knowgate.statistics.bootstrap import Estimate, estimate_mean, estimate_means
+
+    rng = np.random.default_rng(0)
+    first, second, short = rng.random(40), rng.random(40), rng.random(7)
+    holed = np.where(np.arange(40) % 4 == 0, np.nan, first)
+    together = estimate_means([first, second, short, holed, np.full(3, np.nan)], 200)
+    alone = [estimate_mean(values, 200) for values in (first, second, short, holed[~np.isnan(holed)])]
+    assert together == [*alone, Estimate(None)]

@@ -25,7 +25,7 @@ LEVELS = [
     ["markup"],
     ["errors", "types", "lazy"],
     ["doors", "proxies", "typed"],
-    ["files", "text", "registry", "statistics", "nearest", "servers"],
+    ["files", "text", "registry", "statistics", "nearest", "unpickle", "servers"],
     ["prompts", "weights", "display", "folders"],
     ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],

@@ -65,7 +65,7 @@ def planted_row(name: str, known: bool, hint: float) -> LabelRow:
 def write_run(path: Path, rows: list[LabelRow], states: dict[str, Any] | None = None, **settings: Any) -> Path:
     """A run folder with these rows; `states` has one line for each of them."""
     folder = RunFolder(path)
-    folder.start({**SETTINGS, **settings}, {})
+    folder.start({**SETTINGS, **settings}, {"depth": 2 * LAYER})
     kept = [row.error is None for row in rows]
     folder.append(rows, {name: block[kept] for name, block in (states or {}).items()})
     return path

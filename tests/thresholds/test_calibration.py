@@ -50,6 +50,7 @@ def test_the_evidence_names_what_it_is_bound_to(gate, run):
     assert evidence["retriever"] == {"name": "bm25", "fingerprint": "index-1"}
     assert (evidence["epsilon"], evidence["delta"], evidence["k"], evidence["runs"]) == (0.1, 0.1, 3, ["run"])
     assert evidence["grader"] == "contains"
+    assert evidence["max_tokens"] == 8
     assert len(evidence["data_hash"]) == 16
 
 
@@ -190,3 +191,26 @@ def test_a_row_whose_search_found_nothing_is_answered_closed_book_either_way(gat
     found = find_threshold(gate, [write_rows(tmp_path / "some", rows)], LOSS, share=0)
     assert found.chosen.n == 360
     assert found.threshold > 0.01  # they are no harmed skips
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"k": 5}, "different numbers of passages (*: 3; *: 5); a threshold holds for one"),
+        ({"max_tokens": 64}, "drafted answers of different length"),
+        ({"open_prompts": "b"}, "passages in different words"),
+    ],
+)
+def test_runs_that_show_or_answer_otherwise_are_not_mixed(gate, tmp_path, other, message):
+    runs = [
+        write_rows(tmp_path / "one", varied_rows(100), open_prompts="a"),
+        write_rows(tmp_path / "two", varied_rows(100, seed=1), **{"open_prompts": "a", **other}),
+    ]
+    said = refused(gate, runs)
+    assert all(part in said for part in message.split("*"))
+
+
+def test_a_run_of_an_older_version_goes_with_one_that_keeps_what_was_shown(gate, tmp_path):
+    old = write_rows(tmp_path / "old", varied_rows(100), k=None)
+    new = write_rows(tmp_path / "new", varied_rows(100, seed=1), open_prompts="a")
+    assert find_threshold(gate, [old, new], LOSS, share=0).chosen.n == 200

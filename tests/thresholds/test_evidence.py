@@ -6,6 +6,7 @@ from knowgate.errors import ArtefactError
 from knowgate.gates import load_gate
 from knowgate.gates.fitted.artefact import ALWAYS, CARD, MANIFEST, read_artefact
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.prompts.answer import AnswerPrompts
 from knowgate.thresholds.evidence import CALIBRATED, save_threshold, sentence, with_section
 from knowgate.thresholds.promises import Deployment, promise
 from knowgate.types import Passage
@@ -100,7 +101,7 @@ def test_editing_the_threshold_by_hand_is_still_noticed(tmp_path):
 def test_the_card_says_what_is_proven_and_for_what(tmp_path):
     card = (saved(tmp_path) / CARD).read_text()
     assert "Threshold 0.31 loses at most 2 % of the answers against always retrieving, with 95 % confidence" in card
-    assert "bm25 (index-1)" in card
+    assert "bm25 (index-1), 3 at a time, graded" in card
     assert "| chosen on | 200 | 80.0% | 50.0% | 51.0% | 20.0% | +1.0% | 1 |" in card
     assert "## Notes" in card
 
@@ -145,6 +146,27 @@ def test_a_run_with_an_index_and_no_k_showed_three_passages(tmp_path):
     folder = saved(tmp_path, k=None)
     assert "shown for 3 passages, not for 1" in used(folder, k=1)
     assert "does not hold" not in used(folder, k=3)
+
+
+@pytest.mark.parametrize(
+    ("proven", "options", "reason"),
+    [
+        ({"max_tokens": 32}, {"max_tokens": 64}, "answers of up to 32 tokens, not 64"),
+        ({"open_prompts": "told otherwise"}, {}, r"another wording of questions with passages \(told otherwise, not "),
+    ],
+)
+def test_a_longer_answer_and_other_words_for_passages_break_it(tmp_path, proven, options, reason):
+    with pytest.raises(AssertionError, match=f"does not hold here: it was shown for {reason}"):
+        raise AssertionError(used(saved(tmp_path, **proven), **options))
+
+
+def test_a_gate_that_does_not_say_how_long_answers_were_promises_as_before(tmp_path):
+    assert "does not hold" not in used(saved(tmp_path), max_tokens=64)
+
+
+def test_it_holds_for_as_many_tokens_and_the_same_words(tmp_path):
+    folder = saved(tmp_path, max_tokens=32, open_prompts=AnswerPrompts().open_fingerprint)
+    assert "does not hold" not in used(folder)
 
 
 def test_a_stricter_threshold_keeps_the_guarantee(tmp_path):

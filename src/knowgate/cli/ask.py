@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +18,12 @@ from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, R
 from knowgate.cli.paths import path
 from knowgate.cli.questions import read_arguments
 from knowgate.display import harmless
-from knowgate.pipeline import AdaptiveRAG, answer_record, build_pipeline, decision_record, load_settings
+from knowgate.gates import far_share, far_words
+from knowgate.pipeline import AdaptiveRAG, TrafficLog, answer_record, build_pipeline, decision_record, load_settings
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, TextEvent
 
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
-GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; see `knowgate gates`.")]  # fmt: skip  # noqa: E501
+GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; folder of a fitted one (DIR,verdict=own: by its raw score). See `knowgate gates`.")]  # fmt: skip  # noqa: E501
 PlugIn = Annotated[
     bool | None, typer.Option("--plug-in", help="Let a fitted gate decide for another LLM than its own.")
 ]
@@ -35,11 +37,13 @@ SecondLook = Annotated[str | None, typer.Option(help="Folder of a fitted kbm gat
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
 Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
+Log = Annotated[str | None, typer.Option("--log", metavar="DB", help="Log that grows with use: retrieved questions, known where the answers with and without passages agree.")]  # fmt: skip  # noqa: E501
+LogDrafts = Annotated[bool | None, typer.Option("--log-drafts", help="With --log: also answer from memory where the gate reads no whole draft (dhicl, skr, logprob:first).")]  # fmt: skip  # noqa: E501
 Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
 ]
-Explain = Annotated[bool, typer.Option(help="Show the logged questions a decision rests on (dhicl, skr), and what is proven about the threshold.")]  # fmt: skip  # noqa: E501
+Explain = Annotated[bool, typer.Option(help="Show what a decision rests on: a fitted gate's raw score and how far the question lies from those it learnt from, logged questions (dhicl, skr), what is proven about the threshold.")]  # fmt: skip  # noqa: E501
 
 
 def ask(
@@ -61,6 +65,8 @@ def ask(
     lang: Lang = None,
     prompts: Prompts = None,
     config: Config = None,
+    log: Log = None,
+    log_drafts: LogDrafts = None,
     record: Record = None,
     explain: Explain = False,
     as_json: Json = False,
@@ -70,21 +76,36 @@ def ask(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
         retriever=retriever, rerank=rerank, rerank_margin=rerank_margin, preset=preset, beta=beta,
         second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
-        prompts=prompts,
+        prompts=prompts, log=log, log_drafts=log_drafts,
     )  # fmt: skip
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record)
     _say_promise(rag, explain)
-    sure = Sure()
+    sure, far = Sure(), Far()
     live = not as_json and len(questions or ()) == 1 and sys.stdout.isatty()
-    for answer in map(partial(_show_live, rag), asked) if live else rag.stream(asked):
-        sure.see(answer)
-        if not live:
-            print_json(answer_record(answer, rag)) if as_json else _show(answer)
-        if explain and not as_json:
-            _show_neighbours(answer.decision)
+    with _logging(rag.log):
+        for answer in map(partial(_show_live, rag), asked) if live else rag.stream(asked):
+            sure.see(answer)
+            far.see(answer.decision)
+            if not live:
+                print_json(answer_record(answer, rag)) if as_json else _show(answer)
+            if explain and not as_json:
+                _show_basis(answer.decision)
+    far.say()
     if rag.rerank_margin is not None and rag.reranker is not None:
         WORDS.print(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.")
+
+
+@contextmanager
+def _logging(log: TrafficLog | None) -> Iterator[None]:
+    """What was asked is written whatever happens, and how much of it has a label is said."""
+    try:
+        yield
+    finally:
+        if log is not None:
+            log.close()
+    if log is not None:
+        WORDS.print(f"{log.labelled} of {log.asked} questions were logged: answered both with and without passages.")
 
 
 @dataclass
@@ -97,6 +118,22 @@ class Sure:
     def see(self, answer: Answer) -> None:
         self.retrieved += bool(answer.passages)
         self.skipped += Note.NOT_RERANKED in answer.decision.notes
+
+
+@dataclass
+class Far:
+    """How many questions lie far from those the gate was fitted on."""
+
+    gate: str = ""
+    distances: list[float | None] = field(default_factory=list)
+
+    def see(self, decision: Decision) -> None:
+        self.gate = decision.gate
+        self.distances.append(decision.distance)
+
+    def say(self) -> None:
+        if said := far_words(self.gate, far_share(self.distances), len(self.distances)):
+            WORDS.print(said)
 
 
 def decide(
@@ -119,18 +156,22 @@ def decide(
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record, retrieves=False)
     _say_promise(rag, explain)
+    far = Far()
     for question, decision in rag.decide_stream(asked):
+        far.see(decision)
         if as_json:
             print_json({"question": question.text, **decision_record(decision), "model": rag.model.name})
         else:
             line = (_verdict(decision), f"  {harmless(question.text)}  ", (harmless(decision.reason), "dim"))
             plain_console().print(Text.assemble(*line))
         if explain and not as_json:
-            _show_neighbours(decision)
+            _show_basis(decision)
+    far.say()
 
 
 def _say_promise(rag: AdaptiveRAG, explain: bool) -> None:
-    if explain and (said := rag.promise):
+    """What is proven, to who asks; that it does not hold here, to everybody."""
+    if (explain or rag.objections) and (said := rag.promise):
         WORDS.print(said)
 
 
@@ -192,9 +233,15 @@ def _show_sources(answer: Answer) -> None:
     console.print(f"  {answer.seconds['total']:.2f} s", style="dim")
 
 
-def _show_neighbours(decision: Decision) -> None:
+def _show_basis(decision: Decision) -> None:
+    """What a decision rests on: a fitted gate's score before calibration and its own questions, logged questions."""
     console = plain_console()
-    if not decision.neighbours:
+    if decision.distance is not None:
+        words = f"distance {decision.distance:.2f} from the questions the gate was fitted on; 99 % of them are within 1"
+        console.print(f"  {words}", style="dim")
+    if decision.raw is not None:
+        console.print(f"  need {decision.need:.4f}, made of the raw score {decision.raw:.4f}", style="dim")
+    if not decision.neighbours and decision.raw is None:
         console.print("  this gate looked up no logged questions", style="dim")
     for near in decision.neighbours:
         outcome = f", retrieval: {near.outcome}" if near.outcome else ""

@@ -75,6 +75,8 @@ def _package(package: str, module: str, extra: str) -> Finding:
 
 
 def _weights(name: str) -> Finding:
+    if not weights.is_cached(name) and not weights.lookup(name).embedded:
+        return Finding(f"weights {name}", f"not fetched (optional): {weights.lookup(name).summary}")
     if not weights.is_cached(name):
         return Finding(f"weights {name}", "not fetched yet", f"knowgate models pull {name}")
     try:

@@ -14,9 +14,11 @@ from rich.text import Text
 
 from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.label import labelling_bar
+from knowgate.cli.options import Candidates, Rerank
 from knowgate.cli.paths import path
 from knowgate.errors import BadSetting
 from knowgate.evaluation import Evaluation, evaluate, evaluation_json
+from knowgate.gates import far_words
 from knowgate.report import all_sheets, check_report_folder, render, write_report
 
 PIPED = 220  # columns
@@ -41,6 +43,9 @@ def eval_(
         typer.Option(parser=path, metavar="FILE", help="With --model and --labels: the runs' own answer prompts."),
     ] = None,
     index: Annotated[str | None, typer.Option(help="With --data: index folder or http:URL.")] = None,
+    rerank: Rerank = None,
+    candidates: Candidates = 20,
+    k: Annotated[int | None, typer.Option(min=1, help="With --data: passages shown to the LLM, as in `label`.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="With --data: only the first so many questions.")] = None,
     gates: Annotated[
         list[str] | None,
@@ -54,6 +59,12 @@ def eval_(
     drop_seen: Annotated[
         bool, typer.Option("--drop-seen", help="Leave out questions a gate was fitted on, instead of refusing it.")
     ] = False,
+    second_look: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Fitted kbm gate that judges the passages of every row: each gate with and without it."
+        ),
+    ] = None,
     record: Annotated[bool, typer.Option("--record", help="Keep what the gates said in the label runs.")] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 2_000,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
@@ -74,15 +85,22 @@ def eval_(
             model=model,
             prompts=prompts,
             index=index,
+            rerank=rerank,
+            candidates=candidates,
+            k=k,
             out=out,
             limit=limit,
             plug_in=plug_in,
             drop_seen=drop_seen,
+            second_look=second_look,
             record=record,
             resamples=resamples,
             seed=seed,
             on_progress=show,
         )
+    for gate in evaluation.gates:
+        if said := far_words(gate.gate, gate.far, len(evaluation.trial.rows)):
+            WORDS.print(said, style="yellow")
     if as_json:
         print_json(evaluation_json(evaluation))
     else:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Annotated
 
 import typer
 
 from knowgate.cli.console import WORDS, plain_console, print_json
-from knowgate.cli.options import Json, Limit
+from knowgate.cli.eval import split_specs
+from knowgate.cli.options import Json, Limit, PlugIn
 from knowgate.datasets import load_questions
-from knowgate.evaluation import Assessment, assess_direct, assess_freely, assess_with_history
+from knowgate.evaluation import Assessment, assess_direct, assess_freely, assess_gate, assess_with_history
 from knowgate.models import load_model
 from knowgate.prompts import AnswerPrompts
 from knowgate.types import Model, Question
 
 LINE = "{:<12} {:<30} {:>9} {:>11} {:>13} {:>7}"
+SELF = "self"
 
 
 def eval_self(
@@ -30,18 +33,26 @@ def eval_self(
     ] = "true/false",
     history: Annotated[str | None, typer.Option(help="Log for the rows with history.")] = None,
     k: Annotated[int, typer.Option(min=1, help="Logged questions shown.")] = 20,
-    judge: Annotated[str | None, typer.Option(help="Model spec that reads free statements.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Model spec that reads free statements; 'self' for the LLM itself.")
+    ] = None,
+    gates: Annotated[
+        list[str] | None, typer.Option(help="Gates to assess beside it (fit uar, say): folders and specs.")
+    ] = None,
+    plug_in: PlugIn = False,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Print the KB-SAT table: accuracy and predictions of self-assessment, direct, with history, with calibration."""
     llm = load_model(model)
-    reader = load_model(judge) if judge else None
+    reader = llm if judge == SELF else load_model(judge) if judge else None
+    others = split_specs(gates) if gates else []
     for spec in data:
         questions = load_questions(spec, limit)
         if not as_json:
             plain_console().print(_title(spec, questions))
-        for row in _rows(llm, questions, words.split(","), history, k, reader):
+        beside = (assess_gate(llm, questions, gate, AnswerPrompts(), plug_in=plug_in) for gate in others)
+        for row in chain(_rows(llm, questions, words.split(","), history, k, reader), beside):
             if as_json:
                 print_json({"data": spec, "model": llm.name, **asdict(row)})
             else:

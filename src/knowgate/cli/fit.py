@@ -22,7 +22,7 @@ from knowgate.cli.options import Seed
 from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
 from knowgate.errors import KnowgateError, UnknownName
-from knowgate.fitting import FitOption, FitStep, fit, fit_function, fit_names, options_of
+from knowgate.fitting import FitOption, FitStep, fit, fit_function, fit_names, majority, options_of
 from knowgate.gates import FITTED, retrieval_rule
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ RERANKER, GATES = "reranker", "Gates, and when they retrieve"
 RENAMED = {"--rate": "--learning-rate"}
 RENAMED_OF = {"uar": {"--base": "--model"}}
 ENOUGH, ENOUGH_TESTED = 300, 50
-SHARED = ("labels", "out", "target", "threshold", "seed")
+SHARED = ("labels", "out", "target", "threshold", "balance_sets", "seed")
 
 FitLabels = Annotated[
     list[Path] | None,
@@ -59,6 +59,10 @@ FitThreshold = Annotated[
         max=1,
         help="Retrieve when need is above this. Default: 0.5; chosen on dev for benefit.",
     ),
+]
+FitBalance = Annotated[
+    bool,
+    typer.Option("--balance-sets", help="Label runs of different size count the same. For gates without a judge."),
 ]
 
 
@@ -133,6 +137,7 @@ def _shared(
     out: FitOut,
     target: FitTarget = None,
     threshold: FitThreshold = None,
+    balance_sets: FitBalance = False,
     seed: Seed = 0,
 ) -> None:
     """The options of every fit."""
@@ -165,10 +170,23 @@ def fit_and_tell(name: str, shared: dict[str, Any], options: dict[str, Any]) -> 
     table = Table("measure", "test split", box=None)
     for measure, estimate in made["metrics"].items():
         table.add_row(measure, _shown(estimate))
-    plain_console(soft_wrap=False).print(table)
+        if measure == "accuracy":
+            table.add_row("(majority)", f"{majority(made):.3f}")
+    console = plain_console(soft_wrap=False)
+    console.print(table)
+    if "sets" in made:
+        console.print(_by_set(made["sets"]))
     WORDS.print(f"{name} fitted on '{made['target']}', {made['split']}. Use it: knowgate ask --gate {out}")
     WORDS.print(_decides(gate))
     _warn(gate)
+
+
+def _by_set(sets: Mapping[str, Mapping[str, Any]]) -> Table:
+    """How it does on the part of each label run; a pooled number hides a set it fails on."""
+    table = Table("label run", "test questions", "AUROC", box=None)
+    for name, one in sets.items():
+        table.add_row(name, str(one["n"]), _shown(one["auroc"]))
+    return table
 
 
 def _watching(show: Show) -> Callable[[FitStep], None]:
@@ -183,6 +201,8 @@ def _watching(show: Show) -> Callable[[FitStep], None]:
 def _shown(estimate: Mapping[str, float | None]) -> str:
     if estimate["value"] is None:
         return "not defined"
+    if estimate["low"] is None:
+        return f"{estimate['value']:.3f}"
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 

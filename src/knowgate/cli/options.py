@@ -22,6 +22,17 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the firs
 Seed = Annotated[int, typer.Option("--seed", help="Of splits, samples and training.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 Retriever = Annotated[str | None, typer.Option("--retriever", help="bm25 (default), dense or hybrid.")]
+Rerank = Annotated[
+    str | None,
+    typer.Option(
+        "--rerank",
+        metavar="DIR|SPEC",
+        help="Reranker that chooses the passages: folder made by `fit reranker`, any cross-encoder, or api:MODEL@URL.",
+    ),
+]
+Candidates = Annotated[
+    int, typer.Option("--candidates", min=1, help="With --rerank: passages it chooses the --k from.")
+]
 RerankMargin = Annotated[
     float | None,
     typer.Option(
@@ -40,5 +51,8 @@ Gates = Annotated[
 PlugIn = Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")]
 Lang = Annotated[str | None, typer.Option("--lang", help="Force the prompt language: en or zh. Default: detected.")]
 Prompts = Annotated[
-    Path | None, typer.Option("--prompts", parser=path, metavar="FILE", help="TOML file with your own answer prompts.")
+    Path | None,
+    typer.Option(
+        "--prompts", parser=path, metavar="free|FILE", help="Wording: free (answers at length), or your own TOML file."
+    ),
 ]

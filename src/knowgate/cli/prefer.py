@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,8 @@ from knowgate.cli.options import Labels, Lang, Limit, Prompts, Seed
 from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
 from knowgate.pipeline import Settings, build_prompts
-
-if TYPE_CHECKING:
-    from knowgate.preferences import PreferenceCounts
+from knowgate.preferences import DEFAULT_SOURCE, PreferenceCounts, PreferenceFolder
+from knowgate.preferences import prefer as prefer_labelled
 
 
 def prefer(
@@ -37,7 +36,11 @@ def prefer(
         typer.Option(
             help="confidence (shift of the probe), benefit (answers turned right) or likelihood (of the gold answer)."
         ),
-    ] = "confidence",
+    ] = DEFAULT_SOURCE,
+    cut: Annotated[
+        int | None,
+        typer.Option(min=1, help="A control: cut all candidates to so many tokens; shorter ones are left out."),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="Positives and negatives kept of each question.")] = 5,
     model: Annotated[str | None, typer.Option(help="Model spec. Default: the label run's.")] = None,
     split: Annotated[
@@ -52,15 +55,12 @@ def prefer(
 
     Example: knowgate prefer --labels run --gate my-probe --index my-index --out pref
     """
-    from knowgate.preferences import PreferenceFolder
-    from knowgate.preferences import prefer as prefer_labelled
-
     wording = build_prompts(Settings(lang=lang, prompts=prompts))
     try:
         with progress("measuring", "questions", WORDS) as show:
             counts = prefer_labelled(
                 labels, out, source=source, gate=gate, index=index, data=data, candidates=candidates, top=top,
-                model=model, split=split, limit=limit, seed=seed, prompts=wording, watch=_watching(show),
+                cut=cut, model=model, split=split, limit=limit, seed=seed, prompts=wording, watch=_watching(show),
             )  # fmt: skip
     except KeyboardInterrupt:
         WORDS.print(f"{len(PreferenceFolder(out).done())} questions are safe in {out}; the same command goes on.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.evaluation.beta_table import beta_sheets
     from knowgate.evaluation.boundary.boundary import Interval, RowCounts, change
     from knowgate.evaluation.boundary.facts import INDICATORS
     from knowgate.evaluation.boundary.run_report import RunReport, read_runs, run_report_json
@@ -14,11 +15,23 @@ if TYPE_CHECKING:
     from knowgate.evaluation.boundary.slices import NOT_GIVEN, Slice, summarise
     from knowgate.evaluation.compare_gates import evaluate
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
-    from knowgate.evaluation.comparison.gate_results import RATES, GateResult
+    from knowgate.evaluation.comparison.gate_results import RATES, GateResult, majority_share
     from knowgate.evaluation.comparison.overview import main_sheet
+    from knowgate.evaluation.dhicl_tables import EXAMPLE_COUNTS, WORD_PAIRS, Variants, history_tables
+    from knowgate.evaluation.ik_ablations import sweep_ik
+    from knowgate.evaluation.latency import latency_sheet, time_gates
     from knowgate.evaluation.reranking.answers import Answering
-    from knowgate.evaluation.reranking.rankers import compare_rankers, markdown, summary
-    from knowgate.evaluation.self_assessment import Assessment, assess_direct, assess_freely, assess_with_history
+    from knowgate.evaluation.reranking.compare import HeldOut, compare_rerankers, held_out
+    from knowgate.evaluation.reranking.kept_scores import KeptScores
+    from knowgate.evaluation.reranking.tables import prediction_lines, rerank_json, rerank_sheets
+    from knowgate.evaluation.second_look import second_sheet
+    from knowgate.evaluation.self_assessment import (
+        Assessment,
+        assess_direct,
+        assess_freely,
+        assess_gate,
+        assess_with_history,
+    )
     from knowgate.evaluation.sweeps import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
     from knowgate.evaluation.traffic.log import Log, read_log, read_run, shown_bad
     from knowgate.evaluation.traffic.replay import Prices, ThresholdLine, Traffic, TrafficSaving, replay
@@ -27,10 +40,13 @@ else:
 __all__ = [
     "Answering",
     "Assessment",
+    "EXAMPLE_COUNTS",
     "Evaluation",
     "GateResult",
+    "HeldOut",
     "INDICATORS",
     "Interval",
+    "KeptScores",
     "Log",
     "NOT_GIVEN",
     "Point",
@@ -44,26 +60,38 @@ __all__ = [
     "ThresholdLine",
     "Traffic",
     "TrafficSaving",
+    "Variants",
+    "WORD_PAIRS",
     "assess_direct",
     "assess_freely",
+    "assess_gate",
     "assess_with_history",
+    "beta_sheets",
     "change",
-    "compare_rankers",
+    "compare_rerankers",
     "evaluate",
     "evaluation_json",
+    "held_out",
+    "history_tables",
+    "latency_sheet",
     "main_sheet",
-    "markdown",
+    "majority_share",
+    "prediction_lines",
     "read_log",
     "read_run",
     "read_runs",
     "replay",
+    "rerank_json",
+    "rerank_sheets",
     "run_report_json",
+    "second_sheet",
     "shown_bad",
     "summarise",
-    "summary",
     "sweep_betas",
+    "sweep_ik",
     "sweep_plug_in",
     "sweep_thresholds",
     "sweep_transfer",
     "sweep_variants",
+    "time_gates",
 ]

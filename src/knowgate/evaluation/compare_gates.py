@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from knowgate.datasets import Data
 from knowgate.doors import check_seed, check_whole
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluation.comparison.evaluation import Evaluation, compare
+from knowgate.evaluation.comparison.gate_results import baselines
 from knowgate.evaluation.live import AUTO, answer_now, ask_now
-from knowgate.gates import record_scores, score_gates, without_seen
-from knowgate.labels import Tally
+from knowgate.evaluation.second_look import look_again, second_lines
+from knowgate.gates import GateScores, record_scores, score_gates, without_seen
+from knowgate.labels import CANDIDATES, Tally
 from knowgate.prompts import load_answer_prompts
 from knowgate.runs import Runs, load_trial, run_paths
-from knowgate.statistics import RESAMPLES
-from knowgate.types import Gate, Model, Retriever
+from knowgate.statistics import RESAMPLES, Draws
+from knowgate.types import Gate, Model, Reranker, Retriever
 
 GateLike = str | Path | Gate
 MODEL = "smollm"  # answers questions where none is named
@@ -32,10 +35,14 @@ def evaluate(
     model: str | Model | None = None,
     prompts: str | Path | None = None,
     index: str | Path | Retriever | None = None,
+    rerank: str | Path | Reranker | None = None,
+    candidates: int = CANDIDATES,
+    k: int | None = None,
     out: str | Path | None = None,
     limit: int | None = None,
     plug_in: bool = False,
     drop_seen: bool = False,
+    second_look: str | Path | None = None,
     record: bool = False,
     resamples: int = RESAMPLES,
     seed: int = 0,
@@ -47,11 +54,13 @@ def evaluate(
     A gate given as an object is evaluated as it is in memory, with the threshold it has there.
     runs: label runs; no LLM is run, unless `model` names theirs: then gates for which the rows are not enough ask it,
     and what they said is kept beside the rows. prompts: the wording the runs were made with, where it was their own.
-    Or data: questions that `model` (the embedded one if none is named) answers now, with passages from `index`; the
-    answers are kept in the folder `out`, and the next call does not ask for them again. limit: only so many questions.
+    Or data: questions that `model` (the embedded one if none is named) answers now, with k passages from `index`,
+    chosen from so many `candidates` by the reranker `rerank` where there is one; the answers are kept in the folder
+    `out`, and the next call does not ask for them again. limit: only so many questions.
     plug_in: allow gates that were fitted on another LLM. drop_seen: leave out questions a gate was fitted on, instead
-    of refusing it. record: keep what all gates said beside the rows, for whoever has the rows alone. resamples, seed:
-    of the bootstrap.
+    of refusing it. second_look: a fitted kbm gate that judges the passages of every row; the evaluation then has a
+    table of each gate with and without it, and the verdicts are kept beside the rows.
+    record: keep what all gates said beside the rows, for whoever has the rows alone. resamples, seed: of the bootstrap.
 
     Example:
         >>> evaluate(["my-gate", "logprob:mean"], "runs/test")  # doctest: +SKIP
@@ -59,33 +68,39 @@ def evaluate(
     llm = model or MODEL
     asked: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in _several(gates)]
     _check(asked, runs, data, out)
+    if rerank is not None and data is None:
+        raise BadSetting("--rerank goes with --data; recorded rows keep the passages they were answered with.")
     check_whole(resamples, "the number of resamples", least=0, most=MOST_RESAMPLES)
     check_seed(seed)
     named: Sequence[str | Gate] = asked
     if data is not None and out is not None:
         made = answer_now(
-            asked,
-            data,
-            model=llm,
-            index=index,
-            out=out,
-            limit=limit,
-            plug_in=plug_in,
-            on_progress=on_progress,
-        )
+            asked, data, model=llm, index=index, rerank=rerank, candidates=candidates, k=k, out=out, limit=limit,
+            plug_in=plug_in, on_progress=on_progress,
+        )  # fmt: skip
         runs, named = made.runs, made.gates
     elif model is not None:
         wording = load_answer_prompts(Path(prompts)) if prompts is not None else None
         named = ask_now(asked, run_paths(runs or []), model=model, prompts=wording, plug_in=plug_in)
     try:
         trial = load_trial(run_paths(runs or []))
-        trial = without_seen(trial, asked) if drop_seen else trial
+        looking = [] if second_look is None else [str(second_look)]
+        trial = without_seen(trial, [*asked, *looking]) if drop_seen else trial
         scores = score_gates(trial, named, plug_in=plug_in)
         if record:
             record_scores(trial, scores)
-        return compare(trial, scores, resamples=resamples, seed=seed)
+        compared = compare(trial, scores, resamples=resamples, seed=seed)
+        return _with_second_look(compared, scores, looking[0], seed) if looking else compared
     except ModuleNotFoundError as error:
         raise MissingExtra("evaluating", "train") from error
+
+
+def _with_second_look(compared: Evaluation, scored: Sequence[GateScores], folder: str, seed: int) -> Evaluation:
+    trial = compared.trial
+    beside = [one for one in baselines(trial) if one.name != "oracle"]
+    asked = [one for one in scored if one.name not in {line.name for line in beside}]
+    draws = Draws(len(trial.rows), compared.resamples, seed)
+    return replace(compared, second=second_lines(trial, [*beside, *asked], look_again(trial, folder), draws))
 
 
 def _several(gates: GateLike | Sequence[GateLike]) -> list[GateLike]:

@@ -13,13 +13,24 @@ from pathlib import Path
 
 from knowgate.datasets import Data, data_name
 from knowgate.errors import BadSetting
-from knowgate.gates import bind_gate, folder_of, gate_name, is_told, load_gate, read_questions, score_questions
-from knowgate.labels import Tally, label
+from knowgate.gates import (
+    bind_gate,
+    far_share,
+    folder_of,
+    gate_name,
+    is_told,
+    load_gate,
+    measure_distances,
+    read_questions,
+    score_both,
+)
+from knowgate.labels import CANDIDATES, Tally, label
 from knowgate.models import as_model
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
+from knowgate.rerank import as_reranker
 from knowgate.retrieval import as_retriever
 from knowgate.runs import RecordedNeeds, RunFolder, Trial, load_trial, question_of, read_needs, write_needs
-from knowgate.types import Gate, Model, Retriever
+from knowgate.types import Gate, Model, Reranker, Retriever
 
 log = logging.getLogger(__name__)
 BATCH = 32
@@ -41,7 +52,7 @@ class LiveGate:
     """A gate bound to the LLM, under the name its needs are recorded by.
 
     lasting: the name says all about the gate, so that needs on record under it are its own. A folder may have been
-    fitted or calibrated again since, and so may an object: they decide anew.
+    fitted or calibrated again since, and so may an object; a log may have grown. They decide anew.
     """
 
     name: str
@@ -56,6 +67,9 @@ def answer_now(
     model: str | Model,
     out: str | Path,
     index: str | Path | Retriever | None = None,
+    rerank: str | Path | Reranker | None = None,
+    candidates: int = CANDIDATES,
+    k: int | None = None,
     limit: int | None = None,
     plug_in: bool = False,
     on_progress: Callable[[Tally], None] = lambda tally: None,
@@ -67,6 +81,7 @@ def answer_now(
     parts = split_data(data)
     llm, prompts = as_model(model), load_answer_prompts()
     retriever = as_retriever(index) if index is not None else None
+    reranker = as_reranker(rerank) if rerank is not None else None
     names = record_names(gates)
     bound = [
         _bound(name, gate, llm, prompts, plug_in=plug_in)
@@ -79,6 +94,9 @@ def answer_now(
             part,
             model=llm,
             index=retriever,
+            rerank=reranker,
+            candidates=candidates,
+            k=k,
             out=Path(out) / "runs" / folder_name(part),
             samples=0,
             max_tokens=MAX_TOKENS,
@@ -150,7 +168,8 @@ def record_names(gates: Sequence[str | Gate]) -> list[str]:
 
 def _bound(name: str, gate: str | Gate, model: Model, prompts: AnswerPrompts, *, plug_in: bool) -> LiveGate:
     loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-    lasting = isinstance(gate, str) and folder_of(gate) is None
+    reads_log = type(loaded).recall is not Gate.recall  # which may have grown since
+    lasting = isinstance(gate, str) and folder_of(gate) is None and not reads_log
     return LiveGate(name, bind_gate(loaded, model, prompts), lasting)
 
 
@@ -164,10 +183,17 @@ def decide_on(run: RunFolder, model: Model, prompts: AnswerPrompts, gates: Seque
         log.info("%s decides on %d questions", one.name, len(questions))
         start = time.perf_counter()
         needs: list[float] = []
+        raws: list[float] = []
+        distances: list[float | None] = []
         for first in range(0, len(questions), BATCH):
             part = questions[first : first + BATCH]
-            needs += score_questions(one.gate, part, read_questions(model, [one.gate], part, prompts))
+            readings = read_questions(model, [one.gate], part, prompts)
+            scored = score_both(one.gate, part, readings)
+            needs += scored.needs
+            raws += scored.raw or []
+            distances += measure_distances(one.gate, part, readings)
         seconds = (time.perf_counter() - start) / len(questions)
-        by_id = dict(zip((question.id for question in questions), needs, strict=True))
-        about = getattr(one.gate, "note", "")
-        write_needs(run.path, [RecordedNeeds(one.name, one.gate.threshold, by_id, about, seconds)])
+        ids = [question.id for question in questions]
+        by_id, raw = dict(zip(ids, needs, strict=True)), dict(zip(ids, raws, strict=False))
+        about, far = one.gate.note, far_share(distances)
+        write_needs(run.path, [RecordedNeeds(one.name, one.gate.threshold, by_id, about, seconds, raw, far)])

@@ -1,4 +1,5 @@
-"""Does the LLM know what it knows? The KB-SAT table of DH-ICL: direct, with history, with calibration.
+"""Does the LLM know what it knows? The KB-SAT table of DH-ICL: direct, with history, with calibration, free, and other
+gates beside it.
 
 Runs a model on a set whose records say what the right self-assessment is (`meta.known`, as `label --kb-sat` writes).
 """
@@ -12,7 +13,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knowgate.errors import BadInput
-from knowgate.gates import DhiclGate, PromptGate, Sign, bind_gate, read_questions, score_questions
+from knowgate.gates import (
+    DhiclGate,
+    PromptGate,
+    Sign,
+    bind_gate,
+    gate_name,
+    load_gate,
+    read_questions,
+    score_questions,
+)
 from knowgate.prompts import AnswerPrompts, packaged, question_language
 from knowgate.statistics import auroc
 from knowgate.types import Model, Prompt, Question
@@ -45,6 +55,15 @@ def assess_direct(model: Model, questions: Sequence[Question], words: str, promp
     gate = PromptGate(words)
     needs = score_questions(gate, questions, read_questions(model, [gate], questions, prompts))
     return _assessed("direct", words, questions, needs, gate.threshold)
+
+
+def assess_gate(
+    model: Model, questions: Sequence[Question], gate: str, prompts: AnswerPrompts, *, plug_in: bool = False
+) -> Assessment:
+    """Any gate as a self-assessment, at its own threshold: Table 3 has UAR beside the LLM."""
+    bound = bind_gate(load_gate(gate, plug_in=plug_in), model, prompts)
+    needs = score_questions(bound, questions, read_questions(model, [bound], questions, prompts))
+    return _assessed(gate_name(gate), "-", questions, needs, bound.threshold)
 
 
 def assess_with_history(

@@ -8,18 +8,19 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.fitting.adaptive import fit_adaptive
-    from knowgate.fitting.examples import Examples, load_examples
+    from knowgate.fitting.card import majority
+    from knowgate.fitting.examples import FEWEST_OF_A_KIND, Examples, load_examples
     from knowgate.fitting.fit_gate import fit, fit_function, fit_names
     from knowgate.fitting.fit_options import HANDED, FitOption, Wanted, options_of
     from knowgate.fitting.fit_result import FitResult
     from knowgate.fitting.fusion import fit_fusion
-    from knowgate.fitting.judges.ik import fit_ik, fit_ik_text
+    from knowgate.fitting.judges.ik import fewer, fit_ik, fit_ik_text
     from knowgate.fitting.judges.kbm import fit_kbm
     from knowgate.fitting.probe import fit_probe
-    from knowgate.fitting.reranker.alignment import AlignedReranker, fit_reranker
+    from knowgate.fitting.reranker.alignment import RELEVANCE, AlignedReranker, fit_relevance, fit_reranker
     from knowgate.fitting.reranker.base import MINILM
     from knowgate.fitting.reranker.relevance import relevance_groups
-    from knowgate.fitting.reranker.save import gains_of, save_reranker
+    from knowgate.fitting.reranker.save import RELEVANCE_MANIFEST, gains_of, save_relevance, save_reranker
     from knowgate.fitting.reranker.training import Group, RerankStep, RerankTraining
     from knowgate.fitting.save import FitReport, save_fitted
     from knowgate.fitting.steps import FitStep, PlainStep, WatchFit
@@ -29,6 +30,7 @@ else:
 __all__ = [
     "AlignedReranker",
     "Examples",
+    "FEWEST_OF_A_KIND",
     "FitOption",
     "FitReport",
     "FitResult",
@@ -37,10 +39,13 @@ __all__ = [
     "HANDED",
     "MINILM",
     "PlainStep",
+    "RELEVANCE",
+    "RELEVANCE_MANIFEST",
     "RerankStep",
     "RerankTraining",
     "Wanted",
     "WatchFit",
+    "fewer",
     "fit",
     "fit_adaptive",
     "fit_function",
@@ -50,12 +55,15 @@ __all__ = [
     "fit_kbm",
     "fit_names",
     "fit_probe",
+    "fit_relevance",
     "fit_reranker",
     "fit_uar",
     "gains_of",
     "load_examples",
+    "majority",
     "options_of",
     "relevance_groups",
     "save_fitted",
+    "save_relevance",
     "save_reranker",
 ]

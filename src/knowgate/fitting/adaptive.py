@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from knowgate.embedding import SentenceEmbedder, check_vectors
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.gates import CLASSES, apply_classes
 from knowgate.runs import LabelRow
@@ -21,7 +22,7 @@ STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # scikit-learn's C, on unit vectors
 Tensors = dict[str, NDArray[Any]]
 
 
-def fit_adaptive(examples: Examples, *, embedder: Embedder | None = None) -> FitResult:
+def fit_adaptive(examples: Annotated[Examples, Wanted(weighs=True)], *, embedder: Embedder | None = None) -> FitResult:
     """A multinomial logistic regression into no / one / multi; the strength that fits the dev split best."""
     chosen = embedder or SentenceEmbedder()
     classes = np.array([CLASSES.index(found) if (found := strategy(row)) else -1 for row in examples.rows])
@@ -40,10 +41,11 @@ def fit_adaptive(examples: Examples, *, embedder: Embedder | None = None) -> Fit
 
 
 def strategy(row: LabelRow) -> str | None:
-    """The cheapest way that was right: no, one or multi; None where an iterative answer is recorded and wrong too.
+    """The cheapest way that was right: no, one or multi; None where several rounds are on record and wrong too.
 
-    Without a recorded iterative answer (`meta.acc_contains.ircot`), what one round does not get is left to several.
-    The paper labels questions that nothing gets right by their data set; here they are left out.
+    Rows without an iterative answer (`label --iterative`, or `meta.acc_contains.ircot` of answers recorded elsewhere)
+    leave to several rounds what one does not get. The paper labels questions that nothing gets right by their data set;
+    here they are left out.
     """
     if row.closed and row.closed.correct:
         return "no"
@@ -51,9 +53,16 @@ def strategy(row: LabelRow) -> str | None:
         raise BadSetting(f"row '{row.id}' has no open-book answer, which adaptive learns from: label with passages.")
     if row.open.correct:
         return "one"
+    return None if iterative_right(row) is False else "multi"
+
+
+def iterative_right(row: LabelRow) -> bool | None:
+    """Whether several rounds got it right; None where nobody tried."""
+    if row.iterative is not None:
+        return bool(row.iterative.correct)
     recorded = row.meta.get("acc_contains")
-    iterative = recorded.get("ircot") if isinstance(recorded, dict) else None
-    return None if iterative is False else "multi"
+    found = recorded.get("ircot") if isinstance(recorded, dict) else None
+    return found if isinstance(found, bool) else None
 
 
 def _best(vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> Tensors:
@@ -62,14 +71,15 @@ def _best(vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> Te
         raise BadInput(
             "adaptive needs questions answered right without retrieval and others that were not. Label more."
         )
-    tried = [_fitted(vectors[train], classes[train], strength) for strength in STRENGTHS]
+    weights = examples.weights_of(train)
+    tried = [_fitted(vectors[train], classes[train], strength, weights) for strength in STRENGTHS]
     return max(tried, key=lambda tensors: _likelihood(tensors, vectors[dev], classes[dev]))
 
 
-def _fitted(vectors: Vector, classes: NDArray[np.int64], strength: float) -> Tensors:
+def _fitted(vectors: Vector, classes: NDArray[np.int64], strength: float, weights: Floats | None) -> Tensors:
     from sklearn.linear_model import LogisticRegression
 
-    made = LogisticRegression(C=strength, max_iter=2000).fit(vectors, classes)
+    made = LogisticRegression(C=strength, max_iter=2000).fit(vectors, classes, weights)
     weight, bias = np.zeros((len(CLASSES), vectors.shape[1]), np.float32), np.zeros(len(CLASSES), np.float32)
     if len(made.classes_) == 2:  # one row of weights, for the second class against the first
         weight[made.classes_[1]], bias[made.classes_[1]] = made.coef_[0], made.intercept_[0]
@@ -90,9 +100,26 @@ def _likelihood(tensors: Tensors, vectors: Vector, classes: NDArray[np.int64]) -
 def _notes(classes: NDArray[np.int64], vectors: Vector, tensors: Tensors, examples: Examples) -> list[str]:
     counts = ", ".join(f"{name} {int((classes == number).sum())}" for number, name in enumerate(CLASSES))
     notes = [f"cheapest strategy that was right: {counts}; left out, as nothing was right: {int((classes < 0).sum())}"]
+    notes += _tried(examples.rows)
     test = examples.split.test[classes[examples.split.test] >= 0]
     if len(test):
         right = float((apply_classes(tensors, vectors[test]).argmax(axis=1) == classes[test]).mean())
         most = float(np.bincount(classes[test]).max() / len(test))
         notes.append(f"accuracy of the three classes on the test split: {right:.3f} (always the commonest: {most:.3f})")
     return notes
+
+
+def _tried(rows: Sequence[LabelRow]) -> list[str]:
+    """What several rounds come to, where they were tried on every question; what stands for them, where not."""
+    verdicts = [iterative_right(row) for row in rows]
+    if any(verdict is None for verdict in verdicts):
+        return [
+            f"{verdicts.count(None)} of {len(rows)} rows have no iterative answer: what one round does not get counts "
+            "as several there. Label with --iterative to know."
+        ]
+    ways = {
+        "closed-book": [bool(row.closed and row.closed.correct) for row in rows],
+        "with one round of retrieval": [bool(row.open and row.open.correct) for row in rows],
+        "with several": [bool(verdict) for verdict in verdicts],
+    }
+    return ["answers right: " + ", ".join(f"{sum(got) / len(rows):.1%} {way}" for way, got in ways.items())]

@@ -30,6 +30,7 @@ def card(manifest: Mapping[str, Any], notes: Sequence[str], command: str) -> str
         '```console\nknowgate ask --gate THIS_FOLDER --docs FOLDER "a question"\n```',
         _facts(manifest),
         "## Measured on the held-out test split\n\n" + _metrics(manifest),
+        *_sets(manifest),
         "![ROC curve on the test split](curve.svg)",
     ]
     if notes:
@@ -37,6 +38,25 @@ def card(manifest: Mapping[str, Any], notes: Sequence[str], command: str) -> str
     if command:
         parts.append(f"## Made by\n\n```console\n{markdown_code(command)}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _sets(manifest: Mapping[str, Any]) -> list[str]:
+    """What the pooled label runs come to one by one."""
+    if "sets" not in manifest:
+        return []
+    how = "each run counted the same in the fit" if manifest["balanced"] else "every question counted the same"
+    lines = [f"By label run ({how}):", "", "| run | n | positive | AUROC | 95 % interval |", "|---|---|---|---|---|"]
+    for name, one in manifest["sets"].items():
+        share = "" if one["base_rate"] is None else f"{one['base_rate']:.0%}"
+        lines.append(f"| {markdown_text(name)} | {one['n']} | {share} | {' | '.join(_cells(one['auroc']))} |")
+    return ["\n".join(lines)]
+
+
+def _cells(estimate: Mapping[str, float | None]) -> tuple[str, str]:
+    if estimate["value"] is None:
+        return "not defined", ""
+    interval = "" if estimate["low"] is None else f"{estimate['low']:.3f} to {estimate['high']:.3f}"
+    return f"{estimate['value']:.3f}", interval
 
 
 def _facts(manifest: Mapping[str, Any]) -> str:
@@ -61,15 +81,15 @@ def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in options.items() if not isinstance(value, list))
 
 
+def majority(manifest: Mapping[str, Any]) -> float:
+    """How often the commoner verdict is right: what the accuracy of a verdict must beat."""
+    return max(float(manifest["base_rate"]), 1 - float(manifest["base_rate"]))
+
+
 def _metrics(manifest: Mapping[str, Any]) -> str:
     lines = ["| measure | value | 95 % interval |", "|---|---|---|"]
     for name, estimate in manifest["metrics"].items():
-        if estimate["value"] is None:
-            lines.append(f"| {WORDS[name]} | not defined | |")
-        elif estimate["low"] is None:
-            lines.append(f"| {WORDS[name]} | {estimate['value']:.3f} | |")
-        else:
-            lines.append(
-                f"| {WORDS[name]} | {estimate['value']:.3f} | {estimate['low']:.3f} to {estimate['high']:.3f} |"
-            )
+        lines.append(f"| {WORDS[name]} | {' | '.join(_cells(estimate))} |")
+        if name == "accuracy":
+            lines.append(f"| the same of the commoner verdict for every question | {majority(manifest):.3f} | |")
     return "\n".join(lines)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.runs import LabelRow, Split, Trial, load_trial, loose_key, seen_key, split_questions
-from knowgate.statistics import Bools
+from knowgate.runs import LabelRow, Split, Trial, load_trial, loose_key, names_of, seen_key, split_questions
+from knowgate.statistics import Bools, Floats
 from knowgate.types import Question, Reading
 
 Target = Literal["known", "benefit"]
@@ -29,12 +32,16 @@ FEWEST_TRAINED = 2  # different questions of each kind in the training split
 
 @dataclass(frozen=True)
 class Examples:
-    """Graded questions of one model under one wording, with what they should be told: True = needs retrieval."""
+    """Graded questions of one model under one wording, with what they should be told: True = needs retrieval.
+
+    balanced: label runs of different size count the same in losses and calibration, see `weights`.
+    """
 
     trial: Trial
     needed: Bools
     target: Target
     split: Split
+    balanced: bool = False
 
     @property
     def rows(self) -> list[LabelRow]:
@@ -56,6 +63,23 @@ class Examples:
     def runs(self) -> list[str]:
         return self.trial.runs
 
+    @cached_property
+    def sets(self) -> list[str]:
+        """The label run each row is of, by its name."""
+        names = sorted(names_of([Path(run) for run in self.runs]), key=len, reverse=True)
+        return [next((name for name in names if key.startswith(f"{name}/")), "") for key in self.trial.keys]
+
+    @cached_property
+    def weights(self) -> Floats | None:
+        """How much each row counts, 1 on average: every set as much as any other. None where all count the same."""
+        if not self.balanced:
+            return None
+        sizes = Counter(self.sets)
+        return np.array([len(self.sets) / (len(sizes) * sizes[name]) for name in self.sets])
+
+    def weights_of(self, places: NDArray[np.int64]) -> Floats | None:
+        return None if self.weights is None else self.weights[places]
+
     @property
     def seen(self) -> list[str]:
         """Fingerprints of the questions that fitting looked at."""
@@ -67,7 +91,12 @@ class Examples:
 
 
 def load_examples(
-    runs: Sequence[Path], *, target: Target | None = None, layers: Sequence[int] | None = None, seed: int = 0
+    runs: Sequence[Path],
+    *,
+    target: Target | None = None,
+    layers: Sequence[int] | None = None,
+    seed: int = 0,
+    balanced: bool = False,
 ) -> Examples:
     """Everything a fit needs from label runs. `target` is benefit where open-book answers exist, unless given."""
     trial = load_trial(runs, layers=layers, same=TO_FIT)
@@ -79,7 +108,7 @@ def load_examples(
     texts = [question.text for question in trial.questions]
     split = split_questions(texts, seed)
     _check_train([texts[number] for number in split.train], needed[split.train])
-    return Examples(trial, needed, chosen, split)
+    return Examples(trial, needed, chosen, split, balanced)
 
 
 def verdicts(texts: Sequence[str], needed: Bools) -> dict[str, bool]:

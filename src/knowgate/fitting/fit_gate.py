@@ -34,6 +34,7 @@ def fit(
     out: str | Path,
     target: Target | None = None,
     threshold: float | None = None,
+    balance_sets: bool = False,
     seed: int = 0,
     watch: WatchFit | None = None,
     command: str = "",
@@ -42,8 +43,9 @@ def fit(
     """Fit a gate on label runs, measure it on questions held out, write its folder, and load it from there.
 
     target: known or benefit; None for what suits the gate and the runs. threshold: None for 0.5, or what answers most
-    questions right where need means that retrieval helps. command: what the card says it was made by. options: those of
-    the gate, see `options_of(fit_function(name))`.
+    questions right where need means that retrieval helps. balance_sets: label runs of different size count the same,
+    in losses and calibration; measures and thresholds stay those of the questions as they are. command: what the card
+    says it was made by. options: those of the gate, see `options_of(fit_function(name))`.
     """
     function, folder = fit_function(name), Path(out)
     _check(name, runs, target, threshold)
@@ -51,10 +53,12 @@ def fit(
     check_replaceable(folder, MANIFEST, KIND)  # before the work, not after it
     paths = run_paths(runs)
     check_options(name, function, options)
+    if balance_sets:
+        _check_balance(name, function, len(paths))
     try:
         from knowgate.fitting.save import save_fitted
 
-        examples = _examples(paths, function, target, seed)
+        examples = _examples(paths, function, target, seed, balance_sets)
         things = {"seed": seed, "work": training_folder(folder), "watch": watch or unwatched}
         fitted: FitResult = function(examples, **handed_to(function, things), **options)
         noted = replace(fitted, notes=[*fitted.notes, *_why(examples, function, target)])
@@ -96,10 +100,19 @@ def _check(name: str, runs: Runs, target: str | None, threshold: float | None) -
         raise BadSetting(f"fit {name}: the threshold is {threshold}; it must be between 0 and 1.")
 
 
-def _examples(paths: Sequence[Path], function: FitFunction, target: Target | None, seed: int) -> Examples:
+def _check_balance(name: str, function: FitFunction, runs: int) -> None:
+    if runs < 2:
+        raise BadSetting("--balance-sets is for several label runs; give --labels more than once, or leave it away.")
+    if not wanted_by(function).weighs:
+        raise BadSetting(f"fit {name} counts every row the same: it has no --balance-sets. Leave it away.")
+
+
+def _examples(
+    paths: Sequence[Path], function: FitFunction, target: Target | None, seed: int, balanced: bool
+) -> Examples:
     wanted = wanted_by(function)
     layers = None if wanted.reads_states else ()
-    return load_examples(paths, target=target or wanted.target, layers=layers, seed=seed)
+    return load_examples(paths, target=target or wanted.target, layers=layers, seed=seed, balanced=balanced)
 
 
 def _why(examples: Examples, function: FitFunction, target: Target | None) -> list[str]:

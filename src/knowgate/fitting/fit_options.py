@@ -35,10 +35,14 @@ FitFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Wanted:
-    """The examples a fit function asks for. target: what it learns unless told otherwise; None for the usual one."""
+    """The examples a fit function asks for. target: what it learns unless told otherwise; None for the usual one.
+
+    weighs: it lets rows count by `Examples.weights`, so that label runs of different size can be balanced.
+    """
 
     target: Target | None = None
     reads_states: bool = True  # False: hidden states are not loaded, which saves memory
+    weighs: bool = False
 
 
 @dataclass(frozen=True)

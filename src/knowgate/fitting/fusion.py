@@ -10,20 +10,22 @@ import numpy as np
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
 from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, ranking, tuned_linear
 from knowgate.fitting.probe import DRAFT_TOKENS, out_of_fold
 from knowgate.gates import TEXT_SIGNAL, apply_network, draft_embeddings
-from knowgate.signals import COSTLY, SAMPLES, available_features, feature_matrix, hidden_states
+from knowgate.signals import COSTLY, SAMPLES, SEAKR, SEAKR_END, available_features, feature_matrix, hidden_states
 from knowgate.statistics import Floats, logit
 from knowgate.types import Embedder, Signal, Vector, Want
 
 EARLY = ("first", "question_length")  # known with the first answer token
+DISPERSION = {SEAKR, SEAKR_END}
 TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
 
 
 def fit_fusion(
-    examples: Examples,
+    examples: Annotated[Examples, Wanted(weighs=True)],
     *,
     cheap: Annotated[bool, "Without samples and extra passes."] = False,
     early: Annotated[bool, "Only what the first answer token shows; retrieving costs a prefill."] = False,
@@ -41,8 +43,8 @@ def fit_fusion(
     names = [
         name for name in available_features(examples.questions, examples.readings) if _is_wanted(name, cheap, early)
     ]
-    if "seakr" in names and not _fits_seakr(examples.settings):
-        names.remove("seakr")
+    if not _fits_seakr(examples.settings):
+        names = [name for name in names if name not in DISPERSION]
     features = feature_matrix(names, examples.questions, examples.readings)
     check_finite(features)
     tensors: dict[str, Any] = {}
@@ -95,16 +97,18 @@ def _probe(features: Vector, examples: Examples) -> tuple[Tensors, Vector]:
     """A linear probe and its logit for every row; training rows get theirs from probes that did not see them."""
     check_finite(features)
     train, dev, needed = examples.split.train, examples.split.dev, examples.needed
-    tuned = tuned_linear(features[train], needed[train], features[dev], needed[dev])
+    weights = examples.weights_of(train)
+    tuned = tuned_linear(features[train], needed[train], features[dev], needed[dev], weights)
     column = logit(apply_network(tuned.tensors, features))
     texts = [examples.questions[place].text for place in train]
-    column[train] = logit(out_of_fold(features[train], needed[train], texts, tuned.strength))
+    column[train] = logit(out_of_fold(features[train], needed[train], texts, tuned.strength, weights))
     return tuned.tensors, column[:, None].astype(np.float32)
 
 
 def _head(signals: Vector, examples: Examples) -> Tensors:
     split, needed = examples.split, examples.needed
-    return best_linear(signals[split.train], needed[split.train], signals[split.dev], needed[split.dev])
+    weights = examples.weights_of(split.train)
+    return best_linear(signals[split.train], needed[split.train], signals[split.dev], needed[split.dev], weights)
 
 
 def contributions(names: Sequence[str], signals: Vector, head: Tensors, examples: Examples) -> list[str]:
@@ -136,15 +140,16 @@ def _read(encoded: Mapping[str, Any]) -> frozenset[Signal]:
 def _needs(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> frozenset[Signal]:
     needs = set()
     needs |= {Signal.LOGPROBS} if set(names) & set(TOKEN_FEATURES) else set()
-    needs |= {Signal.HIDDEN} if probes or "seakr" in names else set()
+    needs |= {Signal.HIDDEN} if probes or DISPERSION & set(names) else set()
     needs |= {Signal.LABELS} if "self_assessment" in names else set()
-    needs |= {Signal.SAMPLES} if {"certainty", "agreement", "seakr"} & set(names) else set()
+    needs |= {Signal.SAMPLES} if {"certainty", "agreement", *DISPERSION} & set(names) else set()
     return frozenset(needs)
 
 
 def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> Want:
     sampled = bool({"certainty", "agreement"} & set(names))
-    samples = [int(examples.settings["samples"])] * sampled + [SAMPLES] * ("seakr" in names)
+    dispersed = DISPERSION & set(names)
+    samples = [int(examples.settings["samples"])] * sampled + [SAMPLES] * len(dispersed)
     return Want(
         draft_tokens=1 if set(names) <= set(EARLY) else int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
         layers=tuple(sorted({probe["layer"] for probe in probes})),
@@ -152,5 +157,6 @@ def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Exam
         samples=max(samples, default=0),
         sample_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
         seed=0 if samples else None,  # so that the same question gets the same need every time
-        sample_layer=examples.settings["seakr_layer"] if "seakr" in names else None,
+        sample_layer=examples.settings["seakr_layer"] if dispersed else None,
+        sample_end=SEAKR_END in names,
     )

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from knowgate.statistics import Bools, Floats, logit
 
-Kind = Literal["isotonic", "platt"]
-ISOTONIC_OF_A_KIND = 200  # rows; below, isotonic regression gives steps of 0 and 1 and Platt's two parameters are safer
+FLOOR = 1e-12  # a fine-tuned judge is surer than 1e-6, and what it tells apart should stay apart
+FLATTEST = 1e-3  # a calibration may not turn the order round
 
 
-def fit_calibration(raw: Floats, needed: Bools, kind: Kind | None = None) -> dict[str, Any]:
-    """A calibration for a manifest. Isotonic with enough rows, else Platt; none of it if only one kind is there."""
+def fit_calibration(raw: Floats, needed: Bools, weights: Floats | None = None) -> dict[str, Any]:
+    """A calibration for a manifest: Platt's two parameters on the logit; none if only one kind is there.
+
+    It keeps the order and every difference of the scores, so that a threshold can lie between any two questions.
+    Isotonic regression, which gates fitted before may hold, does not: on the recorded runs (two LLMs, six data sets,
+    three raw scores, calibrated on the train run, tested on the other) it left 3 % of the distinct scores, and AUROC
+    fell from .655 to .649. Expected calibration error is the same, .028 with either (.036 for Platt and .040 for
+    isotonic with 300 rows); the Brier score is lower with Platt (.1039, .1046). Beta calibration, with one parameter
+    more, came to .028 and .1036.
+
+    weights: how much each row counts; None for all the same.
+    """
     if not 0 < needed.sum() < len(needed):
         return {"kind": "none"}
-    rarer = min(int(needed.sum()), int((~needed).sum()))
-    chosen = kind or ("isotonic" if rarer >= ISOTONIC_OF_A_KIND else "platt")
-    return _isotonic(raw, needed) if chosen == "isotonic" else _platt(raw, needed)
-
-
-def _isotonic(raw: Floats, needed: Bools) -> dict[str, Any]:
-    fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(raw, needed.astype(float))
-    x = [float(v) for v in fitted.X_thresholds_]
-    y = [float(v) for v in fitted.y_thresholds_]
-    return {"kind": "isotonic", "x": x, "y": y}
-
-
-def _platt(raw: Floats, needed: Bools) -> dict[str, Any]:
-    fitted = LogisticRegression(C=1e3).fit(logit(raw)[:, None], needed)
-    slope = max(float(fitted.coef_[0][0]), 1e-3)  # a calibration may not turn the order round
-    if slope == 1e-3:
-        rate = float(np.clip(needed.mean(), 1e-3, 1 - 1e-3))
-        return {"kind": "platt", "a": slope, "b": logit(rate)}
-    return {"kind": "platt", "a": slope, "b": float(fitted.intercept_[0])}
+    fitted = LogisticRegression(C=1e3).fit(logit(raw, FLOOR)[:, None], needed, sample_weight=weights)
+    slope, shift = float(fitted.coef_[0][0]), float(fitted.intercept_[0])
+    if slope < FLATTEST:
+        slope, shift = FLATTEST, logit(float(np.clip(np.average(needed, weights=weights), 1e-3, 1 - 1e-3)))
+    return {"kind": "platt", "a": slope, "b": shift, "floor": FLOOR}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.errors import BadSetting
+from knowgate.fitting.balance import SIZES, Balanced, balance
 from knowgate.fitting.examples import Examples, verdicts
+from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
+from knowgate.fitting.layers import pick_layer
 from knowgate.fitting.networks import Tensors, best_linear, check_finite, fit_linear, fit_mlp
 from knowgate.gates import apply_network
 from knowgate.runs import seen_key
@@ -24,53 +26,57 @@ DRAFT_TOKENS = 32  # what `label` drafts; the state after the draft is that of i
 
 
 def fit_probe(
-    examples: Examples,
+    examples: Annotated[Examples, Wanted(weighs=True)],
     *,
     layer: Annotated[str, "The layer whose state it reads: mid, late, last or a number."] = "mid",
     position: Annotated[Position, "pre (before the answer) or post (after the draft)."] = "pre",
     kind: Annotated[Kind, "mlp (the paper's network) or linear."] = "mlp",
+    balanced: Annotated[bool, f"As many known as unknown questions, up to CBDR's {SIZES['train']:,} of each."] = False,
+    seed: int = 0,
 ) -> FitResult:
     """CBDR's network, or a logistic regression, on the state of one layer before the answer or after the draft."""
     number = pick_layer(examples, layer)
     features = hidden_states(examples.readings, number, position)
     check_finite(features)
-    tensors = train(features, examples, kind)
+    even = balance(examples, seed) if balanced else None
+    tensors = train(features, even.examples if even else examples, kind, in_full=balanced)
 
     def raw(places: Sequence[int]) -> Floats:
         return apply_network(tensors, features[list(places)])
 
     drafted = position == "post"
     want = Want(layers=(number,), draft_tokens=DRAFT_TOKENS if drafted else 0, after_draft=drafted)
-    options = {"layer": number, "position": position, "kind": kind}
-    return FitResult("probe", options, frozenset({Signal.HIDDEN}), want, tensors, raw)
+    options = {"layer": number, "position": position, "kind": kind, **({"balanced": True} if balanced else {})}
+    notes = _balance_notes(even, raw) if even else []
+    return FitResult("probe", options, frozenset({Signal.HIDDEN}), want, tensors, raw, notes)
 
 
-def train(features: Vector, examples: Examples, kind: Kind) -> Tensors:
+def _balance_notes(even: Balanced, raw: Callable[[Sequence[int]], Floats]) -> list[str]:
+    """How many of each kind there were, and how often the raw verdict is right where half of them are known."""
+    test = even.examples.split.test
+    if not len(test):
+        return even.notes
+    right = float(((raw(test.tolist()) > 0.5) == even.examples.needed[test]).mean())
+    return [*even.notes, f"its raw verdict is right for {right:.1%} of the balanced test questions (majority 50.0%)"]
+
+
+def train(features: Vector, examples: Examples, kind: Kind, *, in_full: bool = False) -> Tensors:
     split, needed = examples.split, examples.needed
-    fit = fit_mlp if kind == "mlp" else best_linear
-    return fit(features[split.train], needed[split.train], features[split.dev], needed[split.dev])
+    parts = features[split.train], needed[split.train], features[split.dev], needed[split.dev]
+    weights = examples.weights_of(split.train)
+    return fit_mlp(*parts, weights, in_full=in_full) if kind == "mlp" else best_linear(*parts, weights)
 
 
-def pick_layer(examples: Examples, layer: str) -> int:
-    """'mid', 'late', 'last' or a number, among the layers the label runs kept."""
-    kept = sorted(examples.readings[0].hidden)
-    if not kept:
-        raise BadSetting("the label runs hold no hidden states. Label again with --layers mid,late,last.")
-    named = {"mid": kept[0], "late": kept[len(kept) // 2], "last": kept[-1]}
-    if layer in named:
-        return named[layer]
-    if layer.lstrip("-").isdigit() and int(layer) in kept:
-        return int(layer)
-    raise BadSetting(f"--layer is '{layer}'; the label runs have {', '.join(map(str, kept))} (or: mid, late, last).")
-
-
-def out_of_fold(features: Vector, needed: Bools, texts: Sequence[str], strength: float) -> Floats:
+def out_of_fold(
+    features: Vector, needed: Bools, texts: Sequence[str], strength: float, weights: Floats | None = None
+) -> Floats:
     """Needs of training rows by linear probes that did not see their questions: what a second stage may learn from."""
     fold = folds(texts, needed)
     needs = np.empty(len(needed))
     for number in np.unique(fold):
         outside = fold == number
-        tensors = fit_linear(features[~outside], needed[~outside], strength)
+        counts = None if weights is None else weights[~outside]
+        tensors = fit_linear(features[~outside], needed[~outside], strength, counts)
         needs[outside] = apply_network(tensors, features[outside])
     return needs
 

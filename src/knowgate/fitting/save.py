@@ -15,7 +15,16 @@ from knowgate.fitting.card import card
 from knowgate.fitting.examples import Examples
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.probability import fit_calibration
-from knowgate.gates import SEEN, retrieval_rule, to_probability, write_artefact
+from knowgate.gates import (
+    SEEN,
+    Tensors,
+    measure_ground,
+    read_off,
+    retrieval_rule,
+    to_probability,
+    what_it_reads,
+    write_artefact,
+)
 from knowgate.statistics import Estimate, Floats, estimate_quality
 from knowgate.thresholds import NEVER, Outcomes, for_accuracy
 from knowgate.types import Want
@@ -50,23 +59,50 @@ def save_fitted(
     retrieve.
     """
     split = examples.split
-    calibration = fit_calibration(fitted.raw(split.calibration.tolist()), examples.needed[split.calibration])
+    counts = examples.weights_of(split.calibration)
+    raw = fitted.raw(split.calibration.tolist())
+    calibration = fit_calibration(raw, examples.needed[split.calibration], weights=counts)
     needs = to_probability(fitted.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
     truth = examples.needed[split.test]
     metrics = estimate_quality(truth, needs)
     chosen = _threshold(fitted, examples, calibration) if threshold is None else threshold
     manifest = {
         **describe(fitted, examples),
+        "distance": what_it_reads(fitted.want.layers),
         "calibration": calibration,
         "metrics": {name: asdict(value) for name, value in metrics.items()},
         "threshold": chosen,
+        **_by_set(examples, needs),
     }
     notes = [*fitted.notes, *([NOTHING_GAINED] if threshold is None and chosen == NEVER else [])]
     text = card(manifest, notes, command)
     seen = ("\n".join(examples.seen) + "\n").encode()
     files = {**fitted.files, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
-    write_artefact(out, manifest, fitted.tensors, text, files)
+    write_artefact(out, manifest, {**fitted.tensors, **_ground(manifest["distance"], examples)}, text, files)
     return FitReport(out, manifest, metrics)
+
+
+def _by_set(examples: Examples, needs: Floats) -> dict[str, Any]:
+    """How the gate does on each label run's part of the test split, where there are several."""
+    test = examples.split.test
+    names = [examples.sets[place] for place in test]
+    if len(set(examples.sets)) < 2:
+        return {}
+    found = {}
+    for name in dict.fromkeys(examples.sets):
+        inside = np.array([other == name for other in names], dtype=bool)
+        truth = examples.needed[test][inside]
+        auroc = asdict(estimate_quality(truth, needs[inside])["auroc"])
+        found[name] = {"n": len(truth), "base_rate": float(truth.mean()) if len(truth) else None, "auroc": auroc}
+    return {"sets": found, "balanced": examples.balanced}
+
+
+def _ground(source: Mapping[str, Any], examples: Examples) -> Tensors:
+    """What the questions were like: those learnt from, with the others to say how far such questions lie apart."""
+    found, split = read_off(source, examples.questions, examples.readings), examples.split
+    others = np.concatenate([split.dev, split.calibration, split.test])
+    learnt = split.train if len(split.train) else others
+    return measure_ground(found[learnt], found[others if len(others) else learnt])
 
 
 def _threshold(fitted: FitResult, examples: Examples, calibration: Mapping[str, Any]) -> float:

@@ -1,4 +1,11 @@
-"""Fitting UAR's heads: three from questions labelled by criterion, the fourth from a label run's stored states."""
+"""Fitting UAR's heads: three from questions labelled by criterion, the fourth from a label run's stored states.
+
+As in the paper: four linear heads without bias over the last layer's last token, the logistic loss, the tree. Unlike
+it: states are standardised by each head's own training rows, and the loss is brought to its minimum under a penalty.
+The paper takes 10 epochs of AdamW at 5e-5 in batches of 32; on the few hundred rows of a label run these are some 200
+steps from zero. On 600 planted rows they reached an AUROC of .62 where a logistic regression had .69 (576 numbers a
+state) and .76 where it had .82 (64 numbers), standardised.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +20,7 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import FEWEST, FEWEST_OF_A_KIND, Examples
 from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
+from knowgate.fitting.networks import standardise
 from knowgate.fitting.steps import PlainStep, WatchFit, unwatched
 from knowgate.gates import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree, to_probability
 from knowgate.models import load_model
@@ -21,8 +29,8 @@ from knowgate.signals import hidden_states
 from knowgate.statistics import Bools, Floats, accuracy, auroc
 from knowgate.types import Model, Question, Signal, Vector, Want
 
-RATE, BATCH, EPOCHS, DECAY = 5e-5, 32, 10, 0.85  # the paper's settings; decay per epoch
 HELD_OUT = 5  # every fifth labelled question calibrates and measures its head
+STRENGTH = 0.01  # scikit-learn's C. Of .0001 to 1 within .01 of the best on planted rows of 64 to 2,048 numbers a state
 READ = 64  # questions read together
 USUAL = "intent=bench:uar_gate_intent/train,knowledge=bench:uar_gate_knowledge/train,time=bench:uar_gate_time/train"
 Tree = Literal["soft", "hard"]
@@ -30,17 +38,16 @@ Tensors = dict[str, NDArray[Any]]
 
 
 def fit_uar(
-    examples: Annotated[Examples, Wanted(target="known")],
+    examples: Annotated[Examples, Wanted(target="known", weighs=True)],
     *,
     criteria: Annotated[str, "Labelled questions for intent, knowledge and time, as name=SPEC,..."] = USUAL,
     model: Annotated[str | None, "Model spec of the LLM that reads them. Default: as in the label run."] = None,
-    seed: int = 0,
     watch: WatchFit = unwatched,
 ) -> FitResult:
     """Three heads from questions labelled by criterion, which the LLM reads now; the fourth from the label run."""
     questions = _questions(criteria)  # first: a wrong spec is said before a model is loaded for it
     llm = load_model(model or str(examples.settings["model"]))
-    return fit_heads(examples, llm, questions, seed=seed, watch=watch)
+    return fit_heads(examples, llm, questions, watch=watch)
 
 
 def _questions(spec: str) -> dict[str, list[Question]]:
@@ -68,7 +75,6 @@ def fit_heads(
     *,
     prompts: AnswerPrompts | None = None,
     tree: Tree = "soft",
-    seed: int = 0,
     watch: WatchFit = unwatched,
 ) -> FitResult:
     """Four linear heads. `criteria` are the questions of intent, knowledge and time, read with `model` once."""
@@ -78,8 +84,8 @@ def fit_heads(
     _check(examples, model, wording, criteria)
     layer = model.depth - 1
     own = hidden_states(examples.readings, layer, "pre")
-    tensors: Tensors = {"size": np.array([np.sqrt((own[examples.split.train] ** 2).mean())], dtype=np.float32)}
-    tensors[f"{SELF}.weight"] = _trained(own, examples.needed, examples.split.train, tensors, seed)
+    learnt = np.concatenate([examples.split.train, examples.split.dev])
+    tensors = named(SELF, train_head(own[learnt], examples.needed[learnt], examples.weights_of(learnt)))
     calibrations, notes = [], []
     for name in CRITERIA:
         fits = [question for question in criteria[name] if model.fits([wording.closed(question)], 1)[0]]
@@ -87,9 +93,9 @@ def fit_heads(
         _check_kinds(truth, name)
         features = read_states(model, fits, wording, layer, watch, f"reading {name}")
         held = np.arange(len(fits)) % HELD_OUT == 0
-        tensors[f"{name}.weight"] = _trained(features, truth, np.flatnonzero(~held), tensors, seed)
+        tensors |= named(name, train_head(features[~held], truth[~held]))
         found = apply_head(tensors, name, features[held])
-        calibrations.append(fit_calibration(found, truth[held], "platt"))
+        calibrations.append(fit_calibration(found, truth[held]))
         notes.append(_note(name, truth[held], to_probability(found, calibrations[-1]), len(criteria[name]) - len(fits)))
 
     def raw(places: Sequence[int]) -> Floats:
@@ -112,24 +118,21 @@ def read_states(
     return np.stack(found)
 
 
-def _trained(features: Vector, truth: Bools, places: NDArray[np.int64], tensors: Tensors, seed: int) -> NDArray[Any]:
-    """One head's weights: AdamW on the logistic loss, from zero."""
-    import torch
+def train_head(features: Vector, truth: Bools, weights: Floats | None = None) -> Tensors:
+    """One head: mean and scale of its states, and weights without a bias at the least penalised logistic loss."""
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
 
-    x = torch.from_numpy((features[places] / tensors["size"][0]).astype(np.float32))
-    y = torch.from_numpy(truth[places].astype(np.float32))
-    weight = torch.zeros(x.shape[1], requires_grad=True)
-    optimiser = torch.optim.AdamW([weight], lr=RATE)
-    decay = torch.optim.lr_scheduler.StepLR(optimiser, step_size=1, gamma=DECAY)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(EPOCHS):
-        for batch in torch.randperm(len(x), generator=generator).split(BATCH):
-            optimiser.zero_grad()
-            torch.nn.functional.binary_cross_entropy_with_logits(x[batch] @ weight, y[batch]).backward()
-            optimiser.step()
-        decay.step()
-    trained: NDArray[Any] = weight.detach().numpy().copy()
-    return trained
+    tensors = standardise(features)
+    x = (features - tensors["mean"]) / tensors["scale"]
+    with threadpool_limits(1):  # so small that threads only wait for each other
+        found = LogisticRegression(C=STRENGTH, fit_intercept=False, max_iter=500).fit(x, truth, weights)
+    return {**tensors, "weight": found.coef_[0].astype(np.float32)}
+
+
+def named(head: str, tensors: Tensors) -> Tensors:
+    """Under the head's name, as the gate looks for them."""
+    return {f"{head}.{key}": block for key, block in tensors.items()}
 
 
 def _says_retrieve(question: Question, name: str) -> bool:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
+from knowgate.gates.fitted.spec import Verdict, fitted_spec
 from knowgate.gates.outside import blamed
 from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
-from knowgate.types import Gate, Model, Question, Reading, Signal
+from knowgate.types import Gate, Model, Question, Reading, Scored, Signal
 
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
         revise_artefact,
         write_artefact,
     )
-    from knowgate.gates.fitted.base import FittedGate
+    from knowgate.gates.fitted.base import MIDDLE, FittedGate
+    from knowgate.gates.fitted.distance import far_share, far_words, measure_ground, read_off, what_it_reads
     from knowgate.gates.fitted.judge import (
         ADAPTER_FOLDER,
         ADAPTER_SUFFIXES,
@@ -46,12 +48,20 @@ if TYPE_CHECKING:
     from knowgate.gates.fitted.probability import to_probability
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
     from knowgate.gates.ik import IK_LABELS, ik_needs
-    from knowgate.gates.kbm import KBM_HEADS, KBM_LABELS, encode_kbm_answer, kbm_confidence, kbm_text_with_passages
+    from knowgate.gates.kbm import (
+        KBM_HEADS,
+        KBM_LABELS,
+        PASSAGE_LESSONS,
+        encode_kbm_answer,
+        kbm_confidence,
+        kbm_text_with_passages,
+    )
     from knowgate.gates.live import bind_gate, read_questions
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
     from knowgate.gates.recorded import (
         GateScores,
+        check_unseen,
         folder_of,
         gate_name,
         is_told,
@@ -59,6 +69,7 @@ if TYPE_CHECKING:
         score_gate,
         score_gates,
         seen_by,
+        verdict_of,
         without_seen,
     )
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
@@ -84,7 +95,9 @@ __all__ = [
     "KBM_LABELS",
     "KIND",
     "MANIFEST",
+    "MIDDLE",
     "PACKAGED",
+    "PASSAGE_LESSONS",
     "PLAIN",
     "ProbeGate",
     "PromptGate",
@@ -102,9 +115,13 @@ __all__ = [
     "blamed",
     "check_count",
     "check_offers",
+    "check_unseen",
     "default_gate",
     "draft_embeddings",
     "encode_kbm_answer",
+    "far_share",
+    "far_words",
+    "fitted_spec",
     "folder_of",
     "gate_name",
     "hard_tree",
@@ -116,19 +133,25 @@ __all__ = [
     "load_fitted",
     "load_gate",
     "markdown_table",
+    "measure_distances",
+    "measure_ground",
     "open_base",
     "open_judge",
     "read_artefact",
+    "read_off",
     "read_questions",
     "record_scores",
     "retrieval_rule",
     "revise_artefact",
+    "score_both",
     "score_gate",
     "score_gates",
     "score_questions",
     "seen_by",
     "soft_tree",
     "to_probability",
+    "verdict_of",
+    "what_it_reads",
     "without_seen",
     "write_artefact",
 ]
@@ -252,12 +275,13 @@ FITTED = {
 
 
 def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
-    """The gate a spec names: 'logprob', 'logprob:mean', 'random:rate=0.3,seed=1', or the folder of a fitted gate.
+    """The gate a spec names: 'logprob', 'logprob:mean', 'random:rate=0.3,seed=1', or the folder of a fitted gate,
+    with ',verdict=own' behind it where its raw score shall decide.
 
     plug_in: let a fitted gate decide for another LLM than it was fitted on.
     """
-    if is_artefact(spec):
-        return load_fitted(spec, plug_in=plug_in)
+    if (fitted := fitted_spec(spec)) is not None:
+        return load_fitted(fitted.folder, plug_in=plug_in, verdict=fitted.verdict)
     name, options = split_spec(spec)
     if name in FITTED:
         raise BadSetting(
@@ -281,12 +305,12 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
     return load_gate(PLAIN)
 
 
-def load_fitted(folder: str, *, plug_in: bool = False) -> FittedGate:
-    """A gate that `knowgate fit` made."""
+def load_fitted(folder: str, *, plug_in: bool = False, verdict: Verdict = "need") -> FittedGate:
+    """A gate that `knowgate fit` made. verdict: 'own' decides by the raw score at 0.5, not by the calibrated need."""
     artefact = read_artefact(folder)
     name = str(artefact.manifest["gate"]).split(":")[0]
     cls: Any = _checked(name, resolve(FITTED, "fitted gate", name, "knowgate.fitted_gates"))
-    gate: FittedGate = cls.opened(artefact, plug_in)
+    gate: FittedGate = cls.opened(artefact, plug_in, verdict=verdict)
     return gate
 
 
@@ -330,17 +354,35 @@ def markdown_table() -> str:
 
 def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
     """The gate's needs, checked: one per question, each a number in [0, 1]."""
+    return score_both(gate, questions, readings).needs
+
+
+def score_both(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
+    """Checked needs, with the raw scores of a fitted gate beside them."""
     with blamed(gate):
-        scored = gate.score(questions, readings)
+        scored = gate.score_both(questions, readings)
     try:
-        needs = [float(need) for need in scored]
-    except (TypeError, ValueError) as error:
+        needs = [float(need) for need in scored.needs]
+    except (AttributeError, TypeError, ValueError) as error:
         raise ModelError(f"gate '{gate.name}' gave no list of numbers ({error}): `score` gives a need each.") from error
     check_count(gate, "needs", needs, questions)
     for question, need in zip(questions, needs, strict=True):
         if not (math.isfinite(need) and 0 <= need <= 1):
             raise ModelError(f"gate '{gate.name}' gave {need} for '{question.text[:60]}': not a number in [0, 1].")
-    return needs
+    if scored.raw is not None:
+        check_count(gate, "raw scores", scored.raw, questions)
+    return Scored(needs, scored.raw)
+
+
+def measure_distances(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
+    """How far the questions lie from those of the gate's fit, checked: one each, a number from 0 on or nothing."""
+    with blamed(gate):
+        found = gate.distances(questions, readings)
+    check_count(gate, "distances", found, questions)
+    for question, distance in zip(questions, found, strict=True):
+        if distance is not None and not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
+            raise ModelError(f"gate '{gate.name}' gave the distance {distance} for '{question.text[:60]}': no number.")
+    return found
 
 
 def check_count(gate: Gate, what: str, given: Sequence[object], questions: Sequence[Question]) -> None:

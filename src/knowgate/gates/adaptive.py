@@ -15,11 +15,11 @@ from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.encoder import EncoderOptions, fitted_encoder
 from knowgate.gates.fitted.probability import Floats
 from knowgate.gates.fitted.tensors import ExpectedTensors, check_width
+from knowgate.retrieval import MOST_ROUNDS
 from knowgate.typed import read_record
 from knowgate.types import Embedder, Question, Reading, Vector
 
 CLASSES = ("no", "one", "multi")
-ROUNDS = 3  # of retrieval at most, for a question of the third class
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class AdaptiveGate(FittedGate):
     def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         if not questions:
             return []
-        return [ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]
+        return [MOST_ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         if not questions:

@@ -9,13 +9,12 @@ from typing import Literal, Self
 from knowgate.errors import BadSetting
 from knowgate.gates.parts.logged import bound_scope, opened
 from knowgate.gates.parts.words import split_words
-from knowgate.history import HistoryStore, Scope
+from knowgate.history import HistoryStore, Known, Scope, question_key
 from knowgate.prompts import packaged, question_language
 from knowgate.statistics import sigmoid
 from knowgate.types import Gate, LabelPrompt, ModelIdentity, Neighbour, Question, Reading, Signal, Vector
 
 Sign = Literal["paper", "code", "none"]
-KNOWN = "known"
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,9 @@ class DhiclGate(Gate):
 
     history: the log (`knowgate history`). words: label tokens as known/unknown. sign: how calibration corrects the
     logits; 'paper' subtracts the mean deficit as printed, 'code' adds it as the released code does, 'none' leaves them.
-    cold: fixed random examples instead of similar ones (section 4.8).
+    cold: fixed random examples instead of similar ones (section 4.8). time_sensitive: whether logged questions whose
+    answers change with time are shown, too (as unknown; without them: Table 4). embedder: what questions are compared
+    by, if not the log's own (`mpnet`, `m3e`, any sentence-transformers name); a log filled with another is refused.
 
     Needs: labels. Cost per question: one prefill of some 600 tokens (k = 20); the instruction's part is kept.
     Reference: Lv et al. (DH-ICL), section 3.
@@ -38,6 +39,8 @@ class DhiclGate(Gate):
     words: str = "true/false"
     sign: Sign = "paper"
     cold: bool = False
+    time_sensitive: bool = True
+    embedder: str | None = None
     tenant: str = ""
     scope: Scope | None = None
     needs = frozenset({Signal.LABELS})
@@ -52,15 +55,17 @@ class DhiclGate(Gate):
         return split_words(self.words, self.name)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        return replace(self, scope=bound_scope(self.history, model.fingerprint, prompts, self.tenant))
+        return replace(self, scope=bound_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
     def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:
         if self.scope is None:
             raise BadSetting("dhicl: bind the gate to its model first (AdaptiveRAG does).")
-        store = opened(self.history)
-        if self.cold:
-            return [store.sample(self.k, self.scope)] * len(questions)
-        return store.search([question.text for question in questions], self.k, self.scope)
+        store = opened(self.history, self.embedder)
+        leave_out = () if self.time_sensitive else (Known.TIME_SENSITIVE,)
+        if not self.cold:
+            return store.search([question.text for question in questions], self.k, self.scope, leave_out)
+        drawn = store.sample(self.k + 1, self.scope, leave_out=leave_out)
+        return [_others(question, drawn)[: self.k] for question in questions]
 
     def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [
@@ -72,7 +77,7 @@ class DhiclGate(Gate):
         """Least similar example first, the question itself last."""
         known, unknown = self.labels
         lang, template = question_language(question), packaged("history")
-        words = [known if neighbour.label == KNOWN else unknown for neighbour in reversed(neighbours)]
+        words = [known if neighbour.label == Known.KNOWN else unknown for neighbour in reversed(neighbours)]
         asked = [*(neighbour.question for neighbour in reversed(neighbours)), question.text]
         starts = ["", *(f"{word}\n\n" for word in words)]
         parts = [start + template.fill("example", lang, query=text) for start, text in zip(starts, asked, strict=True)]
@@ -94,9 +99,15 @@ class DhiclGate(Gate):
         ]
 
 
+def _others(question: Question, drawn: Sequence[Neighbour]) -> tuple[Neighbour, ...]:
+    """Without the question itself, however it is written."""
+    own = question_key(question.text)
+    return tuple(neighbour for neighbour in drawn if question_key(neighbour.question) != own)
+
+
 def truths(neighbours: Sequence[Neighbour]) -> list[bool]:
     """Labels in the order of the prompt: least similar first. What is time-sensitive counts as unknown."""
-    return [neighbour.label == KNOWN for neighbour in reversed(neighbours)]
+    return [neighbour.label == Known.KNOWN for neighbour in reversed(neighbours)]
 
 
 def need(logits: Vector, known: Sequence[bool], sign: Sign) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
+from knowgate.errors import BadSetting
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, JudgeOptions, open_judge
 from knowgate.gates.fitted.probability import Floats
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 KBM_LABELS = ("True", "False")
 KBM_HEADS = ("mastery", "certainty")
 START, BETWEEN = '{"mastery": "', '", "certainty": "'
+PASSAGE_LESSONS = "passage_lessons"  # the option that says how many passages it was trained with
 USEFUL = 0.5  # the judge's own decision: the calibration is that of bare questions
 
 
@@ -33,7 +35,12 @@ class KbmOptions(JudgeOptions):
 class KbmGate(FittedGate):
     """need = 1 - P(True) / (P(True) + P(False)) for mastery or certainty, read off the judge's JSON.
 
-    As second look it drops passages with which the question still cannot be answered.
+    Its labels are mastery or certainty of at least tau. The paper's decision, True or False as the judge has it, is
+    `DIR,verdict=own`: there the two heads say different things. The calibrated need is the probability that the LLM's
+    answer is wrong, as that of every gate of knowing, so that thresholds and tables of gates can be compared.
+
+    As second look it drops passages with which the question still cannot be answered; a judge must have been fitted
+    with passages for it.
 
     Needs: nothing of the LLM. Cost per question: one prefill of the judge (90 tokens); two for certainty, which stands
     behind the more probable mastery.
@@ -59,15 +66,27 @@ class KbmGate(FittedGate):
 
     @property
     def second_look(self) -> Self:
+        self._check_taught()
         return self
 
     def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Whether each question can be answered with its passages; none are of no use."""
+        self._check_taught()
         limit = int(self.artefact.options["max_tokens"])
         pairs = list(zip(questions, passages, strict=True))
         texts = [kbm_text_with_passages(self.judge, question, shown, limit) for question, shown in pairs if shown]
         confidences = iter(kbm_confidence(self.judge, self.head, texts).tolist() if texts else [])
         return [bool(shown) and next(confidences) >= USEFUL for _, shown in pairs]
+
+    def _check_taught(self) -> None:
+        """Refuse a judge of bare questions; of one that was fitted before this was kept nobody knows."""
+        if self.artefact.options.get(PASSAGE_LESSONS, 1):
+            return
+        raise BadSetting(
+            f"the judge '{self.artefact.path.name}' never saw a passage in training, so it cannot say whether passages "
+            "are of use. Label with passages and sampled open-book answers (knowgate label --samples 30 "
+            "--open-samples 30), then: knowgate fit kbm --labels RUN --out DIR"
+        )
 
 
 def kbm_confidence(judge: Judge, head: str, texts: Sequence[str]) -> Floats:

@@ -65,8 +65,14 @@ def _must_ask(gate: Gate, readings: Sequence[Reading]) -> bool:
 
 
 def _check_one_layer(gates: Sequence[Gate]) -> None:
-    """A pass gives the end states of its samples at one layer."""
+    """A pass gives the end states of its samples at one layer and one place."""
     asked = [gate for gate in gates if gate.want.sample_layer is not None]
-    if len({gate.want.sample_layer for gate in asked}) > 1:
-        listed = ", ".join(f"{gate.name}: {gate.want.sample_layer}" for gate in asked)
-        raise BadSetting(f"gates in one pass must read their samples at the same layer, not at several ({listed}).")
+    if len({(gate.want.sample_layer, gate.want.sample_end) for gate in asked}) > 1:
+        listed = ", ".join(f"{gate.name}: {gate.want.sample_layer}{_place(gate.want)}" for gate in asked)
+        raise BadSetting(
+            f"gates in one pass must read their samples at the same layer and place, not at several ({listed})."
+        )
+
+
+def _place(want: Want) -> str:
+    return "" if want.sample_end else ", before the end token"

@@ -10,13 +10,15 @@ import numpy as np
 
 from knowgate.doors import read_text, user_path
 from knowgate.errors import BadInput, BadSetting, NotOffered
-from knowgate.gates import load_gate, score_questions
-from knowgate.gates.fitted.artefact import SEEN, is_artefact, read_artefact
+from knowgate.gates import load_gate, measure_distances, score_both
+from knowgate.gates.fitted.artefact import SEEN, read_artefact
 from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.distance import far_share
+from knowgate.gates.fitted.spec import FittedSpec, Verdict, fitted_spec
 from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
 from knowgate.runs import RecordedNeeds, Trial, loose_key, names_of, question_key, write_needs
-from knowgate.signals import SEAKR, SELF_ASSESSMENT
+from knowgate.signals import SEAKR, SEAKR_END, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
 
@@ -27,6 +29,7 @@ class GateScores:
 
     calls: runs of the LLM before the decision, beyond the pass that starts the answer. drafts: whether that pass
     happens for retrieved questions too. extra_tokens: generated per question beside the draft (samples).
+    far: share of questions that lie far from those the gate was fitted on, None where it does not know.
     """
 
     name: str
@@ -37,6 +40,8 @@ class GateScores:
     extra_tokens: float = 0.0
     seconds: float | None = None
     note: str = ""
+    raw: Floats | None = None  # before calibration, in the same direction; None where there is none
+    far: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ def record_scores(trial: Trial, scores: Sequence[GateScores]) -> None:
 
 def _to_record(scores: GateScores, rows: Mapping[int, str]) -> RecordedNeeds:
     needs = {key: float(scores.needs[place]) for place, key in rows.items()}
-    return RecordedNeeds(scores.name, scores.threshold, needs, scores.note, scores.seconds)
+    raw = {} if scores.raw is None else {key: float(scores.raw[place]) for place, key in rows.items()}
+    return RecordedNeeds(scores.name, scores.threshold, needs, scores.note, scores.seconds, raw, scores.far)
 
 
 def told_apart(scores: Sequence[GateScores]) -> list[GateScores]:
@@ -121,7 +127,7 @@ def automatic(trial: Trial) -> list[str]:
         names = ["logprob:first", "logprob:mean", "logprob:min", "logprob:entropy", "logprob:margin", "flare", *names]
     if Signal.LABELS in have:
         names = ["prompt", *names]
-    if all(SEAKR in reading.signals for reading in trial.readings):
+    if all(SEAKR in reading.signals or SEAKR_END in reading.signals for reading in trial.readings):
         names.append("seakr")
     return names
 
@@ -131,8 +137,9 @@ def offers(trial: Trial) -> frozenset[Signal]:
     reading = trial.readings[0]
     have = {Signal.DRAFT} if reading.draft else set()
     have |= {Signal.LOGPROBS} if reading.draft and reading.draft.tokens is not None else set()
-    have |= {Signal.SAMPLES} if reading.samples or SEAKR in reading.signals else set()
-    have |= {Signal.HIDDEN} if reading.hidden or SEAKR in reading.signals else set()
+    spread = {SEAKR, SEAKR_END} & set(reading.signals)  # stands for what it was read off
+    have |= {Signal.SAMPLES} if reading.samples or spread else set()
+    have |= {Signal.HIDDEN} if reading.hidden or spread else set()
     have |= {Signal.LABELS} if SELF_ASSESSMENT in reading.signals else set()
     return frozenset(have)
 
@@ -148,15 +155,17 @@ def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> Gate
     source = RecordSource(trial, folder or name)
     gate = source.bind(gate)
     readings = gather_readings(source, [gate], trial.questions)
-    want = gate.want
+    want, scored = gate.want, score_both(gate, trial.questions, readings)
     return GateScores(
         name,
-        np.array(score_questions(gate, trial.questions, readings)),
+        np.array(scored.needs),
         gate.threshold,
         calls=float(Signal.LABELS in gate.needs) + want.samples,
         drafts=want.draft_tokens > 0,
         extra_tokens=want.samples * float(trial.closed_tokens().mean()),
         note=gate.note,
+        raw=None if scored.raw is None else np.array(scored.raw),
+        far=far_share(measure_distances(gate, trial.questions, readings)),
     )
 
 
@@ -173,17 +182,30 @@ def is_told(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> bool:
 
 def gate_name(gate: str | Gate) -> str:
     """What tables call a gate: a fitted one by its folder, another by its spec or its own name."""
-    folder = folder_of(gate)
-    if folder is not None:
-        return Path(folder).name
-    return gate if isinstance(gate, str) else gate.name
+    if isinstance(gate, str):
+        spec = fitted_spec(gate)
+        return gate if spec is None else _called(spec)
+    return _called(FittedSpec(str(gate.artefact.path), gate.verdict)) if isinstance(gate, FittedGate) else gate.name
+
+
+def _called(spec: FittedSpec) -> str:
+    return Path(spec.folder).name + (",verdict=own" if spec.verdict == "own" else "")
 
 
 def folder_of(gate: str | Gate) -> str | None:
     """The folder of a fitted gate, None for another."""
     if isinstance(gate, str):
-        return gate if is_artefact(gate) else None
+        spec = fitted_spec(gate)
+        return None if spec is None else spec.folder
     return str(gate.artefact.path) if isinstance(gate, FittedGate) else None
+
+
+def verdict_of(gate: str | Gate) -> Verdict:
+    """By whose verdict a gate decides: 'own' of fitted ones that were asked for it."""
+    if isinstance(gate, str):
+        spec = fitted_spec(gate)
+        return "need" if spec is None else spec.verdict
+    return gate.verdict if isinstance(gate, FittedGate) else "need"
 
 
 def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
@@ -191,7 +213,8 @@ def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
     if missing:
         raise BadSetting(f"the recorded gate '{said.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
     needs = np.array([said.needs[key] for key in trial.keys])
-    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about)
+    raw = np.array([said.raw[key] for key in trial.keys]) if said.raw else None
+    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, raw=raw, far=said.far)
 
 
 def _advice(missing: frozenset[Signal]) -> str:

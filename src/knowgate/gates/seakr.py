@@ -9,30 +9,40 @@ from statistics import fmean, pstdev
 from typing import Self
 
 from knowgate.errors import BadSetting, NotOffered
-from knowgate.signals import ALPHA, SAMPLES, SEAKR, log_determinant
+from knowgate.signals import ALPHA, SAMPLES, SEAKR, SEAKR_END, SEAKR_SIZE, log_determinant, log_size, relative
 from knowgate.statistics import sigmoid
 from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
+
+OLD_CENTER = -6.0  # the threshold of SeaKR's released settings; what readings without a size are measured by
 
 
 @dataclass(frozen=True)
 class SeakrGate(Gate):
-    """need = logistic((u - center) / scale), u = (1 / n) log det(Z J Z^T + alpha I) of the samples' end states Z.
+    """need = how far apart the states Z are in which sampled answers end: (1 / n) log det(Z J Z^T + alpha I), between
+    what it is if all end in one state (0) and if all are at right angles (1).
 
-    Unfitted, center is the threshold of SeaKR's released settings, -6, and scale 1: need is above 0.5 where the paper
-    retrieves. States differ in size between models, so `standardised` takes center and scale from values that
-    `knowgate label --seakr` recorded; the order of the questions is the same either way.
-    layer None is the middle one.
+    States differ in length between LLMs, and so do their determinants: SeaKR's threshold of -6, which belongs to
+    Llama-2-7B, retrieves for every question of the LLMs measured here. On the scale from 0 to 1, one half retrieved for
+    1 to 92 % of Qwen2.5-Coder-1.5B's questions, by data set, and for all of SmolLM2-135M's, whose samples hardly ever
+    agree (recorded runs, states one token earlier, lengths estimated). `center` given: need = logistic((u - center) /
+    scale) instead, so that center -6 retrieves where the paper does; `standardised` takes both from recorded values.
+    The order of the questions is nearly the same in all forms. layer None is the middle one.
+
+    The state is that at the token that ends an answer; of an answer cut off by max_tokens, at its last. Label runs of
+    older versions hold the number of one token earlier: it is measured by center -6, as it was then.
 
     Needs: hidden, samples. Cost per question: `n` sampled answers, one shared prefill.
     Reference: Yao et al. 2025 (SeaKR); the determinant is INSIDE's (Chen et al. 2024).
     Example:
-        >>> round(SeakrGate().need(-6.0), 2), round(SeakrGate(center=0, scale=2).need(2.0), 2)
+        >>> round(SeakrGate(center=-6.0).need(-6.0), 2), round(SeakrGate(center=0, scale=2).need(2.0), 2)
         (0.5, 0.73)
+        >>> round(SeakrGate(n=4).need(0.0, size=7.0), 2)
+        0.31
     """
 
     n: int = SAMPLES
     layer: int | None = None
-    center: float = -6.0
+    center: float | None = None
     scale: float = 1.0
     alpha: float = ALPHA
     max_tokens: int = 32
@@ -42,20 +52,23 @@ class SeakrGate(Gate):
     def __post_init__(self) -> None:
         if self.n < 2 or self.max_tokens < 1:
             raise BadSetting(f"seakr: n is {self.n} and max_tokens {self.max_tokens}; use at least 2 and 1.")
-        if not (self.scale > 0 and self.alpha > 0 and math.isfinite(self.center)):
+        if not (self.scale > 0 and self.alpha > 0 and math.isfinite(self.center or 0.0)):
             raise BadSetting(f"seakr: scale {self.scale} and alpha {self.alpha} must be above 0, center a number.")
 
     @property
     def want(self) -> Want:
-        return Want(samples=self.n, sample_tokens=self.max_tokens, seed=self.seed, sample_layer=self.layer)
+        return Want(
+            samples=self.n, sample_tokens=self.max_tokens, seed=self.seed, sample_layer=self.layer, sample_end=True
+        )
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         return self if self.layer is not None else replace(self, layer=model.depth // 2)
 
     def uncertainty(self, reading: Reading) -> float:
         """The number on record, which is that of the usual alpha; else that of the states at hand."""
-        if self.alpha == ALPHA and SEAKR in reading.signals:
-            return reading.signals[SEAKR]
+        on_record = [reading.signals[name] for name in (SEAKR_END, SEAKR) if name in reading.signals]
+        if self.alpha == ALPHA and on_record:
+            return on_record[0]
         if reading.sample_states is None:
             raise NotOffered(
                 "seakr: the reading has no states of sampled answers. Bind the gate to its model first; "
@@ -63,18 +76,27 @@ class SeakrGate(Gate):
             )
         return log_determinant(reading.sample_states[: self.n], self.alpha)
 
-    def need(self, uncertainty: float) -> float:
-        return sigmoid((uncertainty - self.center) / self.scale)
+    def need(self, uncertainty: float, size: float | None = None) -> float:
+        """size: of the states, as `log_size` has it; None where an older label run does not say."""
+        if self.center is None and size is not None:
+            return relative(uncertainty, size, self.n, self.alpha)
+        center = OLD_CENTER if self.center is None else self.center
+        return sigmoid((uncertainty - center) / self.scale)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return [self.need(self.uncertainty(reading)) for reading in readings]
+        return [self.need(self.uncertainty(reading), self._size(reading)) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         return [f"the sampled answers have uncertainty {self.uncertainty(reading):.2f}" for reading in readings]
 
+    def _size(self, reading: Reading) -> float | None:
+        if SEAKR_SIZE in reading.signals or reading.sample_states is None:
+            return reading.signals.get(SEAKR_SIZE)
+        return log_size(reading.sample_states[: self.n])
+
 
 def standardised(gate: SeakrGate, uncertainties: Sequence[float]) -> SeakrGate:
-    """The gate with the mean and deviation of these values (a label run's `signals["seakr"]`) as center and scale."""
+    """The gate with mean and deviation of these values (a label run's `signals["seakr_end"]`) as center and scale."""
     if len(uncertainties) < 2:
         raise BadSetting(f"seakr: {len(uncertainties)} values are too few to standardise by; label more questions.")
     return replace(gate, center=fmean(uncertainties), scale=pstdev(uncertainties) or 1.0)

@@ -19,7 +19,8 @@ class SelfragGate(Gate):
     """need = P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) where the answer begins.
 
     Only for models whose tokenizer has the two tokens; others are refused. style: `selfrag` asks in the form Self-RAG's
-    own models were trained on, `chat` as a user turn.
+    own models were trained on, `chat` as a user turn. The formula is tested on a tiny untrained model that was given
+    the two tokens; what it is worth was not measured, for want of a model trained with them.
 
     Needs: labels. Cost per question: one prefill of the bare question.
     Reference: Asai et al. 2024 (Self-RAG), section 3.3; threshold 0.2 of its section 4.3.

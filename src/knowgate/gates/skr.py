@@ -25,8 +25,9 @@ class SkrGate(Gate):
     """need = share of the k nearest logged questions for which retrieval made the answer right.
 
     Neighbours for which it changed nothing are left out. vote: the paper's majority (need 0 or 1, ties retrieve);
-    smooth: neighbours count by similarity and trust, need anywhere in [0, 1]; classifier: a logistic regression on the
-    embedding, fitted to the whole log (the paper's second variant, there a BERT).
+    smooth, the default and ours: neighbours count by similarity and trust, need anywhere in [0, 1], so that there is a
+    threshold to choose; classifier: a logistic regression on the embedding, fitted to the whole log (the paper's second
+    variant, there a BERT). What has expired counts in none of them.
 
     Needs: nothing. Of the LLM, that is: it works on a black box. Cost per question: one embedding and a search.
     Reference: Wang et al. 2023 (SKR), section 3.3.
@@ -39,6 +40,7 @@ class SkrGate(Gate):
     history: str | HistoryStore = "history.db"
     k: int = 7
     mode: Literal["smooth", "vote", "classifier"] = "smooth"
+    embedder: str | None = None
     tenant: str = ""
     scope: Scope | None = None
     classifier: Logistic | None = None
@@ -48,22 +50,22 @@ class SkrGate(Gate):
             raise BadSetting(f"skr: k is {self.k}; it must be at least 1.")
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        scope = bound_scope(self.history, model.fingerprint, prompts, self.tenant)
-        classifier = fitted(opened(self.history), scope) if self.mode == "classifier" else None
+        scope = bound_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder)
+        classifier = fitted(opened(self.history, self.embedder), scope) if self.mode == "classifier" else None
         return replace(self, scope=scope, classifier=classifier)
 
     def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:
         """The k nearest for which retrieval made a difference."""
         if self.scope is None:
             raise BadSetting("skr: bind the gate to its model first (AdaptiveRAG does).")
-        nearest = opened(self.history).search([q.text for q in questions], self.k * DEEPER, self.scope)
+        nearest = opened(self.history, self.embedder).search([q.text for q in questions], self.k * DEEPER, self.scope)
         telling = [[n for n in near if n.outcome in (Outcome.BETTER, Outcome.WORSE)] for near in nearest]
         return [tuple(near[: self.k]) for near in telling]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         if self.classifier is not None:
             asked = [question.text for question in questions]
-            return self.classifier.predict(opened(self.history).embed(asked)) if asked else []
+            return self.classifier.predict(opened(self.history, self.embedder).embed(asked)) if asked else []
         count = majority if self.mode == "vote" else smooth
         return [count(reading.neighbours[self.name]) for reading in readings]
 

@@ -16,7 +16,7 @@ from knowgate.gates.fitted.tensors import ExpectedTensors, check_width
 from knowgate.signals import hidden_states
 from knowgate.statistics import sigmoid
 from knowgate.typed import read_record
-from knowgate.types import Question, Reading, Vector
+from knowgate.types import Question, Reading, Scored, Vector
 
 CRITERIA = ("intent", "knowledge", "time")  # asks for sources? needs knowledge? changes with time?
 SELF = "self"  # is it unknown to the model?
@@ -52,7 +52,7 @@ class UarGate(FittedGate):
     questions, the last on the label run.
 
     Needs: hidden. Cost per question: less than 1 % of the pass; a retrieved question pays one prefill.
-    Reference: Cheng et al. 2024 (UAR).
+    Reference: Cheng et al. 2024 (UAR); its heads are trained otherwise here, see `knowgate.fitting.uar`.
     Example:
         >>> gate = UarGate.load("my-uar")  # doctest: +SKIP
     """
@@ -61,10 +61,10 @@ class UarGate(FittedGate):
         options = read_record(UarOptions, self.artefact.options, "options", others=True)
         for calibration in options.calibrations:
             check_calibration(calibration, "options")
-        tensors.claim("size", 1, positive=True)
         (width,) = tensors.claim(f"{SELF}.weight", None).shape
         for name in CRITERIA:
             tensors.claim(f"{name}.weight", width)
+        _expect_scales(tensors, width)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
@@ -72,7 +72,7 @@ class UarGate(FittedGate):
         return apply_head(self.artefact.tensors, SELF, self._states(readings))
 
     def heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Heads:
-        own = np.array(super().score(questions, readings))
+        own = np.array(self.calibrated(self.raw_scores(questions, readings)))
         return apply_heads(self.artefact.tensors, self.artefact.options["calibrations"], self._states(readings), own)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
@@ -80,6 +80,10 @@ class UarGate(FittedGate):
             return []
         follow = hard_tree if self.artefact.options["tree"] == "hard" else soft_tree
         return [float(need) for need in np.clip(follow(self.heads(questions, readings)), 0.0, 1.0)]
+
+    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
+        """The tree's need; raw is the last head's score, the only one a label run says anything about."""
+        return Scored(self.score(questions, readings), self.raw_scores(questions, readings))
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         if not questions:
@@ -94,6 +98,16 @@ class UarGate(FittedGate):
 
     def _states(self, readings: Sequence[Reading]) -> Vector:
         return hidden_states(readings, self.artefact.options["layer"], "pre")
+
+
+def _expect_scales(tensors: ExpectedTensors, width: int) -> None:
+    """Each head's mean and scale; in older folders the one number that all heads share."""
+    if "size" in tensors:
+        tensors.claim("size", 1, positive=True)
+        return
+    for name in (SELF, *CRITERIA):
+        tensors.claim(f"{name}.mean", width)
+        tensors.claim(f"{name}.scale", width, positive=True)
 
 
 def apply_heads(tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], features: Vector, own: Floats) -> Heads:
@@ -121,8 +135,15 @@ def soft_tree(heads: Heads) -> Floats:
 
 
 def apply_head(tensors: Tensors, name: str, features: Vector) -> Floats:
-    """sigmoid(w . state / size): no bias; `size` is one number, the root mean square of the states trained on."""
+    """sigmoid(w . (state - mean) / scale), without a bias; mean and scale are those of the rows the head learnt from.
+
+    Heads of older folders share one number instead, the root mean square of the states they were trained on.
+    """
     check_width(features, len(tensors[f"{name}.weight"]))
-    logits = features.astype(np.float64) @ tensors[f"{name}.weight"].astype(np.float64) / float(tensors["size"][0])
-    probability: Floats = sigmoid(logits)
+    states, weight = features.astype(np.float64), tensors[f"{name}.weight"].astype(np.float64)
+    if f"{name}.mean" in tensors:
+        states = (states - tensors[f"{name}.mean"]) / tensors[f"{name}.scale"]
+    else:
+        states = states / float(tensors["size"][0])
+    probability: Floats = sigmoid(states @ weight)
     return probability

@@ -6,10 +6,9 @@ deleted by any process are dropped. Knows vectors and rows; not what the labels 
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,18 @@ from typing import Any
 import numpy as np
 
 from knowgate.doors import user_path
-from knowgate.embedding import SentenceEmbedder
 from knowgate.errors import BadInput, BadSetting
+from knowgate.history.chosen import ChosenEmbedder
 from knowgate.history.database import Database, broken_log
-from knowgate.history.entries import LogEntry, Outcome, Scope, question_key
+from knowgate.history.entries import Known, LogEntry, Outcome, Scope, question_key
 from knowgate.history.index import VectorIndex
 from knowgate.history.table import COLUMNS, INSERT, from_row, to_row
 from knowgate.types import Embedder, Neighbour, Vector
 
+CURRENT = "(expires IS NULL OR expires > ?)"
 LARGEST = 1e15  # part of a vector; unit vectors have none above 1
 EXTRA = 8  # neighbours fetched beyond k, for those that fall away (the question itself, expired ones)
+DEEPER = 4  # times as many are fetched where too many fell away
 
 
 @dataclass
@@ -39,12 +40,15 @@ class _Followed:
 
 
 class SqliteHistory:
-    """A log in `path`. All entries of one file are embedded by one embedding, named at its first use."""
+    """A log in `path`. All entries of one file are embedded by one embedding, chosen by who fills it first.
 
-    def __init__(self, path: str | Path, embedder: Embedder | None = None):
+    embedder: an embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder); None for the log's own.
+    """
+
+    def __init__(self, path: str | Path, embedder: str | Embedder | None = None):
         self.path = user_path(path)
-        self._embedder = embedder or SentenceEmbedder()
         self._db = Database(self.path)
+        self._embedder = ChosenEmbedder(self._db, embedder)
         self._lock = threading.Lock()
         self._followed: dict[Scope, _Followed] = {}
 
@@ -58,7 +62,7 @@ class SqliteHistory:
             vectors = self._embedder.embed([entry.question for entry in entries])
         rows = [to_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
         with self._db.transaction() as db:
-            self._check_embedder(db)
+            self._embedder.agree(db)
             db.executemany(INSERT, rows)
         return len(rows)
 
@@ -107,52 +111,51 @@ class SqliteHistory:
         where, values = _where(scope)
         return int(self._db.read(f"SELECT count(*) FROM entries{where}", values)[0][0])
 
-    def search(self, questions: Sequence[str], k: int, scope: Scope) -> list[tuple[Neighbour, ...]]:
+    def search(
+        self, questions: Sequence[str], k: int, scope: Scope, leave_out: Collection[Known] = ()
+    ) -> list[tuple[Neighbour, ...]]:
         """The k most similar logged questions, most similar first; never the question itself, nothing expired."""
         if k < 1:
             raise BadSetting(f"k is {k}; at least 1 neighbour must be asked for.")
         if not self.count(scope):
             return [() for _ in questions]
-        vectors = self._embedder.embed(list(questions))
-        with self._lock:
-            index = self._follow(scope)
-            hits = index.nearest(vectors, k + EXTRA)
-        found = self._by_id({number for row in hits for number, _ in row})
-        return [self._neighbours(question, row, found, k) for question, row in zip(questions, hits, strict=True)]
+        vectors, depth = self._embedder.embed(questions), k + EXTRA
+        while True:
+            with self._lock:
+                index = self._follow(scope)
+                hits = index.nearest(vectors, depth)
+            found = self._by_id({number for row in hits for number, _ in row})
+            near = [_neighbours(asked, row, found, leave_out)[:k] for asked, row in zip(questions, hits, strict=True)]
+            if depth >= len(index) or all(len(row) == k for row in near):
+                return near
+            depth *= DEEPER
 
     def embed(self, questions: Sequence[str]) -> Vector:
         """The vectors this log compares by."""
-        return self._embedder.embed(list(questions))
+        return self._embedder.embed(questions)
 
     def outcomes(self, scope: Scope) -> tuple[list[Outcome], Vector]:
-        """Every entry whose outcome is known, with its vector."""
+        """Every entry whose outcome is known and that has not expired, with its vector."""
         where, values = _where(scope)
-        rows = self._db.read(f"SELECT outcome, vector FROM entries{where} AND outcome IS NOT NULL ORDER BY id", values)
+        query = f"SELECT outcome, vector FROM entries{where} AND outcome IS NOT NULL AND {CURRENT} ORDER BY id"
+        rows = self._db.read(query, [*values, time.time()])
         if wrong := [row[0] for row in rows if row[0] not in list(Outcome)]:
             raise self._broken(f"{str(wrong[0])[:40]!r} is no outcome")
         return [Outcome(row[0]) for row in rows], self._vectors([row[1] for row in rows])
 
-    def sample(self, k: int, scope: Scope, seed: int = 0) -> tuple[Neighbour, ...]:
-        """k entries at random, the same ones for a seed while the log does not change: DH-ICL's cold start."""
+    def sample(self, k: int, scope: Scope, seed: int = 0, leave_out: Collection[Known] = ()) -> tuple[Neighbour, ...]:
+        """k questions at random, the same ones for a seed while the log does not change: DH-ICL's cold start."""
         where, values = _where(scope)
-        ids = [row[0] for row in self._db.read(f"SELECT id FROM entries{where} ORDER BY id", values)]
-        chosen = np.random.default_rng(seed).permutation(len(ids))[:k]
-        found = self._by_id({ids[place] for place in chosen})
-        return tuple(_neighbour(found[ids[place]], 0.0) for place in chosen if ids[place] in found)
-
-    def _neighbours(
-        self, question: str, hits: Sequence[tuple[int, float]], found: dict[int, LogEntry], k: int
-    ) -> tuple[Neighbour, ...]:
-        own, now = question_key(question), time.time()
-        kept: dict[str, Neighbour] = {}
-        for number, similarity in hits:
-            entry = found.get(number)
-            if entry is None or entry.key == own or (entry.expires and entry.expires <= now):
-                continue
-            rival = kept.get(entry.key)  # the same question by two sources counts once: the more trusted one
-            if rival is None or entry.trust > rival.weight:
-                kept[entry.key] = _neighbour(entry, similarity)
-        return tuple(list(kept.values())[:k])
+        query = f"SELECT id FROM entries{where} AND {CURRENT} AND label NOT IN ({_marks(leave_out)}) ORDER BY id"
+        ids = [row[0] for row in self._db.read(query, [*values, time.time(), *leave_out])]
+        order = [ids[place] for place in np.random.default_rng(seed).permutation(len(ids))]
+        depth = k + EXTRA
+        while True:
+            found = self._by_id(set(order[:depth]))
+            drawn = once([(found[number], 0.0) for number in order[:depth] if number in found])[:k]
+            if len(drawn) == k or depth >= len(order):
+                return tuple(drawn)
+            depth *= DEEPER
 
     def _follow(self, scope: Scope) -> VectorIndex:
         """Bring the index in memory up to the table."""
@@ -213,18 +216,8 @@ class SqliteHistory:
         """Close this thread's connection."""
         self._db.close()
 
-    def _check_embedder(self, db: sqlite3.Connection) -> None:
-        mine = self._embedder.fingerprint
-        db.execute("INSERT OR IGNORE INTO meta VALUES ('embedder', ?)", [mine])
-        there = db.execute("SELECT value FROM meta WHERE key = 'embedder'").fetchone()[0]
-        if there != mine:
-            raise BadSetting(
-                f"the log {self.path} holds vectors of another embedding ({there[:12]}, this one is {mine[:12]}). "
-                "Use that embedding, or export the log and import it into a new file."
-            )
 
-
-def _marks(values: Sequence[Any]) -> str:
+def _marks(values: Collection[Any]) -> str:
     return ", ".join("?" * len(values))
 
 
@@ -236,3 +229,27 @@ def _where(scope: Scope | None) -> tuple[str, list[Any]]:
 
 def _neighbour(entry: LogEntry, similarity: float) -> Neighbour:
     return Neighbour(entry.question, entry.label, similarity, entry.outcome, entry.source, entry.trust)
+
+
+def _neighbours(
+    question: str, hits: Sequence[tuple[int, float]], found: dict[int, LogEntry], leave_out: Collection[Known]
+) -> tuple[Neighbour, ...]:
+    """Those of the hits that may be shown."""
+    own, now = question_key(question), time.time()
+    there = [(found[number], similarity) for number, similarity in hits if number in found]
+    shown = [
+        (entry, similarity)
+        for entry, similarity in there
+        if entry.key != own and not (entry.expires and entry.expires <= now) and entry.label not in leave_out
+    ]
+    return tuple(once(shown))
+
+
+def once(entries: Iterable[tuple[LogEntry, float]]) -> list[Neighbour]:
+    """The same question by two sources counts once: by the more trusted one."""
+    kept: dict[str, Neighbour] = {}
+    for entry, similarity in entries:
+        rival = kept.get(entry.key)
+        if rival is None or entry.trust > rival.weight:
+            kept[entry.key] = _neighbour(entry, similarity)
+    return list(kept.values())

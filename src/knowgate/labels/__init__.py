@@ -12,17 +12,20 @@ if TYPE_CHECKING:
     from knowgate.labels.imported import import_answers
     from knowgate.labels.kbsat import make_sets
     from knowgate.labels.label_data import label
-    from knowgate.labels.labeller import Labeller, Plan, passages_shown
-    from knowgate.labels.logbook import entries_of, scope_of
+    from knowgate.labels.labeller import CANDIDATES, Labeller, Plan, passages_shown
+    from knowgate.labels.layers import NAMED_LAYERS, named_layers
+    from knowgate.labels.logbook import entries_of, scope_of, time_sensitive_entries
     from knowgate.labels.mask import is_mask, says_mask
     from knowgate.labels.runner import LocalRunner
     from knowgate.labels.session import Tally, about, fingerprint_questions, label_run
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "CANDIDATES",
     "Grader",
     "Labeller",
     "LocalRunner",
+    "NAMED_LAYERS",
     "Plan",
     "Tally",
     "about",
@@ -36,7 +39,9 @@ __all__ = [
     "label_run",
     "load_grader",
     "make_sets",
+    "named_layers",
     "passages_shown",
     "says_mask",
     "scope_of",
+    "time_sensitive_entries",
 ]

@@ -5,33 +5,52 @@ Knows models, graders and retrievers by their protocols; not where rows are kept
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from knowgate.errors import DeviceError, KnowgateError, NotOffered, OutOfMemory, ServerError
+from knowgate.errors import BadSetting, DeviceError, KnowgateError, NotOffered, OutOfMemory, ServerError
 from knowgate.labels.grading import Grade, Grader, golds
 from knowgate.labels.mask import mask_passages
+from knowgate.labels.rounds import Round, RoundAnswerer
 from knowgate.prompts import AnswerPrompts, fit_passages, self_assessment
+from knowgate.rerank import rerank
 from knowgate.runs import GradedAnswer, LabelRow, side_of
 from knowgate.signals import (
     ASSESSMENT_LABELS,
-    SEAKR,
+    SEAKR_END,
+    SEAKR_SIZE,
     SELF_ASSESSMENT,
     benefit,
     canonical,
     certainty,
     effect,
     log_determinant,
+    log_size,
     mastery,
     self_assessment_logit,
 )
-from knowgate.text import contains_tokens, tokens
-from knowgate.types import Completion, Model, Passage, Prompt, Question, Reading, Retriever, Signal, Vector, Want
+from knowgate.text import spaced
+from knowgate.types import (
+    Completion,
+    Model,
+    Passage,
+    Prompt,
+    Question,
+    Reading,
+    Reranker,
+    Retriever,
+    Sampling,
+    Signal,
+    Vector,
+    Want,
+)
 
 FOUND = 3  # passages taken from an index, unless the plan says how many
+CANDIDATES = 20  # passages a reranker chooses from, as in `ask`
 NOT_THEIRS = (ServerError, OutOfMemory)  # what is not the questions' fault where all of them fail
 FREQUENCY_CAP = 100  # passages looked at when counting how often an answer occurs in the corpus
 
@@ -41,7 +60,9 @@ class Plan:
     """How to label. `layers` are indices of the hidden-state tuple; k: passages, None for all of a data set's own.
 
     seakr: samples whose end states are compared (SeaKR's uncertainty; they are among `samples` where there are enough).
-    open_samples: sampled answers with passages; None for as many as without.
+    open_samples: sampled answers with passages; None for as many as without. mask_samples: with MASK passages.
+    candidates: passages a reranker chooses from; without one, they count for nothing.
+    iterative: also answer after several rounds of retrieval.
     """
 
     samples: int = 30
@@ -54,6 +75,15 @@ class Plan:
     open_book: bool = True
     seakr: int = 0
     open_samples: int | None = None
+    candidates: int = CANDIDATES
+    mask_samples: int = 0
+    iterative: bool = False
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k)
 
 
 @dataclass(frozen=True)
@@ -73,9 +103,12 @@ class Labeller:
     plan: Plan = field(default_factory=Plan)
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     retriever: Retriever | None = None
+    reranker: Reranker | None = None
 
     def __post_init__(self) -> None:
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
+        if self.plan.iterative and (self.retriever is None or not self.plan.open_book):
+            raise BadSetting("--iterative looks passages up again and again: give --index DIR, and no --closed-book.")
         if missing:
             raise NotOffered(f"--seakr needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
 
@@ -129,7 +162,8 @@ class Labeller:
 
     def _batch(self, questions: Sequence[Question]) -> LabelledBatch:
         start = time.perf_counter()
-        closed = self._read([self.prompts.closed(question) for question in questions], states=True)
+        asked = [self.prompts.closed(question) for question in questions]
+        closed = self._read(asked, self.plan.samples, states=True)
         vectors = _vectors(closed)
         rows = [self._blank(question) for question in questions]
         rows = self._with_sides(rows, questions, "closed", closed)
@@ -139,19 +173,19 @@ class Labeller:
         share = (time.perf_counter() - start) / len(questions)
         return LabelledBatch([replace(_compared(row), seconds=share) for row in rows], vectors)
 
-    def _read(self, prompts: Sequence[Prompt], *, states: bool) -> list[Reading]:
+    def _read(self, prompts: Sequence[Prompt], samples: int, *, states: bool = False) -> list[Reading]:
         plan = self.plan
         seakr = plan.seakr if states else 0
-        samples = plan.samples if states or plan.open_samples is None else plan.open_samples
         want = Want(
             draft_tokens=plan.max_tokens,
             layers=plan.layers if states else (),
             after_draft=states,
             samples=max(samples, seakr),
             sample_tokens=plan.max_tokens,
-            temperature=plan.temperature,
+            sampling=plan.sampling,
             seed=plan.seed,
             sample_layer=self.seakr_layer if seakr else None,
+            sample_end=bool(seakr),
         )
         # handles hold the passes' caches; nobody goes on from here, so let go of them
         readings = self.model.read(prompts, want)
@@ -164,7 +198,8 @@ class Labeller:
     def _seakr(self, reading: Reading) -> dict[str, float]:
         if reading.sample_states is None:
             return {}
-        return {SEAKR: log_determinant(reading.sample_states[: self.plan.seakr])}
+        states = reading.sample_states[: self.plan.seakr]
+        return {SEAKR_END: log_determinant(states), SEAKR_SIZE: log_size(states)}
 
     def _said(self, questions: Sequence[Question]) -> list[dict[str, float]]:
         """Self-assessment as a difference of logits (positive: it can answer)."""
@@ -184,9 +219,12 @@ class Labeller:
         some = [rows[place] for place in having]
         asked = [questions[place] for place in having]
         prompts = [self.prompts.open(question, row.passages) for question, row in zip(asked, some, strict=True)]
-        some = self._with_sides(some, asked, "open", self._read(prompts, states=False))
+        samples = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
+        some = self._with_sides(some, asked, "open", self._read(prompts, samples))
         if self.plan.mask:
             some = self._with_mask(some, asked)
+        if self.plan.iterative:
+            some = self._with_rounds(some, asked)
         for place, row in zip(having, some, strict=True):
             rows[place] = row
         return rows
@@ -205,9 +243,21 @@ class Labeller:
     def _find(self, questions: Sequence[Question]) -> list[list[Passage]]:
         if not self.plan.open_book:
             return [[] for _ in questions]
-        if self.retriever is None:
+        queries = [question.text for question in questions]
+        if self.retriever is not None:
+            return self._search(queries)
+        if self.reranker is None:
             return [list(question.contexts[: self.plan.k]) for question in questions]
-        return self.retriever.search([question.text for question in questions], self.plan.k or FOUND)
+        found = [list(question.contexts[: self.plan.candidates]) for question in questions]
+        return rerank(self.reranker, queries, found, self.plan.k or FOUND)
+
+    def _search(self, queries: Sequence[str]) -> list[list[Passage]]:
+        """What the index has for any words, in the order the reranker wants where there is one."""
+        k = self.plan.k or FOUND
+        if self.retriever is None or self.reranker is None:
+            return self.retriever.search(list(queries), k) if self.retriever else []
+        found = self.retriever.search(list(queries), self.plan.candidates)
+        return rerank(self.reranker, list(queries), found, k)
 
     def _frequencies(self, questions: Sequence[Question]) -> list[int | None]:
         """Passages that hold a gold answer, up to a cap: what is rare in the corpus is long-tail knowledge."""
@@ -216,7 +266,7 @@ class Labeller:
         first = [golds(question)[0] if golds(question) else "" for question in questions]
         found = self.retriever.search([gold or "?" for gold in first], FREQUENCY_CAP)
         return [
-            sum(contains_tokens(tokens(passage.text), tokens(gold)) for passage in passages) if gold else None
+            sum(_is_in(spaced(gold), _words_of(passage.text)) for passage in passages) if gold else None
             for gold, passages in zip(first, found, strict=True)
         ]
 
@@ -226,9 +276,22 @@ class Labeller:
     def _with_mask(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
         masked = [mask_passages(row.passages, row.answers) for row in rows]
         prompts = [self.prompts.open(question, kept) for question, kept in zip(questions, masked, strict=True)]
+        if self.plan.mask_samples:
+            return self._with_sides(rows, questions, "mask", self._read(prompts, self.plan.mask_samples))
         done = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
         readings = [Reading(draft=completions[0]) for completions in done]
         return self._with_sides(rows, questions, "mask", readings)
+
+    def _with_rounds(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+        """The answers after several rounds, going on from those of one."""
+        rounds = [
+            Round(question, row.passages, Completion(row.open.text if row.open else ""))
+            for row, question in zip(rows, questions, strict=True)
+        ]
+        tokens, k = self.plan.max_tokens, self.plan.k or FOUND
+        RoundAnswerer(self.model, self.prompts, self._search, k, tokens).go_on(rounds)
+        rows = self._with_sides(rows, questions, "iterative", [Reading(draft=one.answer) for one in rounds])
+        return [replace(row, rounds=one.taken) for row, one in zip(rows, rounds, strict=True)]
 
     # --- grades -----------------------------------------------------------------------------------
 
@@ -295,6 +358,16 @@ def _halved(block: Vector) -> Vector:
     """Half precision where it holds the values; some layers of some models have states beyond its range."""
     fits = float(np.abs(block).max(initial=0)) < np.finfo(np.float16).max
     return block.astype(np.float16) if fits else block
+
+
+@functools.lru_cache(maxsize=32_768)
+def _words_of(passage: str) -> str:
+    """Kept, because questions about one corpus find the same passages, and so do the next run's."""
+    return spaced(passage)
+
+
+def _is_in(words: str, passage: str) -> bool:
+    return bool(words.strip()) and words in passage
 
 
 def _count(reading: Reading) -> int:

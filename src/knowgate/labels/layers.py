@@ -20,8 +20,13 @@ def layer_numbers(layers: str | Sequence[int], model: Model) -> tuple[int, ...]:
     return tuple(sorted({_number(word, model.depth) for word in asked}))
 
 
+def named_layers(depth: int) -> dict[str, int]:
+    """What mid, late and last are in a network of so many hidden states, embeddings included."""
+    return dict(zip(NAMED_LAYERS, (depth // 2, 3 * depth // 4, depth - 1), strict=True))
+
+
 def _number(word: str, depth: int) -> int:
-    named = dict(zip(NAMED_LAYERS, (depth // 2, 3 * depth // 4, depth - 1), strict=True))
+    named = named_layers(depth)
     if word in named:
         return named[word]
     if not word.lstrip("-").isdigit():

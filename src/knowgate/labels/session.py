@@ -12,12 +12,13 @@ from importlib import metadata
 from typing import Any
 
 from knowgate.files import sha256_text
-from knowgate.labels.labeller import Labeller
+from knowgate.labels.labeller import Labeller, passages_shown
 from knowgate.labels.runner import LocalRunner
 from knowgate.runs import LabelRow, RunFolder, disk_error
 from knowgate.types import Question, Runner
 
 log = logging.getLogger(__name__)
+LATER = ("open_prompts",)  # settings that runs did not keep at first
 PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s")
 
 
@@ -56,7 +57,7 @@ def label_run(
     """Label all questions that have no row yet; every finished batch is on disk before the next begins."""
     settings = describe(labeller, questions, data)
     with folder.exclusive(), _disk_errors(folder):
-        folder.start(settings, about())
+        folder.start(as_begun(folder, settings), {**about(), "depth": labeller.model.depth})
         if retry_failed and (dropped := folder.drop_failed()):
             log.info("trying %d failed questions again", dropped)
         done = folder.done()
@@ -107,12 +108,38 @@ def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> di
         "grader": labeller.grader.name,
         **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(labeller.plan).items()},
         "seakr_layer": labeller.seakr_layer,
+        "seakr_at": "end token",  # runs without this read it at the last token of the answers
     }
+    if labeller.plan.open_book:
+        settings["k"] = passages_shown(labeller.plan.k, settings["retriever_fingerprint"])
+        settings["open_prompts"] = labeller.prompts.open_fingerprint
     if not labeller.plan.seakr:  # runs started before there was such a thing can go on
-        del settings["seakr"], settings["seakr_layer"]
+        del settings["seakr"], settings["seakr_layer"], settings["seakr_at"]
     if labeller.plan.open_samples is None:
         del settings["open_samples"]
+    if reranker := labeller.reranker:
+        settings |= {"reranker": reranker.name, "reranker_fingerprint": reranker.fingerprint}
+    else:
+        del settings["candidates"]
+    if not labeller.plan.mask_samples:
+        del settings["mask_samples"]
+    if not labeller.plan.iterative:
+        del settings["iterative"]
+    if labeller.plan.sampling.is_whole:
+        del settings["top_p"], settings["top_k"]
     return {**settings, "hash": settings_hash(settings)}
+
+
+def as_begun(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as the run in this folder would have been begun with: one of an older version can go on.
+
+    Such runs kept k as it was given, and nothing of how passages are put to the LLM.
+    """
+    begun = folder.manifest().get("settings", {}) if (folder.path / folder.manifest_name).is_file() else settings
+    usual = passages_shown(None, settings["retriever_fingerprint"])
+    older = {"k": None} if begun.get("k") is None and settings["k"] == usual else {}
+    known = {key: value for key, value in settings.items() if key not in LATER or key in begun}
+    return {**known, **older}
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:

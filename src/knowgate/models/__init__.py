@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from knowgate.models.hf.load import explained
     from knowgate.models.hf.model import HFModel
     from knowgate.models.replay import RecordingModel
+    from knowgate.models.sampling import check_sampling
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "VALUE_OPTIONAL",
     "WITHOUT_VALUE",
     "as_model",
+    "check_sampling",
     "explained",
     "head_logits",
     "label_ids",

@@ -32,8 +32,10 @@ import numpy as np
 from knowgate.errors import BadSetting, NotOffered
 from knowgate.models.backend import WORD, WordByWord
 from knowgate.models.fake_table import FakeEntry, check_entry, read_table
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Token, Vector, Want
+from knowgate.models.sampling import check_sampling, sharpened
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, Token, Vector, Want
 
+GUESSES = 100  # wrong answers of a model that is not sure
 VOCABULARY = 10  # of the distribution that entropy and margin are worked out from
 
 
@@ -119,7 +121,7 @@ class FakeModel(WordByWord):
         draft = None
         if want.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), want.draft_tokens)
-        samples = self._generate(prompt, want.sample_tokens, want.temperature, want.samples, want.seed)
+        samples = self._draw(prompt, want.sample_tokens, want.samples, want.seed, want.sampling)
         after = want.layers if want.after_draft else ()
         return Reading(
             draft=draft,
@@ -127,20 +129,26 @@ class FakeModel(WordByWord):
             hidden_after={layer: self._state(prompt, layer, f"after {draft and draft.text}") for layer in after},
             samples=tuple(samples),
             resume=FakeResume(prompt, want.draft_tokens),
-            sample_states=self._sample_states(prompt, samples, want.sample_layer),
+            sample_states=self._sample_states(prompt, samples, want),
         )
 
-    def _sample_states(self, prompt: Prompt, samples: list[Completion], layer: int | None) -> Vector | None:
+    def _sample_states(self, prompt: Prompt, samples: list[Completion], want: Want) -> Vector | None:
         """Equal samples end in equal states."""
-        if layer is None or not samples:
+        if want.sample_layer is None or not samples:
             return None
-        return np.stack([self._state(prompt, layer, f"sample {sample.text}") for sample in samples])
+        place = "end of sample" if want.sample_end else "sample"
+        return np.stack([self._state(prompt, want.sample_layer, f"{place} {sample.text}") for sample in samples])
 
     def _generate(
         self, prompt: Prompt, max_tokens: int, temperature: float, n: int, seed: int | None
     ) -> list[Completion]:
-        texts = self._samples(prompt, n, seed) if temperature > 0 else [self._answer(prompt)] * n
-        return [self._complete(prompt, text, max_tokens) for text in texts]
+        if temperature > 0:
+            return self._draw(prompt, max_tokens, n, seed, Sampling(temperature))
+        return [self._complete(prompt, self._answer(prompt), max_tokens) for _ in range(n)]
+
+    def _draw(self, prompt: Prompt, max_tokens: int, n: int, seed: int | None, sampling: Sampling) -> list[Completion]:
+        check_sampling(sampling)
+        return [self._complete(prompt, text, max_tokens) for text in self._samples(prompt, n, seed, sampling)]
 
     def _go_on(self, handle: object, max_tokens: int) -> Completion:
         if not isinstance(handle, FakeResume):
@@ -171,7 +179,8 @@ class FakeModel(WordByWord):
         unit = _unit("logprob", text)
         return -0.01 - 0.3 * unit if self._knows(text) or entry.is_open(text) else -1.0 - 2.0 * unit
 
-    def _samples(self, prompt: Prompt, n: int, seed: int | None) -> list[str]:
+    def _samples(self, prompt: Prompt, n: int, seed: int | None, sampling: Sampling) -> list[str]:
+        """Those of the table as they stand; else the answer and guesses, as often as they are probable."""
         entry, answer = self._find(prompt.text), self._answer(prompt)
         if entry.is_open(prompt.text):
             return [answer] * n
@@ -179,7 +188,9 @@ class FakeModel(WordByWord):
             return [entry.samples[((seed or 0) + i) % len(entry.samples)] for i in range(n)]
         dice = random.Random(_digest("samples", prompt.text, seed))
         sure = math.exp(self._logprob(prompt.text))
-        return [answer if dice.random() < sure else f"guess{dice.randrange(100)}" for _ in range(n)]
+        shares = sharpened(np.array([sure] + [(1 - sure) / GUESSES] * GUESSES), sampling)
+        likely, guesses = float(shares[0]), max(1, int((shares[1:] > 0).sum()))
+        return [answer if dice.random() < likely else f"guess{dice.randrange(guesses)}" for _ in range(n)]
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:
         pieces = WORD.findall(answer)

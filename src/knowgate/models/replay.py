@@ -242,8 +242,12 @@ def _keys(
 
 def _want_settings(want: Want) -> dict[str, Any]:
     settings = asdict(want)
+    drawn = settings.pop("sampling")
+    settings |= {"temperature": drawn["temperature"]} | ({} if want.sampling.is_whole else drawn)
     if want.sample_layer is None:
         del settings["sample_layer"]  # recordings made before it was there keep their keys
+    if not want.sample_end:
+        del settings["sample_end"]
     del settings["resumable"]  # says what is kept in memory, not what is read
     return settings
 

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from knowgate.pipeline.answer_json import answer_record, decision_record
     from knowgate.pipeline.assemble import build_pipeline, build_prompts, cached_index
     from knowgate.pipeline.settings import Settings, load_settings
+    from knowgate.pipeline.traffic import TrafficLog
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "AdaptiveRAG",
     "Settings",
+    "TrafficLog",
     "answer_record",
     "build_pipeline",
     "build_prompts",

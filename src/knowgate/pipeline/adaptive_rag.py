@@ -15,14 +15,17 @@ from typing import NamedTuple
 
 from knowgate.doors import check_text, check_whole, check_within
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import bind_gate, blamed, check_count, read_questions, score_questions
+from knowgate.gates import bind_gate, blamed, check_count, measure_distances, read_questions, score_both
+from knowgate.history import Scope
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
-from knowgate.pipeline.case import Case, merged, timed, with_total
+from knowgate.pipeline.case import Case, timed, with_total
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
+from knowgate.pipeline.traffic import TrafficLog, WholeDraft
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.rerank import is_sure, rerank
+from knowgate.retrieval import MOST_ROUNDS, follow_up, has_new, merged
 from knowgate.text import normalise
-from knowgate.thresholds import Deployment, promise
+from knowgate.thresholds import Deployment, objections, promise
 from knowgate.types import (
     Answer,
     AnswerEvent,
@@ -43,7 +46,6 @@ from knowgate.types import (
 
 BATCH = 64  # questions read together; bounds the memory of their caches
 CANDIDATES = 20  # passages fetched for a reranker to choose from
-ROUNDS = 3  # of retrieval at most, whatever a gate says
 
 
 class DecidedQuestion(NamedTuple):
@@ -60,6 +62,7 @@ class AdaptiveRAG:
     threshold: retrieve when need is above it; the gate's own by default.
     k: passages shown to the LLM. second_look: drops passages that turn out useless (None: keep all).
     rerank_margin: nothing is reranked where the retriever's best score leads by this share of it (None: always).
+    log: keeps what was retrieved for, labelled by whether the answers with and without passages agree.
 
     Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
     once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
@@ -79,6 +82,7 @@ class AdaptiveRAG:
     rerank_margin: float | None = None
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
+    log: TrafficLog | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -167,9 +171,18 @@ class AdaptiveRAG:
     @property
     def promise(self) -> str:
         """What is proven about the gate's threshold and whether it holds here; '' where nothing is."""
+        return promise(self.bound, self._deployment)
+
+    @property
+    def objections(self) -> list[str]:
+        """What keeps that from holding here: another k, longer answers, other words; nothing where it holds."""
+        return objections(self.bound, self._deployment)
+
+    @property
+    def _deployment(self) -> Deployment:
         reorders = self.reranker is not None or self.second_look is not None
         searched = self.retriever.fingerprint if self.retriever else None
-        return promise(self.bound, Deployment(self.threshold, searched, self.k, reorders))
+        return Deployment(self.threshold, searched, self.k, reorders, self.max_tokens, self.prompts.open_fingerprint)
 
     @property
     def _alone(self) -> threading.Lock:
@@ -194,7 +207,7 @@ class AdaptiveRAG:
         yield from self._answer_open([case for case in cases if case.passages], speak)
         yield from self._go_deeper([case for case in cases if case.passages and case.steps > 1], speak)
         yield from self._answer_closed([case for case in cases if not case.passages], speak)
-        return [
+        answers = [
             Answer(
                 case.question,
                 case.text,
@@ -206,22 +219,29 @@ class AdaptiveRAG:
             )
             for case in cases
         ]
+        if self.log is not None:
+            scope = Scope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
+            self.log.take(answers, scope, self.max_tokens)
+        return answers
 
     def _decide(self, questions: Sequence[Question]) -> list[Case]:
         gate = self.bound
         cases = [Case(question) for question in questions]
         with timed(cases, "read"):
-            readings = read_questions(self.model, [gate], questions, self.prompts)
+            readings = read_questions(self.model, [gate, *self._drafting], questions, self.prompts)
         with self._alone, timed(cases, "gate"):
-            needs = score_questions(gate, questions, readings)
+            scored = score_both(gate, questions, readings)
             with blamed(gate):
                 reasons = gate.explain(questions, readings)
                 steps = gate.steps(questions, readings)
             check_count(gate, "explanations", reasons, questions)
             check_count(gate, "numbers of rounds", steps, questions)
+            distances = measure_distances(gate, questions, readings)
         threshold = self.gate.threshold if self.threshold is None else self.threshold
-        for case, reading, need, why, rounds in zip(cases, readings, needs, reasons, steps, strict=True):
-            case.reading, case.steps = reading, min(rounds, ROUNDS)
+        raws: Sequence[float | None] = scored.raw or [None] * len(cases)
+        told = zip(cases, readings, scored.needs, raws, reasons, steps, distances, strict=True)
+        for case, reading, need, raw, why, rounds, distance in told:
+            case.reading, case.steps = reading, min(rounds, MOST_ROUNDS)
             case.decision = Decision(
                 need > threshold,
                 need,
@@ -229,8 +249,14 @@ class AdaptiveRAG:
                 gate.name,
                 _reason(need, threshold, why, gate.note),
                 reading.neighbours.get(gate.name, ()),
+                raw=raw,
+                distance=distance,
             )
         return cases
+
+    @property
+    def _drafting(self) -> list[Gate]:
+        return [WholeDraft(self.max_tokens)] if self.log is not None and self.log.drafts else []
 
     def _retrieve(self, cases: list[Case]) -> None:
         if self.retriever is None:
@@ -277,7 +303,7 @@ class AdaptiveRAG:
         taken = 1
         while self.retriever is not None and (going := [case for case in cases if case.steps > taken]):
             taken += 1
-            queries = [f"{case.question.text} {case.text}".strip() for case in going]
+            queries = [follow_up(case.question.text, case.text) for case in going]
             found = self._search(self.retriever, going, queries)
             fresh = [self._has_new(case, passages) for case, passages in zip(going, found, strict=True)]
             before = [normalise(case.text) for case in going]
@@ -297,7 +323,7 @@ class AdaptiveRAG:
     def _has_new(self, case: Case, found: list[Passage]) -> bool:
         """Whether these are other passages than the case has; if so it takes them, as far as they fit the window."""
         fitting = fit_passages(self.model, self.prompts, case.question, found, self.max_tokens)
-        is_new = bool({passage.id for passage in fitting} - {passage.id for passage in case.passages})
+        is_new = has_new(case.passages, fitting)
         case.passages = fitting if is_new else case.passages
         return is_new
 

@@ -49,10 +49,12 @@ def decision_record(decision: Decision) -> dict[str, Any]:
     return {
         "retrieve": decision.retrieve,
         "need": round(decision.need, 6),
+        **({} if decision.raw is None else {"raw": round(decision.raw, 6)}),
         "threshold": decision.threshold,
         "gate": decision.gate,
         "reason": decision.reason,
         "notes": list(decision.notes),
+        **({"distance": round(decision.distance, 4)} if decision.distance is not None else {}),
         **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),
     }
 

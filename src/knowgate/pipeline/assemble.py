@@ -12,8 +12,9 @@ from knowgate.models import load_model
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.presets import with_preset
 from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.traffic import TrafficLog
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
-from knowgate.rerank import is_aligned, load_reranker, read_manifest
+from knowgate.rerank import load_reranker, other_llm
 from knowgate.retrieval import build_index, load_retriever
 from knowgate.types import Model, Reranker, Retriever, SecondLook
 
@@ -39,16 +40,27 @@ def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves:
         k=settings.k,
         prompts=prompts,
         max_tokens=settings.max_tokens,
+        log=build_log(settings) if retrieves else None,
     )
+
+
+def build_log(settings: Settings) -> TrafficLog | None:
+    """Looked into before anything is answered: a file that is no log is said at once."""
+    if settings.log is None:
+        if settings.log_drafts:
+            raise BadSetting("--log-drafts needs --log FILE.")
+        return None
+    found = TrafficLog(settings.log, drafts=settings.log_drafts)
+    found.store.scopes()
+    return found
 
 
 def build_reranker(settings: Settings, model: Model) -> Reranker:
     """A reranker aligned to another LLM still ranks, but not for this one: say so."""
     spec = str(settings.rerank)
-    reranker = load_reranker(spec)
-    if is_aligned(spec) and (made := read_manifest(spec)["aligned_to"])["model_fingerprint"] != model.fingerprint:
-        log.warning("The reranker '%s' was aligned to %s, not to %s.", spec, made["model"], model.name)
-    return reranker
+    if warning := other_llm(spec, model.name, model.fingerprint):
+        log.warning(warning)
+    return load_reranker(spec)
 
 
 def load_second_look(folder: str) -> SecondLook:

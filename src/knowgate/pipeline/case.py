@@ -66,16 +66,3 @@ class timed:  # noqa: N801 - reads as a statement: with timed(cases, "read")
 
 def with_total(seconds: dict[str, float]) -> dict[str, float]:
     return {**seconds, "total": sum(seconds.values())}
-
-
-def merged(kept: Sequence[Passage], found: Sequence[Passage]) -> list[Passage]:
-    """All distinct passages, best score first; those without a score last, in the order they came."""
-    best: dict[str, Passage] = {}
-    for passage in (*kept, *found):
-        if passage.id not in best or _score(passage) > _score(best[passage.id]):
-            best[passage.id] = passage
-    return sorted(best.values(), key=lambda passage: -_score(passage))
-
-
-def _score(passage: Passage) -> float:
-    return float("-inf") if passage.score is None else passage.score

@@ -61,6 +61,10 @@ class Settings(BaseModel):
     """With preset cbdr: answer directly above this confidence. Default: 0.95."""
     second_look: Words | None = None
     """Folder of a fitted kbm gate that drops useless passages."""
+    log: Words | None = None
+    """Log (SQLite file) that grows with use: retrieved questions, known where both answers agree."""
+    log_drafts: bool = False
+    """With log: also answer from memory where the gate reads no whole draft, so that there is something to compare."""
     k: K = 3
     """Passages shown to the LLM."""
     max_tokens: MaxTokens = 32
@@ -68,7 +72,7 @@ class Settings(BaseModel):
     lang: Words | None = None
     """Language of the prompts, en or zh. Default: detected per question."""
     prompts: Place | None = None
-    """TOML file with your own answer prompts."""
+    """Wording of the answer prompts: free (answers at length), or your own TOML file."""
 
 
 def load_settings(config: str | Path | None = None, **flags: Any) -> Settings:

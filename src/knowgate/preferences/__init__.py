@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
-    from knowgate.preferences.from_labels import prefer
+    from knowgate.preferences.from_labels import DEFAULT_SOURCE, prefer
     from knowgate.preferences.measure import Benefit, Confidence, Likelihood, Preferrer, Source
-    from knowgate.preferences.rank_measures import NAMES, rank_values, ranking
+    from knowgate.preferences.rank_measures import NAMES, hits_of, rank_values, ranking
     from knowgate.preferences.record import Preference, PreferenceFolder, data_hash, distinct, shared_settings
     from knowgate.preferences.session import PreferenceCounts, prefer_run
 else:
@@ -17,6 +17,7 @@ else:
 __all__ = [
     "Benefit",
     "Confidence",
+    "DEFAULT_SOURCE",
     "Likelihood",
     "NAMES",
     "Preference",
@@ -26,6 +27,7 @@ __all__ = [
     "Source",
     "data_hash",
     "distinct",
+    "hits_of",
     "prefer",
     "prefer_run",
     "rank_values",

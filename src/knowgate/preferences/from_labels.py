@@ -14,7 +14,7 @@ from knowgate.doors import check_seed, check_whole
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import ProbeGate, load_gate
 from knowgate.labels import load_grader
-from knowgate.models import load_model
+from knowgate.models import as_model
 from knowgate.preferences.measure import Benefit, Confidence, Likelihood, Preferrer, Source
 from knowgate.preferences.record import TOP, PreferenceFolder
 from knowgate.preferences.session import PreferenceCounts, prefer_run
@@ -25,6 +25,9 @@ from knowgate.types import Model, Question
 
 CANDIDATES = 20
 SOURCES = ("confidence", "benefit", "likelihood")
+# CBDR's own. Whichever source helps the LLM's answers most is to stand here: `benchmarks/cbdr.py` measures it, and
+# benchmarks/runs/cbdr holds the figures (eval-rerank: accuracy of each aligned reranker less that of the base).
+DEFAULT_SOURCE = "confidence"
 SPLITS = ("train", "dev", "test")
 Run = str | Path | RunFolder
 
@@ -33,13 +36,14 @@ def prefer(
     runs: Run | Iterable[Run],
     out: str | Path,
     *,
-    source: str = "confidence",
+    source: str = DEFAULT_SOURCE,
     gate: str | None = None,
     index: str | None = None,
     data: str | None = None,
     candidates: int = CANDIDATES,
     top: int = TOP,
-    model: str | None = None,
+    cut: int | None = None,
+    model: str | Model | None = None,
     split: str | None = None,
     limit: int | None = None,
     seed: int = 0,
@@ -49,10 +53,10 @@ def prefer(
     """Measure what each candidate passage does to the LLM that was labelled; the same call goes on where it stopped.
 
     source: confidence (shift of the fitted probe `gate`), benefit (answers turned right) or likelihood (of the gold
-    answer). Candidates come from `index`, from the contexts of `data`, or from the runs' own passages. split: puts all
-    questions in train, dev or test; None divides them as `fit` does.
+    answer). Candidates come from `index`, from the contexts of `data`, or from the runs' own passages. cut: tokens they
+    are all cut to, as a control. split: puts all questions in train, dev or test; None divides them as `fit` does.
     """
-    _check(source, split, index, data)
+    _check(source, split, index, data, cut)
     check_whole(candidates, "the number of candidates", least=2)
     check_whole(top, "top")
     check_seed(seed)
@@ -60,12 +64,14 @@ def prefer(
     questions = _questions(folders, data, limit, has_index=index is not None)
     llm = _model(folders, model)
     measuring = _source(source, llm, gate, prompts or AnswerPrompts())
-    preferrer = Preferrer(measuring, load_retriever(index) if index else None, candidates, top, seed, split)
+    preferrer = Preferrer(measuring, load_retriever(index) if index else None, candidates, top, seed, split, cut)
     named = data or ", ".join(str(folder.settings().get("data", folder.path.name)) for folder in folders)
     return prefer_run(PreferenceFolder(Path(out)), questions, preferrer, data=named, on_progress=watch)
 
 
-def _check(source: str, split: str | None, index: str | None, data: str | None) -> None:
+def _check(source: str, split: str | None, index: str | None, data: str | None, cut: int | None) -> None:
+    if cut is not None:
+        check_whole(cut, "the number of tokens passages are cut to (--cut)")
     for option, value, allowed in (("source", source, SOURCES), ("split", split, (None, *SPLITS))):
         if value not in allowed:
             raise BadSetting(f"--{option} is '{value}'; allowed: {', '.join(str(word) for word in allowed if word)}.")
@@ -102,10 +108,10 @@ def _with_contexts(questions: Mapping[str, Question], data: str) -> list[Questio
     return [replace(question, contexts=contexts[name]) for name, question in questions.items()]
 
 
-def _model(folders: Sequence[RunFolder], spec: str | None) -> Model:
+def _model(folders: Sequence[RunFolder], given: str | Model | None) -> Model:
     """The LLM that was labelled; another one would mix up whose preferences these are."""
     settings = [folder.settings() for folder in folders]
-    llm = load_model(spec or settings[0]["model"])
+    llm = as_model(given or settings[0]["model"])
     for folder, made in zip(folders, settings, strict=True):
         if made.get("model_fingerprint") != llm.fingerprint:
             raise BadSetting(
@@ -125,6 +131,6 @@ def _source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> 
         given = f"is '{gate}'" if gate else "is missing"
         raise BadSetting(
             f"--source confidence reads a fitted probe; --gate {given}. "
-            "Fit one: knowgate fit probe --labels RUN --out DIR"
+            "Fit one: knowgate fit probe --target known --balanced --labels RUN --out DIR"
         )
     return Confidence(llm, probe.bind(llm, prompts.fingerprint), prompts)

@@ -12,6 +12,7 @@ from typing import Protocol
 from knowgate.errors import BadInput, BadSetting, DeviceError, KnowgateError, NotOffered, ServerError
 from knowgate.gates import ProbeGate
 from knowgate.labels import Grader, golds
+from knowgate.preferences.equal_length import cut_passages
 from knowgate.preferences.record import TOP, Candidate, Preference, choose, distinct
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.runs import split_questions
@@ -56,6 +57,12 @@ class Confidence:
     name = "confidence"
 
     def __post_init__(self) -> None:
+        target = self.gate.artefact.manifest.get("target", "known")
+        if target != "known":
+            raise BadSetting(
+                f"confidence is that the LLM knows, but this probe was fitted on '{target}'. "
+                "Fit one: knowgate fit probe --target known --balanced --labels RUN --out DIR"
+            )
         if self.gate.artefact.options["position"] != "pre":
             raise BadSetting(
                 "the confidence shift is read before the answer, but this probe reads after the draft. "
@@ -145,7 +152,7 @@ class Preferrer:
     """Turns questions into preferences. A question that fails is a row with its error.
 
     retriever: where candidates come from; None for each question's own contexts. split: one part for all questions;
-    None to divide them by a hash of the question.
+    None to divide them by a hash of the question. cut: tokens every candidate is cut to; None leaves them as they are.
     """
 
     source: Source
@@ -154,6 +161,7 @@ class Preferrer:
     top: int = TOP
     seed: int = 0
     split: str | None = None
+    cut: int | None = None
 
     def prefer(self, questions: Sequence[Question]) -> list[Preference]:
         """Preferences of a batch; if it fails as a whole, its questions are tried one by one."""
@@ -175,6 +183,10 @@ class Preferrer:
             return Preference(question.id, question.text, split, answers=question.answers, error=str(error))
 
     def _find(self, questions: Sequence[Question]) -> list[list[Passage]]:
+        found = self._search(questions)
+        return found if self.cut is None else [cut_passages(self.source.model, some, self.cut) for some in found]
+
+    def _search(self, questions: Sequence[Question]) -> list[list[Passage]]:
         if self.retriever is None:
             return [list(question.contexts[: self.candidates]) for question in questions]
         return self.retriever.search([question.text for question in questions], self.candidates)

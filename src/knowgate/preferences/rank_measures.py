@@ -18,8 +18,8 @@ def ranking(scores: Sequence[float]) -> list[int]:
 
 
 def precision(hits: Sequence[bool], k: int) -> float:
-    """Share of positives among the first k, or among all where there are fewer."""
-    return sum(hits[:k]) / min(k, len(hits))
+    """Share of positives among the first k; places that are empty because there are fewer passages count as misses."""
+    return sum(hits[:k]) / k
 
 
 def recall(hits: Sequence[bool], k: int) -> float:

@@ -20,7 +20,12 @@ from knowgate.types import Passage, Question
 TOP = 5  # positives and negatives kept of each question (CBDR 3.2.2)
 NOISE = 1e-6  # a smaller shift is none: one passage read in two batches differs by that much
 PAIRS = "pairs.jsonl"
-SAME = ("model_fingerprint", "prompts_fingerprint", "source")  # what folders that are used together must share
+SAME = (
+    "model_fingerprint",
+    "prompts_fingerprint",
+    "source",
+    "cut_to",
+)  # what folders that are used together must share
 
 
 @dataclass(frozen=True)

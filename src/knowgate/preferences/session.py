@@ -16,7 +16,7 @@ from knowgate.preferences.record import PAIRS, Preference, PreferenceFolder, pap
 from knowgate.runs import disk_error
 from knowgate.types import Question, Runner
 
-BATCH = LocalRunner(largest=64)  # questions; each has some 20 prompts
+BATCH = LocalRunner(largest=256)  # questions; each has some 20 prompts, and a GPU reads thousands in a few seconds
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ def describe(preferrer: Preferrer, questions: Sequence[Question], data: str) -> 
         "seed": preferrer.seed,
         "split": preferrer.split,
     }
+    if preferrer.cut is not None:  # folders begun before there was such a thing can go on
+        settings["cut_to"] = preferrer.cut
     if isinstance(source, Confidence):
         made = source.gate.artefact
         settings["probe"] = {"name": made.path.name, "checksum": made.manifest["checksum"], **made.options}

@@ -23,7 +23,7 @@ from knowgate.prompts.fences import fence
 from knowgate.types import Question
 
 if TYPE_CHECKING:
-    from knowgate.prompts.answer import AnswerPrompts, fit_passages, load_answer_prompts
+    from knowgate.prompts.answer import AnswerPrompts, evidence, fit_passages, load_answer_prompts
     from knowgate.prompts.assess import self_assessment
     from knowgate.prompts.judge import ik_text, kbm_text
 else:
@@ -36,6 +36,7 @@ __all__ = [
     "TemplateSet",
     "WORD",
     "detect_language",
+    "evidence",
     "fit_passages",
     "ik_text",
     "kbm_text",
@@ -44,6 +45,7 @@ __all__ = [
     "packaged",
     "question_language",
     "self_assessment",
+    "wording",
 ]
 
 LANGUAGES = ("en", "zh")
@@ -106,8 +108,18 @@ def load_templates(path: Path, like: str) -> TemplateSet:
         raise BadSetting(f'{path}: write templates as name = "text" below [en] or [zh].') from None
     for lang, texts in own.items():
         _check(path, lang, texts, base)
+    return _over(base, path.stem, own)
+
+
+@functools.cache
+def wording(name: str, like: str) -> TemplateSet:
+    """Another wording of a packaged set, by its name; templates it leaves out are those of `like`."""
+    return _over(packaged(like), name, packaged(name).templates)
+
+
+def _over(base: TemplateSet, name: str, own: Mapping[str, Mapping[str, str]]) -> TemplateSet:
     merged = {lang: {**texts, **own.get(lang, {})} for lang, texts in base.templates.items()}
-    return TemplateSet(path.stem, merged)
+    return TemplateSet(name, merged)
 
 
 def _check(path: Path, lang: str, texts: Mapping[str, str], base: TemplateSet) -> None:

@@ -7,9 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from knowgate.errors import BadSetting
-from knowgate.prompts import LANGUAGES, TemplateSet, load_templates, packaged, question_language
+from knowgate.files import sha256_text
+from knowgate.prompts import LANGUAGES, TemplateSet, load_templates, packaged, question_language, wording
 from knowgate.text import render_choices
 from knowgate.types import Model, Passage, Prompt, Question
+
+WORDINGS = ("free",)  # beside the usual one: free-form answers, at length
+SPECIMENS = (Passage("1", "Text.", "Title"), Passage("2", "# More text."))  # what a fingerprint shows passages by
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,12 @@ class AnswerPrompts:
     def fingerprint(self) -> str:
         return self.templates.fingerprint + (f"-{self.lang}" if self.lang else "")
 
+    @property
+    def open_fingerprint(self) -> str:
+        """Identity of how passages are put to the LLM: templates, and how passages are written out."""
+        asked = [Question("?", lang=lang, choices=kind) for lang in LANGUAGES for kind in ((), ("a", "b"))]
+        return sha256_text(*(self.open(question, SPECIMENS).text for question in asked))[:16]
+
     def language(self, question: Question) -> str:
         return self.lang or question_language(question)
 
@@ -41,9 +51,12 @@ class AnswerPrompts:
 
 
 def load_answer_prompts(file: Path | None = None, lang: str | None = None) -> AnswerPrompts:
-    """The packaged wording, or a user's own from a TOML file; lang forces a language."""
-    templates = load_templates(file, like="answer") if file else packaged("answer")
-    return AnswerPrompts(templates, lang)
+    """The packaged wording, another one by its name, or a user's own from a TOML file; lang forces a language."""
+    if file is None:
+        return AnswerPrompts(packaged("answer"), lang)
+    if str(file) in WORDINGS:
+        return AnswerPrompts(wording(str(file), like="answer"), lang)
+    return AnswerPrompts(load_templates(file, like="answer"), lang)
 
 
 def evidence(passages: Sequence[Passage]) -> str:

@@ -11,7 +11,7 @@ from knowgate.rerank.order import rerank
 from knowgate.types import Reranker
 
 if TYPE_CHECKING:
-    from knowgate.rerank.cross_encoder import CrossEncoderReranker, shown
+    from knowgate.rerank.cross_encoder import UNREAD, CrossEncoderReranker, shown
     from knowgate.rerank.manifest import (
         BASE,
         CARD,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         WEIGHTS,
         check_files,
         is_aligned,
+        other_llm,
         read_manifest,
     )
     from knowgate.rerank.margin import is_sure
@@ -34,12 +35,15 @@ __all__ = [
     "KEPT",
     "MANIFEST",
     "RERANKERS",
+    "UNREAD",
     "VERSION",
     "WEIGHTS",
+    "as_reranker",
     "check_files",
     "is_aligned",
     "is_sure",
     "load_reranker",
+    "other_llm",
     "read_manifest",
     "rerank",
     "shown",
@@ -56,11 +60,17 @@ RERANKERS: dict[str, Entry] = {
         extra="local",
         paper="Nogueira and Cho 2019",
     ),
+    "api": Entry("knowgate.rerank.remote:RemoteReranker", "api:MODEL@URL, a server that reranks as Cohere and Jina do"),
 }
 
 
+def as_reranker(reranker: str | Path | Reranker) -> Reranker:
+    """The reranker itself, or the one a spec or folder names."""
+    return load_reranker(str(reranker)) if isinstance(reranker, str | Path) else reranker
+
+
 def load_reranker(spec: str) -> Reranker:
-    """`cross-encoder:NAME_OR_DIR`; a folder or a hub name such as `owner/model` does by itself."""
+    """`cross-encoder:NAME_OR_DIR` or `api:MODEL@URL`; a folder or a hub name such as `owner/model` does by itself."""
     name, rest = split_spec(spec)
     if Path(spec).is_dir() or (not rest and "/" in spec):
         name, rest = "cross-encoder", spec

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadInput, BadSetting, MissingExtra, ModelError, WeightsError
-from knowgate.rerank.manifest import check_files, is_aligned, read_manifest
+from knowgate.files import sha256_text
+from knowgate.rerank.manifest import check_files, is_aligned, read_manifest, weights_fingerprint
 from knowgate.types import Passage
+
+UNREAD = ""  # stands where a question would: see `reads_question`
 
 
 class CrossEncoderReranker:
     """Scores are logits: any finite number, higher is better. Loaded on first use, on the GPU if there is one."""
 
-    def __init__(self, spec: str, *, device: str | None = None, batch_size: int = 32):
+    def __init__(self, spec: str, *, device: str | None = None, batch_size: int | None = None):
         if not spec:
             raise BadSetting("a cross-encoder needs a model: cross-encoder:NAME_OR_DIR.")
         self.spec = spec
@@ -29,15 +32,30 @@ class CrossEncoderReranker:
         self._batch_size = batch_size
 
     @classmethod
-    def around(cls, model: Any, spec: str) -> CrossEncoderReranker:
+    def around(cls, model: Any, spec: str, *, reads_question: bool = True) -> CrossEncoderReranker:
         """A reranker of a cross-encoder that is already loaded."""
         reranker = cls(spec)
-        reranker.__dict__["_model"] = model
+        reranker.__dict__ |= {"_model": model, "reads_question": reads_question}
         return reranker
+
+    @cached_property
+    def reads_question(self) -> bool:
+        """False of a control that was taught, and is asked, without the question: it ranks passages as such."""
+        if not is_aligned(self.spec):
+            return True
+        check_files(self.spec)
+        return bool(read_manifest(self.spec).get("reads_question", True))
 
     @property
     def name(self) -> str:
         return f"cross-encoder:{self.spec}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of a folder the hash of its weights, wherever it lies; of a hub name its commit."""
+        if Path(self.spec).is_dir():
+            return weights_fingerprint(self.spec)
+        return sha256_text("hub", self.spec, str(getattr(self._model.config, "_commit_hash", None)))[:16]
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         """One score per passage of each question; pairs of all questions share batches.
@@ -47,7 +65,7 @@ class CrossEncoderReranker:
         if len(questions) != len(passages):
             raise BadInput(f"{len(questions)} questions came with {len(passages)} lists of passages.")
         pairs = [
-            [(question, shown(passage)) for passage in found]
+            [(question if self.reads_question else UNREAD, shown(passage)) for passage in found]
             for question, found in zip(questions, passages, strict=True)
         ]
         distinct = list(dict.fromkeys(pair for some in pairs for pair in some))
@@ -59,10 +77,9 @@ class CrossEncoderReranker:
             return []
         import torch
 
+        size = self._batch_size or (128 if torch.cuda.is_available() else 32)
         # predict sorts by length itself, so that short pairs are not padded to long ones
-        scores = self._model.predict(
-            pairs, batch_size=self._batch_size, activation_fn=torch.nn.Identity(), show_progress_bar=False
-        )
+        scores = self._model.predict(pairs, batch_size=size, activation_fn=torch.nn.Identity(), show_progress_bar=False)
         if not np.isfinite(scores).all():
             raise ModelError(f"the reranker '{self.spec}' gave a score that is not a number (NaN or infinite).")
         return [float(score) for score in scores]

@@ -12,7 +12,7 @@ from typing import Any
 
 from knowgate.doors import read_json, user_path
 from knowgate.errors import ArtefactError, BadInput, WeightsError
-from knowgate.files import sha256_file
+from knowgate.files import sha256_file, sha256_text
 from knowgate.folders import PICKLES, check_digests, check_folder
 from knowgate.typed import read_record
 
@@ -20,6 +20,7 @@ VERSION = 1
 KEPT = (".json", ".safetensors", ".txt", ".model", ".md", ".jinja")
 MANIFEST, WEIGHTS = "reranker.json", "model.safetensors"
 CARD = "README.md"
+FINGERPRINT = "model_fingerprint"
 BASE = "base"  # the cross-encoder before alignment, where it was made here
 
 
@@ -32,6 +33,7 @@ class RerankerRecord:
     base: str = ""
     aligned_to: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    reads_question: bool = True
 
 
 def is_aligned(path: str | Path) -> bool:
@@ -81,3 +83,18 @@ def read_manifest(path: str | Path) -> Mapping[str, Any]:
         raise ArtefactError(f"the weights of the reranker '{path}' were changed or damaged. Fit it again.")
     check_digests(folder, record.files, refusal)
     return manifest
+
+
+def weights_fingerprint(path: str | Path) -> str:
+    """Of the weights of a saved cross-encoder, wherever it lies."""
+    files = sorted(user_path(path).glob("*.safetensors"))
+    if not files:
+        raise WeightsError(f"'{path}' holds no safetensors weights.")
+    return sha256_text(*map(sha256_file, files))[:16]
+
+
+def other_llm(path: str | Path, model: str, fingerprint: str) -> str | None:
+    """What to say of a reranker that was aligned to another LLM: it still ranks, but not for this one."""
+    if not is_aligned(path) or (made := read_manifest(path).get("aligned_to", {})).get(FINGERPRINT) == fingerprint:
+        return None
+    return f"The reranker '{path}' was aligned to {made.get('model', 'another LLM')}, not to {model}."

@@ -12,15 +12,20 @@ from knowgate.types import Retriever
 
 if TYPE_CHECKING:
     from knowgate.retrieval.index import IndexReport, build_index
+    from knowgate.retrieval.rounds import MOST_ROUNDS, follow_up, has_new, merged
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "GROUP",
     "IndexReport",
+    "MOST_ROUNDS",
     "RETRIEVERS",
     "as_retriever",
     "build_index",
+    "follow_up",
+    "has_new",
     "load_retriever",
+    "merged",
 ]
 
 GROUP = "knowgate.retrievers"

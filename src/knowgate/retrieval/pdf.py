@@ -69,7 +69,7 @@ class Reader:
             self.close()
             # -P: this folder's html.py must not stand for Python's
             command = [sys.executable, "-P", str(WORKER)]
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # our own file, in this Python  # nosec B603
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         return self._process

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from knowgate.runs.split import Split, held_out, loose_key, question_key, seen_key, split_questions
     from knowgate.runs.together import check_named_once, names_of
     from knowgate.runs.trial import Trial, load_trial
+    from knowgate.runs.usefulness import RecordedUse, read_use, write_use
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "GradedAnswer",
     "LabelRow",
     "RecordedNeeds",
+    "RecordedUse",
     "RowFolder",
     "Run",
     "RunFolder",
@@ -43,6 +45,7 @@ __all__ = [
     "question_key",
     "question_of",
     "read_needs",
+    "read_use",
     "recorded",
     "recorded_layers",
     "run_paths",
@@ -52,4 +55,5 @@ __all__ = [
     "split_questions",
     "to_json",
     "write_needs",
+    "write_use",
 ]

@@ -18,17 +18,24 @@ from knowgate.runs.run_folder import RunFolder
 from knowgate.typed import Between, Share, read_record
 
 FILE = "needs.jsonl"
+DIGITS = 7  # so that scores which differ stay different
 
 
 @dataclass(frozen=True)
 class RecordedNeeds:
-    """What one gate said: need by question id. seconds: per question, None if it was not timed."""
+    """What one gate said: need by question id. seconds: per question, None if it was not timed.
+
+    raw: the scores of a fitted gate before calibration, by question id; empty of other gates.
+    far: share of the questions that lie far from those the gate was fitted on, None if it does not know.
+    """
 
     gate: str
     threshold: float
     needs: Mapping[str, Share] = field(repr=False)
     about: str = ""
     seconds: Annotated[float, Between(0)] | None = None
+    raw: Mapping[str, Share] = field(default_factory=dict, repr=False)
+    far: Share | None = None
 
 
 def read_needs(run: Path) -> list[RecordedNeeds]:
@@ -41,9 +48,12 @@ def read_needs(run: Path) -> list[RecordedNeeds]:
 
 def _parsed(record: Mapping[str, Any], where: str) -> RecordedNeeds:
     try:
-        return read_record(RecordedNeeds, record, where)
+        recorded = read_record(RecordedNeeds, record, where)
     except BadInput as error:
         raise ArtefactError(f"{str(error).rstrip('.')}: these are no needs that a gate gave.") from None
+    if recorded.raw and recorded.raw.keys() != recorded.needs.keys():
+        raise ArtefactError(f"{where}: gate '{recorded.gate}' has raw scores of other questions than its needs.")
+    return recorded
 
 
 def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
@@ -55,8 +65,13 @@ def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
 
 
 def _line(item: RecordedNeeds) -> str:
-    needs = {name: round(float(value), 5) for name, value in item.needs.items()}
-    record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": needs}
+    record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": _rounded(item.needs)}
+    record |= {"raw": _rounded(item.raw)} if item.raw else {}
     record |= {"about": item.about} if item.about else {}
     record |= {"seconds": round(item.seconds, 5)} if item.seconds is not None else {}
+    record |= {"far": round(item.far, 5)} if item.far is not None else {}
     return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(float(score), DIGITS) for name, score in scores.items()}

@@ -49,6 +49,8 @@ class LabelRow:
     closed: GradedAnswer | None = None
     open: GradedAnswer | None = None
     mask: GradedAnswer | None = None
+    iterative: GradedAnswer | None = None  # after several rounds of retrieval
+    rounds: AtLeastZero = 0  # of retrieval that the iterative answer took
     effect_mastery: str | None = None
     effect_certainty: str | None = None
     benefit: Annotated[int, Between(-1, 1)] | None = None

@@ -44,6 +44,12 @@ class RunSettings:
     samples: AtLeastZero | None = None
     max_tokens: AtLeastZero | None = None
     k: AtLeastZero | None = None
+    reranker: str | None = None
+    reranker_fingerprint: str | None = None
+    candidates: AtLeastZero | None = None
+    depth: AtLeastZero | None = None
+    open_prompts: str | None = None
+    seakr_layer: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,8 +63,13 @@ class RunFolder(RowFolder):
     command: ClassVar[str] = "knowgate label"
 
     def settings(self) -> dict[str, Any]:
-        """What made the run what it is; whoever compares models or wordings needs all of it."""
-        settings: dict[str, Any] = self.manifest().get("settings", {})
+        """What made the run what it is; whoever compares models or wordings needs all of it.
+
+        depth: how many hidden states the LLM has, where the run says so.
+        """
+        manifest = self.manifest()
+        settings: dict[str, Any] = dict(manifest.get("settings", {}))
+        settings |= {"depth": manifest["depth"]} if "depth" in manifest else {}
         missing = [key for key in IDENTITY if key not in settings]
         if missing:
             raise ArtefactError(

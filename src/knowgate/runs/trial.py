@@ -181,7 +181,20 @@ def _needs(runs: Sequence[Path], names: Sequence[str]) -> dict[str, RecordedNeed
 
 
 def _joined(items: Sequence[RecordedNeeds], names: Sequence[str]) -> RecordedNeeds:
-    needs = {f"{name}/{key}": need for name, item in zip(names, items, strict=True) for key, need in item.needs.items()}
+    needs = _under_keys([item.needs for item in items], names)
+    raw = _under_keys([item.raw for item in items], names) if all(item.raw for item in items) else {}
     timed = [item.seconds for item in items if item.seconds is not None]
     seconds = float(np.mean(timed)) if len(timed) == len(items) else None
-    return RecordedNeeds(items[0].gate, items[0].threshold, needs, items[0].about, seconds)
+    return RecordedNeeds(items[0].gate, items[0].threshold, needs, items[0].about, seconds, raw, _far(items))
+
+
+def _under_keys(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
+    return {f"{name}/{key}": score for name, part in zip(names, parts, strict=True) for key, score in part.items()}
+
+
+def _far(items: Sequence[RecordedNeeds]) -> float | None:
+    """Over all questions of the runs; None where one of them does not say."""
+    shares = [(item.far, len(item.needs)) for item in items if item.far is not None]
+    if len(shares) < len(items):
+        return None
+    return sum(share * n for share, n in shares) / max(1, sum(n for _, n in shares))

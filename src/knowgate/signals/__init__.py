@@ -17,11 +17,21 @@ if TYPE_CHECKING:
         least_probability,
         mean_margin,
     )
-    from knowgate.signals.dispersion import ALPHA, SAMPLES, SEAKR, log_determinant
+    from knowgate.signals.dispersion import (
+        ALPHA,
+        SAMPLES,
+        SEAKR,
+        SEAKR_END,
+        SEAKR_SIZE,
+        log_determinant,
+        log_size,
+        relative,
+    )
     from knowgate.signals.features import COSTLY, FEATURES, available_features, feature_matrix
     from knowgate.signals.hidden import hidden_states
     from knowgate.signals.samples import Effect, benefit, canonical, certainty, effect, mastery
     from knowgate.signals.sentences import draft_texts, text_features
+    from knowgate.signals.surface import SURFACE_WIDTH, surface_features
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -32,7 +42,10 @@ __all__ = [
     "FEATURES",
     "SAMPLES",
     "SEAKR",
+    "SEAKR_END",
+    "SEAKR_SIZE",
     "SELF_ASSESSMENT",
+    "SURFACE_WIDTH",
     "available_features",
     "benefit",
     "canonical",
@@ -48,8 +61,11 @@ __all__ = [
     "inverse_perplexity",
     "least_probability",
     "log_determinant",
+    "log_size",
     "mastery",
     "mean_margin",
+    "relative",
     "self_assessment_logit",
+    "surface_features",
     "text_features",
 ]

@@ -5,12 +5,17 @@ Knows states as numbers; not where they come from or what is decided on them.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.errors import ModelError
 from knowgate.types import Vector
 
-SEAKR = "seakr"  # its name on record
+SEAKR_END = "seakr_end"  # its name on record, read where an answer ends: at the token that ends it
+SEAKR_SIZE = "seakr_size"  # how long those states are, as `log_size` has it
+SEAKR = "seakr"  # what older runs have instead: read at the last token of the answer's text, without the size
 SAMPLES = 20  # SeaKR's released settings, as is alpha
 ALPHA = 1e-3  # also that of INSIDE (Chen et al. 2024), whose score SeaKR takes over
 
@@ -20,8 +25,29 @@ def log_determinant(states: Vector, alpha: float = ALPHA) -> float:
 
     Never below log(alpha). Equal answers give one eigenvalue of some size and n - 1 of alpha.
     """
+    eigenvalues = np.linalg.eigvalsh(_gram(states))
+    return float(np.log(np.maximum(eigenvalues, 0.0) + alpha).mean())
+
+
+def log_size(states: Vector) -> float:
+    """The logarithm of the mean squared length of the states, each without its own mean; states of zeros count 1e-9."""
+    return float(np.log(max(float(np.diag(_gram(states)).mean()), 1e-9)))
+
+
+def relative(uncertainty: float, size: float, n: int, alpha: float = ALPHA) -> float:
+    """The log-determinant of n states on a scale from 0 to 1 that does not depend on how long the LLM's states are.
+
+    0: all n the same, one eigenvalue of n times their squared length. 1: all of them at right angles.
+    """
+    least = (np.logaddexp(math.log(n) + size, math.log(alpha)) + (n - 1) * math.log(alpha)) / n
+    most = np.logaddexp(size, math.log(alpha))
+    return float(np.clip((uncertainty - least) / (most - least), 0.0, 1.0)) if most > least else 0.0
+
+
+def _gram(states: Vector) -> NDArray[np.float64]:
+    """Products of the states, each with its own mean taken off."""
     if states.ndim != 2 or not len(states) or not np.isfinite(states).all():
         raise ModelError(f"the states of the samples are no array of numbers (samples x width): {states.shape}.")
     centred = states.astype(np.float64) - states.astype(np.float64).mean(axis=1, keepdims=True)
-    eigenvalues = np.linalg.eigvalsh(centred @ centred.T)
-    return float(np.log(np.maximum(eigenvalues, 0.0) + alpha).mean())
+    products: NDArray[np.float64] = centred @ centred.T
+    return products

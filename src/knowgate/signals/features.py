@@ -9,7 +9,7 @@ import numpy as np
 
 from knowgate.signals import confidence
 from knowgate.signals.assessment import SELF_ASSESSMENT
-from knowgate.signals.dispersion import SAMPLES, SEAKR, log_determinant
+from knowgate.signals.dispersion import SAMPLES, SEAKR, SEAKR_END, log_determinant
 from knowgate.signals.samples import canonical, certainty
 from knowgate.types import Question, Reading, Token, Vector
 
@@ -59,10 +59,15 @@ def _self_assessment(question: Question, reading: Reading) -> float | None:
     return reading.signals.get(SELF_ASSESSMENT)
 
 
-def _seakr(question: Question, reading: Reading) -> float | None:
-    if SEAKR in reading.signals:
-        return reading.signals[SEAKR]
-    return None if reading.sample_states is None else log_determinant(reading.sample_states[:SAMPLES])
+def _seakr(name: str) -> Feature:
+    """Which states a reading has, at the end token or before it, was settled by what was wanted of it."""
+
+    def of(question: Question, reading: Reading) -> float | None:
+        if name in reading.signals:
+            return reading.signals[name]
+        return None if reading.sample_states is None else log_determinant(reading.sample_states[:SAMPLES])
+
+    return of
 
 
 FEATURES: dict[str, Feature] = {
@@ -77,9 +82,10 @@ FEATURES: dict[str, Feature] = {
     SELF_ASSESSMENT: _self_assessment,
     "certainty": _certainty,
     "agreement": _agreement,
-    SEAKR: _seakr,
+    SEAKR: _seakr(SEAKR),
+    SEAKR_END: _seakr(SEAKR_END),
 }
-COSTLY = ("certainty", "agreement", SELF_ASSESSMENT, SEAKR)  # samples, or a pass of their own
+COSTLY = ("certainty", "agreement", SELF_ASSESSMENT, SEAKR, SEAKR_END)  # samples, or a pass of their own
 
 
 def available_features(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
         Measure,
         estimate,
         estimate_mean,
+        estimate_means,
         estimate_quality,
         p_value,
     )
-    from knowgate.statistics.logistic import logit, sigmoid
+    from knowgate.statistics.logistic import SMALLEST, logit, sigmoid
     from knowgate.statistics.measures import (
         Bools,
         Floats,
@@ -47,6 +48,7 @@ __all__ = [
     "Measure",
     "RESAMPLES",
     "Ranked",
+    "SMALLEST",
     "Share",
     "Weights",
     "accuracy",
@@ -55,6 +57,7 @@ __all__ = [
     "divided",
     "estimate",
     "estimate_mean",
+    "estimate_means",
     "estimate_quality",
     "holm",
     "logit",

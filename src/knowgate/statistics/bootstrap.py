@@ -102,6 +102,33 @@ def estimate_mean(values: Floats, resamples: int = RESAMPLES) -> Estimate:
     return _estimates(lambda weights: {"mean": weighted_mean(weights, values)}, Draws(len(values), resamples))["mean"]
 
 
+def estimate_means(columns: Sequence[Floats], resamples: int = RESAMPLES) -> list[Estimate]:
+    """The mean of each column of per-question values, all on the same draws: many of them cost little more than one.
+
+    Questions without a value (NaN) are left out of their column alone.
+    """
+    whole = [number for number, column in enumerate(columns) if len(column) and not np.isnan(column).any()]
+    found = {
+        number: _mean_of_known(columns[number], resamples) for number in range(len(columns)) if number not in whole
+    }
+    for size in {len(columns[number]) for number in whole}:
+        some = [number for number in whole if len(columns[number]) == size]
+        found |= _means_together({number: columns[number] for number in some}, Draws(size, resamples))
+    return [found[number] for number in range(len(columns))]
+
+
+def _means_together(columns: Mapping[int, Floats], draws: Draws) -> dict[int, Estimate]:
+    def means(weights: Weights) -> dict[str, Floats]:
+        return {str(number): weighted_mean(weights, column) for number, column in columns.items()}
+
+    return {int(name): found for name, found in _estimates(means, draws).items()}
+
+
+def _mean_of_known(column: Floats, resamples: int) -> Estimate:
+    known = column[~np.isnan(column)]
+    return estimate_mean(known, resamples) if len(known) else Estimate(None)
+
+
 def estimate_quality(needed: Bools, needs: Floats, resamples: int = RESAMPLES) -> dict[str, Estimate]:
     """How good needs are: auroc, auprc, accuracy (of need above 0.5), ece, brier. Without questions none is defined."""
     ranked = Ranked(needs)

@@ -22,11 +22,11 @@ def sigmoid(z: float | NDArray[Any]) -> float | NDArray[Any]:
 
 
 @overload
-def logit(p: float) -> float: ...
+def logit(p: float, floor: float = SMALLEST) -> float: ...
 @overload
-def logit(p: NDArray[Any]) -> NDArray[Any]: ...
-def logit(p: float | NDArray[Any]) -> float | NDArray[Any]:
+def logit(p: NDArray[Any], floor: float = SMALLEST) -> NDArray[Any]: ...
+def logit(p: float | NDArray[Any], floor: float = SMALLEST) -> float | NDArray[Any]:
     """log(p / (1 - p)), with p kept away from 0 and 1."""
-    kept = np.clip(p, SMALLEST, 1 - SMALLEST)
+    kept = np.clip(p, floor, 1 - floor)
     z = np.log(kept / (1 - kept))
     return float(z) if z.ndim == 0 else z

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from knowgate.errors import BadSetting
-from knowgate.gates import folder_of, gate_name
+from knowgate.gates import folder_of, gate_name, verdict_of
 from knowgate.runs import Runs, run_paths
 from knowgate.thresholds.calibration import Calibration, Target, find_threshold, store
 from knowgate.types import Gate
@@ -45,6 +45,11 @@ def calibrate(
     if out is not None and folder is None:
         raise BadSetting(
             f"'{gate_name(given)}' is not a fitted gate, so there is nothing to write to --out; leave it away."
+        )
+    if verdict_of(given) == "own":
+        raise BadSetting(
+            "a threshold is chosen for the calibrated need, not for a gate's own verdict. Leave ',verdict=own' away: "
+            f"knowgate calibrate {folder}"
         )
     found = find_threshold(given, run_paths(runs), target, share=held_out, seed=seed)
     if folder is None:

@@ -18,7 +18,7 @@ from knowgate.files import sha256_text
 from knowgate.gates import SEEN, Artefact, folder_of, gate_name, load_gate, read_artefact, score_gate, seen_by
 from knowgate.labels import passages_shown
 from knowgate.markup import escape
-from knowgate.runs import Trial, held_out, load_trial, question_key
+from knowgate.runs import RunFolder, Trial, held_out, load_trial, question_key
 from knowgate.thresholds.choice import for_accuracy, for_rate
 from knowgate.thresholds.evidence import Kind, save_threshold, sentence
 from knowgate.thresholds.guarantee import learn_then_test, rows_needed
@@ -27,7 +27,8 @@ from knowgate.thresholds.overview import calibration_sheet
 from knowgate.types import Gate
 
 ONE_PLACE = "a threshold holds for one"
-TO_CALIBRATE = dict.fromkeys(("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint"), ONE_PLACE)
+BOUND = ("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint", "max_tokens")
+TO_CALIBRATE = dict.fromkeys(BOUND, ONE_PLACE)
 FEWEST = 40  # questions to choose a threshold on; below, a rate or an accuracy means nothing
 
 
@@ -145,7 +146,19 @@ def load_runs(runs: Sequence[Path]) -> Trial:
             f"no row of {', '.join(map(str, runs))} has an open-book answer, so what skipping loses cannot be seen. "
             "Label with passages: knowgate label --index DIR ..."
         )
+    check_same_passages(runs)
     return trial
+
+
+def check_same_passages(runs: Sequence[Path]) -> None:
+    """As many passages, put to the LLM in the same words; older runs keep neither as it was used."""
+    made = [RunFolder(run).settings() for run in runs]
+    shown = [passages_shown(one.get("k"), one.get("retriever_fingerprint")) for one in made]
+    wordings = {one["open_prompts"] for one in made if one.get("open_prompts")}
+    if len(set(shown)) > 1 or len(wordings) > 1:
+        listed = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, shown, strict=True))
+        what = f"different numbers of passages ({listed})" if len(set(shown)) > 1 else "passages in different words"
+        raise BadSetting(f"the label runs show the LLM {what}; {ONE_PLACE}.")
 
 
 def usable(trial: Trial, artefact: Artefact | None) -> tuple[Trial, dict[str, int]]:
@@ -236,6 +249,8 @@ def describe(trial: Trial, outcomes: Outcomes, keys: Sequence[str]) -> dict[str,
         "prompts": settings["prompts_fingerprint"],
         "retriever": {"name": settings.get("retriever"), "fingerprint": settings.get("retriever_fingerprint")},
         "k": passages_shown(settings.get("k"), settings.get("retriever_fingerprint")),
+        "max_tokens": settings.get("max_tokens"),
+        "open_prompts": settings.get("open_prompts"),
         "grader": ", ".join(sorted({row.grader for row in trial.rows})),
         "runs": [Path(run).name for run in trial.runs],
         "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in sorted(lines)))[:16],

@@ -37,11 +37,17 @@ def card_section(threshold: float, kind: Kind, evidence: Mapping[str, Any]) -> s
     """Markdown: the sentence, where it holds, and what was counted."""
     where = (
         f"Chosen on {evidence['created']} for {evidence['model']['name']}, prompts {evidence['prompts']}, passages "
-        f"from {evidence['retriever']['name']} ({evidence['retriever']['fingerprint'] or 'no fingerprint'}), graded by "
-        f"{evidence['grader']}; label runs: {', '.join(evidence['runs'])}."
+        f"from {evidence['retriever']['name']} ({evidence['retriever']['fingerprint'] or 'no fingerprint'})"
+        f"{_amounts(evidence)}, graded by {evidence['grader']}; label runs: {', '.join(evidence['runs'])}."
     )
     parts = [f"## Threshold\n\n{sentence(threshold, kind, evidence)}", where, _table(evidence)]
     return "\n\n".join(parts)
+
+
+def _amounts(evidence: Mapping[str, Any]) -> str:
+    """How many passages, and how long an answer; what an older gate does not know is left out."""
+    shown = f", {evidence['k']} at a time" if evidence.get("k") else ""
+    return shown + (f", answers of up to {evidence['max_tokens']} tokens" if evidence.get("max_tokens") else "")
 
 
 def sentence(threshold: float, kind: Kind, evidence: Mapping[str, Any]) -> str:

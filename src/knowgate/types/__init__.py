@@ -1,7 +1,7 @@
 """The words of the project: frozen records, the protocols that backends and retrievers fulfil, and what a gate is."""
 
 from knowgate.types.events import AnswerEvent, DecisionEvent, Event, PassagesEvent, TextEvent
-from knowgate.types.gate import Gate
+from knowgate.types.gate import Gate, Scored
 from knowgate.types.records import (
     Answer,
     Completion,
@@ -13,6 +13,7 @@ from knowgate.types.records import (
     Prompt,
     Question,
     Reading,
+    Sampling,
     Signal,
     Token,
     Vector,
@@ -55,6 +56,8 @@ __all__ = [
     "Result",
     "Retriever",
     "Runner",
+    "Sampling",
+    "Scored",
     "ScoringModel",
     "SecondLook",
     "Signal",

@@ -33,6 +33,14 @@ else:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """What a gate said of some questions. raw: the scores before calibration, None where there is none."""
+
+    needs: list[float]
+    raw: list[float] | None = None
+
+
+@dataclass(frozen=True)
 class Gate(ABC):
     """Turns readings into need. A subclass with options is a frozen dataclass; they are its fields.
 
@@ -49,6 +57,10 @@ class Gate(ABC):
     @abstractmethod
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Need in [0, 1] for each question: 0 = the LLM knows, 1 = it must look up."""
+
+    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
+        """Needs, and beside them the scores they were made of, from one reading. Only fitted gates have both."""
+        return Scored(self.score(questions, readings))
 
     # --- what it is -------------------------------------------------------------------------------
 
@@ -109,6 +121,10 @@ class Gate(ABC):
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Why it scored as it did, in words; '' where it has none."""
         return ["" for _ in questions]
+
+    def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
+        """How far each question lies from those the gate was fitted on, above 1 for far; None where it cannot say."""
+        return [None for _ in questions]
 
     def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         """How many rounds of retrieval each question takes if it is looked up at all."""

@@ -94,11 +94,28 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn: first the temperature, then the top_k most probable tokens (0: all), then the fewest of
+    those whose probabilities reach top_p. By default nothing is cut off.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is cut off."""
+        return self.top_p >= 1 and self.top_k == 0
+
+
+@dataclass(frozen=True)
 class Want:
     """What to read, so that nothing is computed that no gate asked for.
 
     layers: indices into the hidden-state tuple (0 = embeddings); negative ones count from the end.
-    sample_layer: the layer whose state at the last token of each sample is wanted.
+    sample_layer: the layer whose state at the end of each sample is wanted.
+    sample_end: there at the token that ends it, where one does; else at the last token of its text.
     resumable: whether somebody may go on from the reading; if not, nothing of the pass is held in memory.
     """
 
@@ -107,10 +124,11 @@ class Want:
     after_draft: bool = False  # also the states at the last drafted token
     samples: int = 0
     sample_tokens: int = 32
-    temperature: float = 1.0
+    sampling: Sampling = Sampling()
     seed: int | None = None
     sample_layer: int | None = None
     resumable: bool = True
+    sample_end: bool = False
 
     @property
     def is_nothing(self) -> bool:
@@ -125,10 +143,11 @@ class Want:
             after_draft=self.after_draft or other.after_draft,
             samples=max(self.samples, other.samples),
             sample_tokens=max(self.sample_tokens, other.sample_tokens),
-            temperature=self.temperature if self.samples else other.temperature,
+            sampling=self.sampling if self.samples else other.sampling,
             seed=self.seed if self.seed is not None else other.seed,
             sample_layer=self.sample_layer if self.sample_layer is not None else other.sample_layer,
             resumable=self.resumable or other.resumable,
+            sample_end=self.sample_end or other.sample_end,
         )
 
 
@@ -150,7 +169,8 @@ class Reading:
     """What one forward pass over the bare question gave.
 
     hidden[layer] is the state at the last prompt token, hidden_after[layer] at the last drafted token.
-    sample_states are those at the last token of each sample (of the last prompt token where a sample is empty).
+    sample_states are those at the end of each sample: at the token that ends it, or at the last token of its text (the
+    prompt's where it is empty), as it was wanted.
     labels[gate name] are logits, one row per marked position, one column per label.
     neighbours[gate name] are the logged questions the gate recalled, most similar first.
     signals are numbers that were worked out before and kept in the place of what they were read off.
@@ -183,6 +203,8 @@ class Decision:
     """Retrieve or not, and why. `need` is in [0, 1]: 0 = the LLM knows, 1 = it must look up.
 
     reason: all of it in words, for people. notes: what became of the decision, for programs; kinds in `Note`.
+    raw: what a fitted gate read before its calibration made a need of it, in the same direction; None of other gates.
+    distance: of the question from those the gate was fitted on; above 1, it lies farther than 99 % of them.
     """
 
     retrieve: bool
@@ -192,6 +214,8 @@ class Decision:
     reason: str
     neighbours: tuple[Neighbour, ...] = ()
     notes: tuple[str, ...] = ()
+    raw: float | None = None
+    distance: float | None = None
 
     def __repr__(self) -> str:
         return f"<Decision: {verdict(self.retrieve)}, {short(self.reason)}; gate {self.gate}>"

@@ -62,7 +62,10 @@ class Model(ModelIdentity, Protocol):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions per prompt. With `resume`, the draft goes on and is part of the text given back."""
+        """`n` completions per prompt. With `resume`, the draft goes on and is part of the text given back.
+
+        Above temperature 0 they are drawn from all tokens; `read` also draws from the most probable ones.
+        """
         ...
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
@@ -111,10 +114,12 @@ class Retriever(Protocol):
 
 
 class Reranker(Protocol):
-    """Scores passages for a question; higher is better."""
+    """Scores passages for a question; higher is better. `fingerprint` names the weights, wherever they lie."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]: ...
 

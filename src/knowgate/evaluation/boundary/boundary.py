@@ -19,6 +19,7 @@ from knowgate.signals import Effect
 from knowgate.statistics import Agreement, Correlation, Share, agreement, pearson, share
 
 INTERVALS = 5
+PANELS = ("open", "mask")  # of Figure 3, beside that of the closed book
 EXTREMES = 20
 REASONS = 3  # kinds of error that are shown
 
@@ -61,7 +62,7 @@ class Benefit:
 
 @dataclass(frozen=True)
 class Interval:
-    """What retrieval did to the questions whose closed-book indicator lies in [low, high), the last one closed."""
+    """What retrieval did to the questions whose indicator lies in [low, high), the last one closed."""
 
     low: float
     high: float
@@ -79,21 +80,27 @@ class Copying:
     """MASK answers to questions whose open-book samples all agree (certainty 1), as KBM section 3.3 counts them.
 
     is_mask: the answer is the word MASK. says_mask: it holds the word. anywhere: is_mask whatever the certainty.
+    under_mask: is_mask where the MASK samples all agree, the other way to read the paper; none without such samples.
     """
 
     is_mask: Share
     says_mask: Share
     anywhere: Share
+    under_mask: Share
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """Everything the report says about a run. Mappings are by indicator: mastery, certainty."""
+    """Everything the report says about a run. Mappings are by indicator: mastery, certainty.
+
+    effects: over intervals of the closed-book indicator; panels: of the open-book and of the MASK one, by side.
+    """
 
     counts: RowCounts
     accuracy: Accuracy
     benefit: Benefit
     effects: Mapping[str, tuple[Interval, ...]]
+    panels: Mapping[str, Mapping[str, tuple[Interval, ...]]]
     correlation: Correlation
     savings: Mapping[str, Saving | None]
     copying: Copying | None
@@ -163,6 +170,7 @@ def _boundary(
         accuracy=Accuracy(*sides),
         benefit=Benefit(benefits[1], benefits[0], benefits[-1]),
         effects={name: intervals(facts, name) for name in INDICATORS},
+        panels={side: {name: intervals(facts, name, side) for name in INDICATORS} for side in PANELS},
         correlation=correlation(facts),
         savings={name: saving(facts, name) for name in INDICATORS},
         copying=copying(facts),
@@ -173,17 +181,21 @@ def _boundary(
     )
 
 
-def intervals(facts: Sequence[Fact], indicator: str) -> tuple[Interval, ...]:
-    """Effects per interval [0, .2) ... [.8, 1] of the closed-book indicator."""
+def intervals(facts: Sequence[Fact], indicator: str, side: str = "closed") -> tuple[Interval, ...]:
+    """Effects per interval [0, .2) ... [.8, 1] of an indicator: closed-book, with passages, or with MASK passages."""
     counted = Counter(
         (min(INTERVALS - 1, int(value * INTERVALS + CLOSE)), fact.effects[indicator])
         for fact in facts
-        if (value := fact.indicators[indicator]) is not None
+        if (value := _indicator(fact, indicator, side)) is not None
     )
     return tuple(
         Interval(number / INTERVALS, (number + 1) / INTERVALS, *(counted[number, effect.value] for effect in Effect))
         for number in range(INTERVALS)
     )
+
+
+def _indicator(fact: Fact, indicator: str, side: str) -> float | None:
+    return fact.indicators[indicator] if side == "closed" else fact.shown.get(side, {}).get(indicator)
 
 
 def correlation(facts: Sequence[Fact]) -> Correlation:
@@ -203,6 +215,7 @@ def copying(facts: Sequence[Fact]) -> Copying | None:
         is_mask=share(fact.is_mask for fact in certain),
         says_mask=share(fact.says_mask for fact in certain),
         anywhere=share(fact.is_mask for fact in masked),
+        under_mask=share(fact.is_mask for fact in masked if (_indicator(fact, "certainty", "mask") or 0) >= 1 - CLOSE),
     )
 
 

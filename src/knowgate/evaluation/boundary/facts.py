@@ -29,6 +29,7 @@ class Fact:
     open_certainty: float | None = None
     is_mask: bool | None = None  # the MASK answer is the word MASK; None: there is no MASK answer
     says_mask: bool | None = None
+    shown: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # open, mask -> the indicators there
     frequency: int | None = None
     slices: Mapping[str, str] = field(default_factory=dict)
     verdicts: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)  # side -> grader -> verdict
@@ -44,15 +45,20 @@ def fact_of(row: LabelRow) -> Fact:
         open=opened.correct if opened else None,
         mask=masked.correct if masked else None,
         benefit=row.benefit,
-        indicators={name: getattr(closed, name) if closed else None for name in INDICATORS},
+        indicators=_indicators(closed),
         effects={name: getattr(row, f"effect_{name}") for name in INDICATORS},
         open_certainty=opened.certainty if opened else None,
         is_mask=is_mask(masked.text) if masked else None,
         says_mask=says_mask(masked.text) if masked else None,
+        shown={name: _indicators(side) for name, side in (("open", opened), ("mask", masked)) if side is not None},
         frequency=row.answer_frequency,
         slices=slice_values(row),
         verdicts=_verdicts(row, question),
     )
+
+
+def _indicators(side: GradedAnswer | None) -> dict[str, float | None]:
+    return {name: getattr(side, name) if side else None for name in INDICATORS}
 
 
 def has_gold(question: Question) -> bool:

@@ -45,9 +45,16 @@ def _read(path: Path) -> RunReport:
         data=_setting(manifest, "data"),
         grader=recorded or _setting(manifest, "grade", "grader"),
         samples=_setting(manifest, "samples"),
-        temperature=_setting(manifest, "temperature"),
+        temperature=_drawn(manifest),
         boundary=boundary,
     )
+
+
+def _drawn(manifest: Mapping[str, Any]) -> str:
+    """The temperature, and what was cut off if anything was."""
+    settings = manifest.get("settings") or {}
+    cut = [f"{name} {settings[name]}" for name in ("top_p", "top_k") if name in settings]
+    return ", ".join([_setting(manifest, "temperature"), *cut])
 
 
 def _setting(manifest: Mapping[str, Any], *names: str) -> str:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from knowgate.errors import BadInput, UnknownName
-from knowgate.evaluation.comparison.gate_results import GateResult, as_baseline, baselines, measure_gates, slice_rows
+from knowgate.evaluation.comparison.gate_results import (
+    GateResult,
+    as_baseline,
+    baselines,
+    majority_share,
+    measure_gates,
+    slice_rows,
+)
 from knowgate.evaluation.comparison.overview import main_sheet, short_sheet, trade_off_svg
+from knowgate.evaluation.second_look import SecondLine
 from knowgate.gates import GateScores
 from knowgate.markup import escape
 from knowgate.runs import DIMENSIONS, FREQUENCY, THIRDS, Trial
@@ -39,6 +47,7 @@ class Evaluation:
     comparisons: list[Comparison]
     slices: list[SliceTable]
     resamples: int
+    second: list[SecondLine] = field(default_factory=list)
 
     def gate(self, name: str) -> GateResult:
         """What one gate came to, by its name in the tables."""
@@ -138,9 +147,11 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
         "answered closed-book for want of passages": trial.unopened,
         "grader": trial.settings["grader"],
         "resamples": evaluation.resamples,
+        "majority": majority_share(trial),
         "gates": [_gate_json(gate) for gate in evaluation.gates],
         "comparisons": [asdict(one) for one in evaluation.comparisons],
         "slices": [asdict(one) for one in evaluation.slices],
+        **({"second_look": [asdict(one) for one in evaluation.second]} if evaluation.second else {}),
     }
 
 
@@ -150,6 +161,7 @@ def _gate_json(gate: GateResult) -> dict[str, Any]:
         "gate": gate.gate,
         "threshold": gate.threshold,
         "note": gate.note,
+        "far": gate.far,
         **{name: asdict(value) for name, value in gate.measures.items()},
         "cost": asdict(gate.cost),
         "accuracy_at_rate": {f"{rate:.2f}": value for rate, value in gate.at_rate.items()},

@@ -68,6 +68,7 @@ class GateResult:
     needs: Floats = field(default_factory=lambda: np.empty(0), repr=False)
     right: Bools = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
     drawn: dict[str, Floats] = field(default_factory=dict, repr=False)  # value and resamples of each measure
+    far: float | None = None  # share of questions far from those the gate was fitted on
 
 
 def measure_gates(trial: Trial, gates: Sequence[GateScores], draws: Draws) -> list[GateResult]:
@@ -93,7 +94,7 @@ def _result(trial: Trial, gate: GateScores, drawn: dict[str, Floats]) -> GateRes
     measures = {name: estimate(values) for name, values in drawn.items()}
     cost = _cost(trial, gate, retrieve)
     return GateResult(
-        gate.name, gate.threshold, measures, cost, at_rate, tuned, gate.note, curve, gate.needs, right, drawn
+        gate.name, gate.threshold, measures, cost, at_rate, tuned, gate.note, curve, gate.needs, right, drawn, gate.far
     )
 
 
@@ -187,6 +188,12 @@ def baselines(trial: Trial) -> list[GateScores]:
             "oracle", helps.astype(float), 0.5, drafts=False, note="knows both answers: the ceiling, not a gate"
         ),
     ]
+
+
+def majority_share(trial: Trial) -> float:
+    """How often the commoner verdict, the same for every question, is right: what a verdict must beat."""
+    known = float(trial.closed_right.mean())
+    return max(known, 1 - known)
 
 
 def as_baseline(trial: Trial, result: GateResult) -> GateResult:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from knowgate.files import read_jsonl, sha256_text, whole_lines
+from knowgate.evaluation.reranking.kept_values import add_kept, read_kept
+from knowgate.files import sha256_text
 from knowgate.labels import Grader
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.statistics import Floats
-from knowgate.typed import read_record
 from knowgate.types import Model, Passage, Prompt, Question
 
 BATCH = 256
@@ -36,7 +34,7 @@ class Answering:
     file: Path
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
-    on_answers: Callable[[int], None] = lambda n: None
+    watch: Callable[[int, int], None] = lambda done, total: None
 
     def correct(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> Floats:
         """1 or 0 for each question, NaN where it has no gold answer."""
@@ -49,11 +47,7 @@ class Answering:
     @cached_property
     def known(self) -> dict[str, str]:
         """Answers given so far, by the key of their prompt."""
-        if not self.file.is_file():
-            return {}
-        os.truncate(self.file, whole_lines(self.file))
-        rows = (read_record(KeptAnswer, record, f"{self.file} line {line}") for line, record in read_jsonl(self.file))
-        return {row.key: row.answer for row in rows}
+        return {row.key: row.answer for row in read_kept(self.file, KeptAnswer)}
 
     def _prompt(self, question: Question, passages: Sequence[Passage]) -> Prompt:
         if not passages:
@@ -68,15 +62,10 @@ class Answering:
         for start in range(0, len(waiting), BATCH):
             batch = waiting[start : start + BATCH]
             said = self.model.generate([prompt for _, prompt in batch], max_tokens=self.max_tokens)
-            self._keep([(key, row[0].text) for (key, _), row in zip(batch, said, strict=True)])
-
-    def _keep(self, answers: Sequence[tuple[str, str]]) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a", encoding="utf-8", newline="\n") as file:
-            for key, answer in answers:
-                file.write(json.dumps({"key": key, "answer": answer}, ensure_ascii=False) + "\n")
-        self.known.update(answers)
-        self.on_answers(len(answers))
+            fresh = {key: row[0].text for (key, _), row in zip(batch, said, strict=True)}
+            add_kept(self.file, "answer", fresh)
+            self.known.update(fresh)
+            self.watch(start + len(batch), len(waiting))
 
     def _key(self, prompt: Prompt) -> str:
         return sha256_text(self.model.fingerprint, prompt.text, str(self.max_tokens))[:24]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
+
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
-from knowgate.fitting.examples import Examples
+from knowgate.fitting.examples import FEWEST, Examples
 from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.artefact import fit_judge
@@ -31,14 +34,14 @@ from knowgate.statistics import Floats
 from knowgate.types import Embedder, Signal, Want
 
 Mode = Literal["lora", "text"]
-TOKENS = (0, 32, 64, 128)  # the paper's T
 
 
 def fit_ik(
     examples: Annotated[Examples, Wanted(target="known", reads_states=False)],
     *,
     mode: Annotated[Mode, "lora (fine-tuned judge) or text (head over embeddings)."] = "lora",
-    tokens: Annotated[int, "Draft tokens it reads: 0, 32, 64 or 128."] = 32,
+    tokens: Annotated[int, "Draft tokens it reads, the paper's T (0, 32, 64, 128 there)."] = 32,
+    rows: Annotated[int | None, "Train on so many questions only (the paper: 5,000 or 20,000)."] = None,
     base: Annotated[str | None, BASE] = None,
     epochs: Annotated[int, EPOCHS] = JudgeTraining.epochs,
     learning_rate: Annotated[float | None, LEARNING_RATE] = None,
@@ -49,6 +52,7 @@ def fit_ik(
     watch: WatchFit = unwatched,
 ) -> FitResult:
     """A judge that was fine-tuned to say Yes where no retrieval is needed; or a head over embeddings, without LLM."""
+    examples = fewer(examples, rows, seed)
     if mode == "text":
         return fit_ik_text(examples, tokens=tokens)
     training = JudgeTraining(epochs, accumulate=accumulate, rate=learning_rate, full=full, seed=seed)
@@ -83,8 +87,8 @@ def fit_ik_judge(
         return ik_needs(fit.judge, [examples.questions[i] for i in places], [texts[i] for i in places], tokens)
 
     options = {"mode": "lora", "tokens": tokens, **fit.options}
-    return FitResult("ik", options, _needs(tokens), Want(draft_tokens=tokens), {}, raw,
-                  notes=[*_target_note(examples), *fit.notes], files=fit.files)  # fmt: skip
+    notes = [*_notes(examples, tokens), *fit.notes]
+    return FitResult("ik", options, _needs(tokens), Want(draft_tokens=tokens), {}, raw, notes, fit.files)
 
 
 def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedder = DEFAULT) -> FitResult:
@@ -103,18 +107,18 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedde
         "embedder": embedder if isinstance(embedder, str) else "own",
         "embedder_fingerprint": encoder.fingerprint,
     }
-    return FitResult("ik", options, _needs(tokens), Want(draft_tokens=tokens), tensors, raw, _target_note(examples))
+    return FitResult("ik", options, _needs(tokens), Want(draft_tokens=tokens), tensors, raw, _notes(examples, tokens))
 
 
 def _texts(examples: Examples, tokens: int) -> list[str]:
     """The recorded drafts, which must be as long as what the gate will read."""
-    if tokens not in TOKENS:
-        raise BadSetting(f"ik: tokens is {tokens}; allowed: {', '.join(map(str, TOKENS))}.")
+    if tokens < 0:
+        raise BadSetting(f"ik: tokens is {tokens}; it must be 0 (the question alone) or more.")
     drafted = int(examples.settings.get("max_tokens", tokens))
     if drafted < tokens:
         raise BadSetting(
-            f"ik: the label runs drafted {drafted} tokens, {tokens} are asked for. Label again with --max-tokens "
-            f"{tokens}, or use fewer tokens: {', '.join(str(t) for t in TOKENS if t <= drafted)}."
+            f"ik: the label runs drafted {drafted} tokens, {tokens} are asked for. Label again with --prompts free "
+            f"--max-tokens {tokens}, or read at most {drafted}: --tokens {drafted}"
         )
     return draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
 
@@ -123,5 +127,25 @@ def _needs(tokens: int) -> frozenset[Signal]:
     return frozenset({Signal.DRAFT}) if tokens else frozenset()
 
 
-def _target_note(examples: Examples) -> list[str]:
-    return [] if examples.target == "known" else ["trained on 'benefit'; the paper's target is 'known'"]
+def fewer(examples: Examples, rows: int | None, seed: int) -> Examples:
+    """The examples with so many questions in the train split, drawn by the seed; the other splits as they are."""
+    train = examples.split.train
+    if rows is None or rows >= len(train):
+        return examples
+    if rows < FEWEST:
+        raise BadSetting(f"ik: rows is {rows}; it must be at least {FEWEST}.")
+    drawn = np.sort(np.random.default_rng(seed).choice(train, rows, replace=False))
+    return replace(examples, split=replace(examples.split, train=drawn))
+
+
+def _notes(examples: Examples, tokens: int) -> list[str]:
+    """What a reader should know: the target, and that short answers end before T tokens, so that T says nothing."""
+    notes = [] if examples.target == "known" else ["trained on 'benefit'; the paper's target is 'known'"]
+    lengths = [len(row.closed.tokens) for row in examples.rows if row.closed and row.closed.tokens is not None]
+    middle = int(np.median(lengths)) if lengths else tokens
+    if middle < tokens:
+        notes.append(
+            f"half of the drafts have at most {middle} tokens, so {tokens} are rarely read; longer ones come from "
+            "knowgate label --prompts free --max-tokens 128"
+        )
+    return notes

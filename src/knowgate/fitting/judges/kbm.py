@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
+
+import numpy as np
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import Examples
@@ -22,7 +24,16 @@ from knowgate.fitting.judges.trained_model import (
 )
 from knowgate.fitting.judges.training import Watch
 from knowgate.fitting.steps import WatchFit, unwatched
-from knowgate.gates import KBM_HEADS, KBM_LABELS, Judge, encode_kbm_answer, kbm_confidence, kbm_text_with_passages
+from knowgate.gates import (
+    KBM_HEADS,
+    KBM_LABELS,
+    MIDDLE,
+    PASSAGE_LESSONS,
+    Judge,
+    encode_kbm_answer,
+    kbm_confidence,
+    kbm_text_with_passages,
+)
 from knowgate.prompts import kbm_text
 from knowgate.runs import GradedAnswer, LabelRow
 from knowgate.statistics import Floats
@@ -30,14 +41,18 @@ from knowgate.types import Want
 
 Head = Literal["mastery", "certainty"]
 TAU = 0.8  # the paper's turning point (section 3): its known region is [0.8, 1]
-TRIED = (0.8, 0.7, 0.9, 0.6, 0.5, 1.0)  # nearest to the paper's first: it wins ties
+TRIED = (0.8, 0.7, 0.9, 0.6, 0.5, 1.0, 0.4, 0.3, 0.2, 0.1)  # nearest to the paper's first: it wins ties
+NO_PASSAGES = (
+    "it never saw a passage, for want of sampled open-book answers, so it cannot be a --second-look: label with "
+    "--open-samples 30 for that"
+)
 
 
 def fit_kbm(
     examples: Annotated[Examples, Wanted(target="known", reads_states=False)],
     *,
     head: Annotated[Head, "What it decides by: mastery or certainty."] = "mastery",
-    tau: Annotated[float | None, "Known from here on. Default: chosen on the dev split."] = None,
+    tau: Annotated[float | None, "Known from here on. Default: of .1 to 1, what is best on the dev split."] = None,
     base: Annotated[str | None, BASE] = None,
     epochs: Annotated[int, EPOCHS] = JudgeTraining.epochs,
     learning_rate: Annotated[float | None, LEARNING_RATE] = None,
@@ -79,15 +94,42 @@ def fit_kbm_judge(
     def raw(places: Sequence[int]) -> Floats:
         return 1 - kbm_confidence(fit.judge, head, [kbm_text(examples.questions[place]) for place in places])
 
-    options = {"head": head, "tau_mastery": taus["mastery"], "tau_certainty": taus["certainty"], **fit.options}
-    return FitResult(f"kbm:{head}", options, frozenset(), Want(), {}, raw, notes=fit.notes, files=fit.files)
+    shown = sum(_has_passage_lesson(examples.rows[place]) for place in examples.split.train)
+    options = {
+        "head": head,
+        "tau_mastery": taus["mastery"],
+        "tau_certainty": taus["certainty"],
+        PASSAGE_LESSONS: shown,
+        **fit.options,
+    }
+    lessons_said = f"{shown} of its lessons had passages" if shown else NO_PASSAGES
+    notes = [*fit.notes, lessons_said, *_own_verdict(examples, head, taus, raw)]
+    return FitResult(f"kbm:{head}", options, frozenset(), Want(), {}, raw, notes=notes, files=fit.files)
+
+
+def _own_verdict(
+    examples: Examples, head: str, taus: dict[str, float], raw: Callable[[Sequence[int]], Floats]
+) -> list[str]:
+    """How the judge's own True or False does on the test split, against its own label."""
+    test = examples.split.test.tolist()
+    if not test:
+        return []
+    place = KBM_HEADS.index(head)
+    known = np.array([labels_of(side, taus)[place] for i in test if (side := examples.rows[i].closed)], dtype=bool)
+    said = raw(test) < MIDDLE
+    right, majority = float((said == known).mean()), max(float(known.mean()), 1 - float(known.mean()))
+    return [
+        f"its own verdict (P(True) > P(False)) on the test split: '{head} >= {taus[head]:g}' told right for "
+        f"{right:.1%} (majority {majority:.1%}); it says True for {float(said.mean()):.1%}. "
+        "Decide by it: --gate DIR,verdict=own"
+    ]
 
 
 def _lessons(judge: Judge, examples: Examples, place: int, taus: dict[str, float], limit: int) -> list[Lesson]:
     """The bare question with the closed-book labels; with passages, where there are any, the open-book ones."""
     row, question = examples.rows[place], examples.questions[place]
     pairs = [(row.closed, kbm_text(question))]
-    if row.passages and _sampled(row.open):
+    if _has_passage_lesson(row):
         pairs.append((row.open, kbm_text_with_passages(judge, question, row.passages, limit)))
     return [_lesson(judge, text, *labels_of(side, taus)) for side, text in pairs if side is not None]
 
@@ -116,6 +158,10 @@ def _right(row: LabelRow, head: str, tau: float) -> bool:
     skips = row.closed is not None and getattr(row.closed, head) >= tau
     side = row.closed if skips else row.open
     return bool(side and side.correct)
+
+
+def _has_passage_lesson(row: LabelRow) -> bool:
+    return bool(row.passages) and _sampled(row.open)
 
 
 def _sampled(side: GradedAnswer | None) -> bool:

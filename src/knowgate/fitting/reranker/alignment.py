@@ -6,7 +6,7 @@ Knows preference rows, the base and the stages of training; what is written wher
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knowgate.errors import BadInput
@@ -22,7 +22,7 @@ from knowgate.fitting.reranker.training import (
     train_groups,
 )
 from knowgate.preferences import Preference, rank_values
-from knowgate.rerank import CrossEncoderReranker, shown
+from knowgate.rerank import UNREAD, CrossEncoderReranker, shown
 from knowgate.statistics import Floats
 
 Watch = Callable[[str, RerankStep], None]
@@ -48,6 +48,7 @@ class AlignedReranker:
     relevance: TrainingLog | None
     alignment: TrainingLog
     cut: CutTexts
+    reads_question: bool
     tested: list[Preference] = field(repr=False)
     before: dict[str, Floats] = field(repr=False)
     after: dict[str, Floats] = field(repr=False)
@@ -60,16 +61,19 @@ def fit_reranker(
     training: RerankTraining | None = None,
     relevance: Sequence[Group] | None = None,
     first: RerankTraining = RELEVANCE,
+    reads_question: bool = True,
     watch: Watch = lambda stage, step: None,
 ) -> AlignedReranker:
     """Teach a base the preferences of the rows' train part; measure on their test part.
 
     The packaged base knows nothing of ranking, so it first learns relevance: from `relevance`, else from which of the
     rows' own candidates hold a gold answer. Other bases do so only if `relevance` is given.
+    reads_question: False makes a control that learns which passages are preferred whatever is asked.
     """
     training = training or RerankTraining()
     learnt = [row for row in rows if row.split == "train" and row.error is None]
     groups = preference_groups(learnt, training.loss)
+    groups = groups if reads_question else [replace(group, question=UNREAD) for group in groups]
     if not groups:
         raise BadInput(
             f"none of the {len(learnt)} training questions has passages of both kinds: nothing can be learnt. "
@@ -81,11 +85,37 @@ def fit_reranker(
     trained = None
     if plain is not None:
         trained = train_groups(model, limited(model, plain)[0], first, lambda step: watch("relevance", step))
-    before = measured(model, tested)
+    before = measured(model, tested, reads_question)
     kept = _copy(model) if trained else None
     short, cut = limited(model, groups)
     aligned = train_groups(model, short, training, lambda step: watch("alignment", step))
-    return AlignedReranker(model, kept, base, training, trained, aligned, cut, tested, before, measured(model, tested))
+    after = measured(model, tested, reads_question)
+    return AlignedReranker(model, kept, base, training, trained, aligned, cut, reads_question, tested, before, after)
+
+
+@dataclass(frozen=True)
+class RelevanceReranker:
+    """A cross-encoder that was taught relevance and nothing of any LLM: what alignment starts from."""
+
+    model: Any = field(repr=False)
+    spec: str
+    training: RerankTraining
+    log: TrainingLog
+    cut: CutTexts
+
+
+def fit_relevance(
+    groups: Sequence[Group],
+    *,
+    base: str = MINILM,
+    training: RerankTraining = RELEVANCE,
+    watch: Watch = lambda stage, step: None,
+) -> RelevanceReranker:
+    """Teach a base which passages hold an answer."""
+    model = open_cross_encoder(base, seed=training.seed)
+    short, cut = limited(model, groups)
+    log = train_groups(model, short, training, lambda step: watch("relevance", step))
+    return RelevanceReranker(model, base, training, log, cut)
 
 
 def preference_groups(rows: Sequence[Preference], loss: str) -> list[Group]:
@@ -116,12 +146,12 @@ def limited(model: Any, groups: Sequence[Group]) -> tuple[list[Group], CutTexts]
     ], counted
 
 
-def measured(model: Any, rows: Sequence[Preference]) -> dict[str, Floats]:
+def measured(model: Any, rows: Sequence[Preference], reads_question: bool = True) -> dict[str, Floats]:
     """The ranking measures of each row, which look at positives and negatives alone; nothing without rows."""
     if not rows:
         return {}
     pools = [row.only_pool() for row in rows]
-    reranker = CrossEncoderReranker.around(model, "trained here")
+    reranker = CrossEncoderReranker.around(model, "trained here", reads_question=reads_question)
     passages = [[found.passage for found in row.candidates] for row in pools]
     return rank_values(pools, reranker.score([row.question for row in pools], passages))
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from knowgate import weights
 from knowgate.errors import MissingExtra, ModelError, WeightsError
-from knowgate.files import sha256_file, sha256_text
 from knowgate.fitting.reranker.training import PASSAGE_TOKENS, QUERY_TOKENS
 from knowgate.rerank import KEPT, check_files
 
 MINILM = "minilm"
 NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 SPECIAL = 4  # tokens that frame a pair, at most
+PORTION = 1_000  # texts cut at once
 
 
 def open_cross_encoder(spec: str, *, seed: int = 0, device: str | None = None) -> Any:
@@ -90,12 +90,14 @@ def _seed(seed: int) -> None:
 
 def cut_texts(model: Any, texts: Sequence[str], limit: int) -> list[str]:
     """Texts of at most `limit` tokens; shorter ones stay as they are."""
-    tokenizer = model.tokenizer
-    cut = []
-    for text in texts:
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        offsets = encoded["offset_mapping"]
-        cut.append(text if len(offsets) <= limit else text[: offsets[limit - 1][1]])
+    cut: list[str] = []
+    for start in range(0, len(texts), PORTION):
+        part = list(texts[start : start + PORTION])
+        encoded = model.tokenizer(part, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        cut += [
+            text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
+            for text, offsets in zip(part, encoded["offset_mapping"], strict=True)
+        ]
     return cut
 
 
@@ -105,11 +107,3 @@ def save_cross_encoder(model: Any, folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix not in KEPT:
             path.unlink()
-
-
-def fingerprint(folder: Path) -> str:
-    """Of the weights of a saved cross-encoder, wherever it lies."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(f"'{folder}' holds no safetensors weights.")
-    return sha256_text(*map(sha256_file, files))[:16]

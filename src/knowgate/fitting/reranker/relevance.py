@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from knowgate.fitting.reranker.training import Group
 from knowgate.labels import golds
 from knowgate.preferences import Preference, distinct
 from knowgate.rerank import shown
-from knowgate.text import contains_tokens, tokens
+from knowgate.text import spaced
 from knowgate.types import Passage, Question, Retriever
 
 NEGATIVES = 7
@@ -28,27 +29,39 @@ def relevance_groups(
     found = retriever.search([q.text for q in questions], candidates) if retriever else [[] for _ in questions]
     pools = [distinct([*q.contexts, *more]) for q, more in zip(questions, found, strict=True)]
     others = [passage for pool in pools for passage in pool]
-    rng = np.random.default_rng(seed)
+    texts, rng = PassageWords(), np.random.default_rng(seed)
     groups: list[Group] = []
     for question, pool in zip(questions, pools, strict=True):
-        holding = [passage for passage in pool if holds_answer(passage, question)]
-        lacking = [passage for passage in pool if not holds_answer(passage, question)][:NEGATIVES]
-        if holding and golds(question):
-            lacking += _strangers(question, others, NEGATIVES - len(lacking), rng)
+        answers = [words for gold in golds(question) if (words := spaced(gold)).strip()]
+        holds = [texts.hold(passage, answers) for passage in pool]
+        holding = [passage for passage, does in zip(pool, holds, strict=True) if does]
+        lacking = [passage for passage, does in zip(pool, holds, strict=True) if not does][:NEGATIVES]
+        if holding:
+            lacking += _strangers(answers, others, NEGATIVES - len(lacking), rng, texts)
             groups += [_group(question, holding[:POSITIVES], lacking)] if lacking else []
     return groups
 
 
-def holds_answer(passage: Passage, question: Question) -> bool:
-    words = tokens(shown(passage))
-    return any(contains_tokens(words, tokens(gold)) for gold in golds(question))
+@dataclass
+class PassageWords:
+    """Passages as words between spaces, each taken apart once: thousands of questions share a corpus."""
+
+    known: dict[str, str] = field(default_factory=dict)
+
+    def hold(self, passage: Passage, answers: Sequence[str]) -> bool:
+        text = shown(passage)
+        if text not in self.known:
+            self.known[text] = spaced(text)
+        return any(answer in self.known[text] for answer in answers)
 
 
-def _strangers(question: Question, others: Sequence[Passage], n: int, rng: np.random.Generator) -> list[Passage]:
+def _strangers(
+    answers: Sequence[str], others: Sequence[Passage], n: int, rng: np.random.Generator, texts: PassageWords
+) -> list[Passage]:
     if n <= 0:
         return []
     drawn = [others[int(place)] for place in rng.integers(0, len(others), 3 * n)]
-    return [passage for passage in distinct(drawn) if not holds_answer(passage, question)][:n]
+    return [passage for passage in distinct(drawn) if not texts.hold(passage, answers)][:n]
 
 
 def _group(question: Question, positives: Sequence[Passage], negatives: Sequence[Passage]) -> Group:

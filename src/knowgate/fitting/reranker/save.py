@@ -10,7 +10,7 @@ from typing import Any
 
 from knowgate.display import markdown_code, markdown_text
 from knowgate.files import check_replaceable, new_folder, sha256_file, write_json, write_text
-from knowgate.fitting.reranker.alignment import AlignedReranker
+from knowgate.fitting.reranker.alignment import AlignedReranker, RelevanceReranker
 from knowgate.fitting.reranker.base import save_cross_encoder
 from knowgate.fitting.reranker.training import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog
 from knowgate.folders import file_digests
@@ -18,6 +18,7 @@ from knowgate.preferences import NAMES
 from knowgate.rerank import BASE, CARD, MANIFEST, VERSION, WEIGHTS
 from knowgate.statistics import Estimate, Floats, estimate_mean
 
+RELEVANCE_MANIFEST = "relevance.json"  # of a base that was taught relevance alone
 BOUND = ("model", "model_fingerprint", "prompts_fingerprint", "source", "probe", "retriever", "retriever_fingerprint")
 
 
@@ -59,6 +60,25 @@ def save_reranker(
     return manifest
 
 
+def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: str = "") -> dict[str, Any]:
+    """A plain cross-encoder folder; `relevance.json` says how it came about. An earlier one is replaced."""
+    check_replaceable(out, RELEVANCE_MANIFEST, "a reranker trained on relevance")
+    made = {
+        "version": VERSION,
+        "base": fitted.spec,
+        "data": data,
+        "training": asdict(fitted.training),
+        "cut": asdict(fitted.cut),
+        "losses": _losses(fitted.log),
+        "command": command,
+        "created": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    with new_folder(out) as folder:
+        save_cross_encoder(fitted.model, folder)
+        write_json(folder / RELEVANCE_MANIFEST, {**made, "weights_sha256": sha256_file(folder / WEIGHTS)})
+    return made
+
+
 def describe(fitted: AlignedReranker, settings: Mapping[str, Any], data_hash: str) -> dict[str, Any]:
     """What the reranker was aligned to, and how."""
     gains = gains_of(fitted)
@@ -66,6 +86,7 @@ def describe(fitted: AlignedReranker, settings: Mapping[str, Any], data_hash: st
         "version": VERSION,
         "base": fitted.spec,
         "aligned_to": {key: settings[key] for key in BOUND if settings.get(key) is not None},
+        "reads_question": fitted.reads_question,
         "data": settings.get("data"),
         "data_hash": data_hash,
         "training": asdict(fitted.training),
@@ -110,6 +131,7 @@ def card(manifest: Mapping[str, Any], command: str) -> str:
                  f"weight decay {training['weight_decay']}, {training['epochs']} epoch(s), batch {training['batch']}"),
         *((f"{stage} loss", f"{found['first']} at the start, {found['last']} at the end, {found['groups']} groups")
           for stage, found in manifest["losses"].items()),
+        ("question", None if manifest["reads_question"] else "unread: a control"),
         ("cut to the limit", f"{manifest['cut']['questions']} questions, {manifest['cut']['passages']} passages"),
     ]  # fmt: skip
     parts = [

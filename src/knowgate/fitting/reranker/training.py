@@ -1,18 +1,18 @@
-"""Training a cross-encoder on groups: one question, its passages, one loss over them (sentence-transformers' trainer).
+"""Training a cross-encoder on groups: one question, its passages, one loss over them.
 
-Knows groups and losses; not where they come from, nor where the model is kept.
+Knows groups and losses; not where they come from, nor where the model is kept. The loop is our own: AdamW, a linear
+schedule with warm-up, clipped gradients, bf16 on a GPU, as the usual trainers have them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from knowgate.doors import COUNT, check_seed, shown
 from knowgate.errors import BadInput, BadSetting, MissingExtra
@@ -80,6 +80,7 @@ class TrainingLog:
 
 
 Watch = Callable[[RerankStep], None]
+STEEPEST = 1.0  # norm that gradients are clipped to
 
 
 def train_groups(
@@ -89,87 +90,73 @@ def train_groups(
     if not groups:
         raise BadInput("there is nothing to train the reranker on: no question has positives and negatives.")
     try:
-        from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
-        from transformers import PrinterCallback
-
-        from datasets import Dataset
+        import torch
     except ModuleNotFoundError as error:
         raise MissingExtra("training a reranker", "train") from error
     from knowgate.fitting.reranker.loss import GroupLoss
 
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch, _quiet():
-        arguments = CrossEncoderTrainingArguments(
-            output_dir=scratch,
-            num_train_epochs=training.epochs,
-            per_device_train_batch_size=training.batch,
-            learning_rate=training.rate,
-            weight_decay=training.weight_decay,
-            warmup_steps=round(training.warm_up * training.epochs * math.ceil(len(groups) / training.batch)),
-            seed=training.seed,
-            bf16=model.device.type == "cuda",
-            save_strategy="no",
-            logging_steps=1 if len(groups) <= 100 * training.batch else 10,
-            report_to=[],
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        seen = _Losses(len(groups) * training.epochs, training.batch, watch)
-        trainer = CrossEncoderTrainer(
-            model=model,
-            args=arguments,
-            train_dataset=Dataset.from_dict(
-                {
-                    "question": [group.question for group in groups],
-                    "passages": [list(group.passages) for group in groups],
-                    "labels": [list(group.labels) for group in groups],
-                }
-            ),
-            loss=GroupLoss(model, training.loss, training.temperature),
-        )
-        trainer.add_callback(seen.callback())
-        trainer.remove_callback(PrinterCallback)  # without a bar it prints every log; standard output is for data
-        trainer.train()
-        trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # scores come in full precision again
-    model.eval()
-    return TrainingLog(tuple(seen.losses), len(groups), time.perf_counter() - start)
-
-
-class _Losses:
-    """Keeps what the trainer logs."""
-
-    def __init__(self, total: int, batch: int, watch: Watch) -> None:
-        self.losses: list[float] = []
-        self.total, self.batch, self.watch = total, batch, watch
-        self.start = time.perf_counter()
-
-    def callback(self) -> Any:
-        from transformers import TrainerCallback
-
-        keeper = self
-
-        class Keep(TrainerCallback):  # type: ignore[misc]
-            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
-                if logs and "loss" in logs:
-                    keeper.add(state.global_step, float(logs["loss"]))
-
-        return Keep()
-
-    def add(self, step: int, loss: float) -> None:
-        self.losses.append(loss)
-        done = min(step * self.batch, self.total)
-        self.watch(RerankStep(done, self.total, done / (time.perf_counter() - self.start), loss))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The trainer's own remarks (columns, missing cards) are not for the user."""
-    names = ("sentence_transformers", "datasets", "transformers", "accelerate")
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    loss_of = GroupLoss(model, training.loss, training.temperature)
+    steps = training.epochs * math.ceil(len(groups) / training.batch)
+    learning = Learning.of(model, training, steps)
+    losses: list[float] = []
+    done, start, total = 0, time.perf_counter(), len(groups) * training.epochs
+    torch.manual_seed(training.seed)
+    model.train()
     try:
-        yield
+        for batch in shuffled(groups, training):
+            with torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
+                loss = loss_of([[group.question for group in batch], [group.passages for group in batch]],
+                               [torch.tensor(group.labels) for group in batch])  # fmt: skip
+            learning.step(loss)
+            losses.append(float(loss.detach()))
+            done += len(batch)
+            watch(RerankStep(done, total, done / (time.perf_counter() - start), losses[-1]))
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        model.eval()
+    return TrainingLog(tuple(losses), len(groups), time.perf_counter() - start)
+
+
+def shuffled(groups: Sequence[Group], training: RerankTraining) -> Iterator[list[Group]]:
+    """Batches of all groups, in another order in each epoch; the same ones for the same seed."""
+    rng = np.random.default_rng(training.seed)
+    for _ in range(training.epochs):
+        order = rng.permutation(len(groups)).tolist()
+        for place in range(0, len(order), training.batch):
+            yield [groups[number] for number in order[place : place + training.batch]]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Optimiser and schedule of one training."""
+
+    parameters: list[Any]
+    optimiser: Any
+    schedule: Any
+
+    @classmethod
+    def of(cls, model: Any, training: RerankTraining, steps: int) -> Learning:
+        """Weight decay spares biases and norms, as is the custom; the rate rises, then falls to 0 in a line."""
+        import torch
+
+        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+        plain = [one for _, one in named if one.ndim < 2]
+        decayed = [one for _, one in named if one.ndim >= 2]
+        optimiser = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": training.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+            lr=training.rate,
+        )
+        rising = round(training.warm_up * steps)
+
+        def share(step: int) -> float:
+            return step / rising if step < rising else (steps - step) / max(1, steps - rising)
+
+        return cls([one for _, one in named], optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, share))
+
+    def step(self, loss: Any) -> None:
+        import torch
+
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, STEEPEST)
+        self.optimiser.step()
+        self.schedule.step()
+        self.optimiser.zero_grad(set_to_none=True)

@@ -11,19 +11,28 @@ import numpy as np
 
 from knowgate.errors import BadInput, ModelError
 from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
+from knowgate.gates.fitted.distance import distances, expect_ground, read_off
 from knowgate.gates.fitted.overview import gate_html, gate_line
 from knowgate.gates.fitted.probability import Floats, to_probability
+from knowgate.gates.fitted.spec import Verdict
 from knowgate.gates.fitted.tensors import ExpectedTensors
-from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
+from knowgate.types import Gate, ModelIdentity, Question, Reading, Sampling, Scored, Signal, Want
+
+MIDDLE = 0.5  # between the two classes: what a classifier decides by if nobody calibrates it
 
 
 @dataclass(frozen=True, repr=False)
 class FittedGate(Gate):
-    """A gate loaded from a folder. Subclasses give `raw`: the uncalibrated need in [0, 1] of each question."""
+    """A gate loaded from a folder. Subclasses give `raw`: the uncalibrated need in [0, 1] of each question.
+
+    verdict: 'need' decides by the calibrated probability; 'own' by what the classifier itself says, the raw score at
+    0.5, as papers do that do not calibrate (KBM 4.1: P(True) against P(False); CBDR 4.3: softmax above beta).
+    """
 
     artefact: Artefact
     plug_in: bool = False
     note: str = ""
+    verdict: Verdict = "need"
 
     def __init_subclass__(cls) -> None:
         """A gate that is a dataclass would print all it holds; it prints itself as every fitted gate does."""
@@ -43,10 +52,11 @@ class FittedGate(Gate):
         return cls.opened(read_artefact(folder), plug_in)
 
     @classmethod
-    def opened(cls, artefact: Artefact, plug_in: bool = False) -> Self:
+    def opened(cls, artefact: Artefact, plug_in: bool = False, *, verdict: Verdict = "need") -> Self:
         """The gate of an artefact, if that holds what such a gate needs."""
-        gate, tensors = cls(artefact, plug_in), ExpectedTensors(artefact.tensors)
+        gate, tensors = cls(artefact, plug_in, verdict=verdict), ExpectedTensors(artefact.tensors)
         try:
+            expect_ground(tensors, artefact.manifest.get("distance"))
             gate.check(tensors)
         except BadInput as error:
             raise artefact.refusal(str(error)) from None
@@ -67,24 +77,44 @@ class FittedGate(Gate):
     @property
     def want(self) -> Want:
         wanted: dict[str, Any] = dict(self.artefact.manifest["want"])
-        return Want(**{**wanted, "layers": tuple(wanted.get("layers", ()))})
+        drawn = Sampling(wanted.pop("temperature", 1.0))
+        return Want(**{**wanted, "layers": tuple(wanted.get("layers", ())), "sampling": drawn})
 
     @property
     def threshold(self) -> float:
-        return float(self.artefact.manifest["threshold"])
+        return MIDDLE if self.verdict == "own" else float(self.artefact.manifest["threshold"])
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         note = check_bound(self.artefact, model.fingerprint, prompts, plug_in=self.plug_in)
         return replace(self, note=note)
 
+    def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
+        source = self.artefact.manifest.get("distance")
+        if source is None or not questions or any(not question.text for question in questions):
+            return [None for _ in questions]  # an older gate, or rows packed without their texts
+        return [float(found) for found in distances(self.artefact.tensors, read_off(source, questions, readings))]
+
     @abstractmethod
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         """Need in [0, 1] before it is turned into a probability."""
 
-    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+    def raw_scores(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """The classifier's own probability that retrieval is needed, before calibration; a number each."""
         if not questions:
             return []
         raw = self.raw(questions, readings)
         if not np.isfinite(raw).all():
             raise ModelError(f"the fitted gate '{self.name}' gave NaN: its features are out of order.")
-        return [float(need) for need in np.clip(to_probability(raw, self.artefact.manifest["calibration"]), 0.0, 1.0)]
+        return [float(score) for score in np.clip(raw, 0.0, 1.0)]
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        return self.score_both(questions, readings).needs
+
+    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
+        raw = self.raw_scores(questions, readings)
+        return Scored(raw if self.verdict == "own" else self.calibrated(raw), raw)
+
+    def calibrated(self, raw: Sequence[float]) -> list[float]:
+        """The needs that raw scores stand for."""
+        needs = to_probability(np.array(raw, dtype=np.float64), self.artefact.manifest["calibration"])
+        return [float(need) for need in np.clip(needs, 0.0, 1.0)]

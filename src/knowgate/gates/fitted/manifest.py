@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from knowgate.errors import BadInput
+from knowgate.statistics import SMALLEST
 from knowgate.typed import AtLeastZero, Between, Share, read_record
-from knowgate.types import Signal, Want
+from knowgate.types import Signal
 
 MOST_TOKENS = 1_000_000  # of a draft; a gate that asks for more was not fitted, it was made up
 MOST_SAMPLES = 10_000
@@ -50,17 +51,37 @@ class Wanted:
     seed: int | None = None
     sample_layer: int | None = None
     resumable: bool = True
+    sample_end: bool = False
+
+
+@dataclass(frozen=True)
+class SetRecord:
+    """How a gate does on its part of one of several label runs."""
+
+    n: AtLeastZero
+    base_rate: Share | None
+    auroc: Measured
+
+
+@dataclass(frozen=True)
+class DistanceRecord:
+    """What the distance of a question from those of the fit is taken of; layer: of a state."""
+
+    of: Literal["state", "look"]
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
 class CalibrationRecord:
-    """From raw score to probability: isotonic (knots x, y), platt (slope a, offset b), or none."""
+    """From raw score to probability: isotonic (knots x, y), platt (slope a, offset b; floor: see `to_probability`), or
+    none."""
 
     kind: Literal["isotonic", "platt", "none"]
     x: tuple[float, ...] = ()
     y: tuple[Share, ...] = ()
     a: Annotated[float, Between(0, 1e9)] = 1.0
     b: Annotated[float, Between(-1e9, 1e9)] = 0.0
+    floor: Annotated[float, Between(1e-15, 0.5)] = SMALLEST
 
 
 @dataclass(frozen=True)
@@ -88,13 +109,12 @@ class GateRecord:
     created: str = ""
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    sets: Mapping[str, SetRecord] = field(default_factory=dict)
+    balanced: bool = False
+    distance: DistanceRecord | None = None
     guarantee: GuaranteeRecord | None = None
     budget: BudgetRecord | None = None
     accuracy: EvidenceRecord | None = None
-
-    @property
-    def wanted(self) -> Want:
-        return Want(**vars(self.want))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +155,8 @@ class EvidenceRecord:
     held_out: Counts | None = None
     n: AtLeastZero = 0
     data_hash: str = ""
+    max_tokens: Annotated[int, Between(1)] | None = None
+    open_prompts: str | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
 
@@ -156,7 +178,15 @@ def read_manifest(value: Mapping[str, Any], where: str) -> GateRecord:
     """The record of a manifest; fields that a later version added are let be."""
     record = read_record(GateRecord, dict(value), where, others=True)
     check_calibration(record.calibration, where)
+    check_distance(record, where)
     return record
+
+
+def check_distance(record: GateRecord, where: str) -> None:
+    """A distance of states needs a layer that is read for the gate."""
+    found = record.distance
+    if found is not None and found.of == "state" and found.layer not in record.want.layers:
+        raise BadInput(f"{where}: distance is that of layer {found.layer}, which the gate does not read.")
 
 
 def check_calibration(calibration: CalibrationRecord, where: str) -> None:

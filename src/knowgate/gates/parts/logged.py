@@ -10,19 +10,21 @@ from knowgate.history import HistoryStore, Scope, open_history
 
 
 @functools.lru_cache(maxsize=8)
-def _opened(path: str) -> HistoryStore:
+def _opened(path: str, embedder: str | None) -> HistoryStore:
     """One store per path: its index in memory is worth keeping."""
-    return open_history(path)
+    return open_history(path, embedder)
 
 
-def opened(history: str | HistoryStore) -> HistoryStore:
+def opened(history: str | HistoryStore, embedder: str | None = None) -> HistoryStore:
     """The log behind a path, or the store itself."""
-    return _opened(history) if isinstance(history, str) else history
+    return _opened(history, embedder) if isinstance(history, str) else history
 
 
-def bound_scope(history: str | HistoryStore, model: str, prompts: str, tenant: str) -> Scope:
+def bound_scope(
+    history: str | HistoryStore, model: str, prompts: str, tenant: str, embedder: str | None = None
+) -> Scope:
     """The scope of this model and wording; refuses a log that holds only labels of others, and an empty one."""
-    scope, store = Scope(model, prompts, tenant), opened(history)
+    scope, store = Scope(model, prompts, tenant), opened(history, embedder)
     path = history if isinstance(history, str) else "FILE"
     if store.count(scope):
         return scope

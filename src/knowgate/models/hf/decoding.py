@@ -17,8 +17,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from knowgate.errors import ModelError
+from knowgate.models.hf.drawing import draw
 from knowgate.models.hf.half import Half, run_half
 from knowgate.models.hf.prefix import Prefixes
+from knowgate.types import Sampling
 
 
 @dataclass(frozen=True)
@@ -239,8 +241,13 @@ def _append(row: Row, step: Step, stop: frozenset[int]) -> None:
 
 
 def _carry_on(stream: Stream, rows: list[Row], alive: list[int], tokens: list[int]) -> list[int]:
-    """Queue the chosen tokens and leave finished rows behind: they cost time in every further step."""
+    """Queue the chosen tokens and leave finished rows behind."""
     stream.choose(torch.tensor(tokens, device=stream.mask.device))
+    return _leave_finished(stream, rows, alive)
+
+
+def _leave_finished(stream: Stream, rows: list[Row], alive: list[int]) -> list[int]:
+    """Finished rows cost time in every further step; the last ones stay, as a stream is never empty."""
     going = [place for place, i in enumerate(alive) if not rows[i].finished]
     if going and len(going) < len(alive):
         stream.keep(going)
@@ -263,38 +270,35 @@ def measure(logits: torch.Tensor) -> list[Step]:
 def sample(
     stream: Stream,
     uniforms: NDArray[np.float64],
-    temperature: float,
+    sampling: Sampling,
     stop: frozenset[int],
     layers: Sequence[int] = (),
+    *,
+    past_end: bool = False,
 ) -> list[Row]:
-    """Draw one answer per row from the untruncated distribution, one uniform number per token.
+    """Draw one answer per row, one uniform number per token.
 
     Uniforms are (rows x tokens) and come from outside, so an answer depends on its own prompt and seed alone, not
-    on what else was in the batch or on the device. With `layers`, each row's `after` gets the states at its last token.
+    on what else was in the batch or on the device. With `layers`, each row's `after` gets the states at its last token,
+    or, `past_end`, at the token that ended it, which is then fed too; rows cut off by the limit have none.
     """
     rows = [Row() for _ in range(len(stream))]
     alive, ends = list(range(len(rows))), Ends(len(rows))
     for position in range(uniforms.shape[1]):
-        tokens = draw(stream.ready(layers), uniforms[alive, position], temperature)
+        stream.ready(layers)
         ends.remember(stream, alive)
+        alive = _leave_finished(stream, rows, alive) if past_end else alive
+        if not alive:
+            break
+        tokens = draw(stream.ready(), uniforms[alive, position], sampling)
         for i, token in zip(alive, tokens, strict=True):
             if token in stop:
                 rows[i].finished = True
             else:
                 rows[i].tokens.append(token)
-        alive = _carry_on(stream, rows, alive, tokens)
+        stream.choose(torch.tensor(tokens, device=stream.mask.device))
+        alive = alive if past_end else _leave_finished(stream, rows, alive)
         if not alive:
             break
     ends.finish(stream, rows, alive, layers)
     return rows
-
-
-def draw(logits: torch.Tensor, uniforms: NDArray[np.float64], temperature: float) -> list[int]:
-    """Inverse-CDF sampling: the token at which the cumulative probability passes the uniform number."""
-    cumulative = torch.softmax(logits.float() / temperature, dim=-1).cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    if not bool(torch.isfinite(total).all()):
-        raise ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
-    target = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)[:, None] * total
-    drawn: list[int] = torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()
-    return [min(token, logits.shape[1] - 1) for token in drawn]

@@ -24,7 +24,8 @@ from knowgate.models.hf.labels import cut_prompt, label_ids, read_labels
 from knowgate.models.hf.local import LocalModel
 from knowgate.models.hf.pieces import GrowingText
 from knowgate.models.hf.score import AnsweredPrompt, mean_logprobs
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, TextStream, Token, Vector, Want
+from knowgate.models.sampling import check_sampling
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Token, Vector, Want
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class HFModel(LocalModel, Backend):
             want = Want(draft_tokens=max_tokens, resumable=False)
             drafts = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}))
             return [[reading.draft or Completion("")] * n for reading in drafts]
-        want = Want(samples=n, sample_tokens=max_tokens, temperature=temperature, seed=seed, resumable=False)
+        drawn = Sampling(temperature)
+        want = Want(samples=n, sample_tokens=max_tokens, sampling=drawn, seed=seed, resumable=False)
         sampled = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
         return [list(reading.samples) for reading in sampled]
 
@@ -178,11 +180,10 @@ class HFModel(LocalModel, Backend):
         """Each prompt's samples, and the states at their ends if a layer is given."""
         if not want.samples:
             return [()] * len(prompts), [None] * len(prompts)
-        if want.temperature <= 0:
-            raise BadSetting(f"sampling needs a temperature above 0, not {want.temperature}.")
+        check_sampling(want.sampling)
         copies = stream.copy(range(len(prompts)), repeat=want.samples)
         uniforms = np.concatenate([_uniforms(prompt, want) for prompt in prompts])
-        rows = hf_stream.sample(copies, uniforms, want.temperature, self.stop, layers)
+        rows = hf_stream.sample(copies, uniforms, want.sampling, self.stop, layers, past_end=want.sample_end)
         drawn = [self._completion(row, measured=False) for row in rows]
         parts = [slice(i * want.samples, (i + 1) * want.samples) for i in range(len(prompts))]
         states = [

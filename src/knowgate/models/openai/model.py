@@ -30,8 +30,9 @@ from knowgate.models.openai.parts import gather
 from knowgate.models.openai.reply import label_logprobs, listed_tokens, read_choices
 from knowgate.models.openai.server import Server
 from knowgate.models.openai.wire import Patience, StatusError, Wire
+from knowgate.models.sampling import check_sampling
 from knowgate.servers import without_login
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, TextStream, Vector, Want
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Vector, Want
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -118,7 +119,7 @@ class OpenAIModel(Backend):
         if want.layers or want.sample_layer is not None:
             raise NotOffered(f"{self.name} is a server and gives no hidden states; use an hf: model for them.")
         drafts = self._drafts(prompts, want.draft_tokens)
-        samples = self._sample(prompts, want.sample_tokens, want.temperature, want.samples, want.seed)
+        samples = self._sample(prompts, want.sample_tokens, want.sampling, want.samples, want.seed)
         return [
             Reading(draft=draft, samples=tuple(drawn), resume=Draft(prompt, draft))
             for prompt, draft, drawn in zip(prompts, drafts, samples, strict=True)
@@ -140,7 +141,9 @@ class OpenAIModel(Backend):
                 raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
             handles = [_handle(item) for _, item in zip(prompts, resume, strict=True)]
             return [[completion] for completion in self._go_on(handles, max_tokens)]
-        return self._sample(prompts, max_tokens, temperature, n, seed)
+        if temperature == 0:
+            return self._greedy_answers(prompts, max_tokens, n, seed)
+        return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """As the server sends it. A draft that is enough is given as it is; any other is not shown: see above."""
@@ -171,7 +174,7 @@ class OpenAIModel(Backend):
     def _drafts(self, prompts: Sequence[Prompt], max_tokens: int) -> Sequence[Completion | None]:
         if max_tokens == 0:
             return [None] * len(prompts)
-        return [row[0] for row in self._sample(prompts, max_tokens, 0.0, 1, None)]
+        return [row[0] for row in self._greedy_answers(prompts, max_tokens, 1, None)]
 
     def _go_on(self, handles: Sequence[Draft], max_tokens: int) -> list[Completion]:
         open_prompts = [handle.prompt for handle in handles if not handle.is_enough(max_tokens)]
@@ -179,21 +182,26 @@ class OpenAIModel(Backend):
         given = [handle.completion if handle.is_enough(max_tokens) else next(anew) for handle in handles]
         return [completion or Completion("") for completion in given]
 
-    def _sample(
-        self, prompts: Sequence[Prompt], max_tokens: int, temperature: float, n: int, seed: int | None
+    def _greedy_answers(
+        self, prompts: Sequence[Prompt], max_tokens: int, n: int, seed: int | None
     ) -> list[list[Completion]]:
-        """`n` per prompt: in one request where the server honours `n`, else in `n` requests.
+        """They are all alike (and vLLM refuses n > 1 for them): one is asked for and repeated."""
+        if n == 0:
+            return [[] for _ in prompts]
+        drafts = self._each(lambda prompt: self._draft(prompt, max_tokens, seed), prompts)
+        return [[draft] * n for draft in drafts]
 
-        Greedy answers are all alike (and vLLM refuses n > 1 for them): one is asked for and repeated.
-        """
+    def _sample(
+        self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
+    ) -> list[list[Completion]]:
+        """`n` per prompt: in one request where the server honours `n`, else in `n` requests."""
         if not prompts or n == 0:
             return [[] for _ in prompts]
-        if temperature == 0:
-            drafts = self._each(lambda prompt: self._draft(prompt, max_tokens, seed), prompts)
-            return [[draft] * n for draft in drafts]
+        check_sampling(sampling)
+        fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._cut(sampling)}
         size = n if self._server.abilities.n else 1
         jobs = [(prompt, start) for prompt in prompts for start in range(0, n, size)]
-        drawn = self._each(lambda job: self._fill(job[0], max_tokens, temperature, size, seed, job[1]), jobs)
+        drawn = self._each(lambda job: self._fill(job[0], fields, size, seed, job[1]), jobs)
         flat = [completion for part in drawn for completion in part]
         return [flat[i * n : (i + 1) * n] for i in range(len(prompts))]
 
@@ -225,12 +233,17 @@ class OpenAIModel(Backend):
                     raise
         return self._server.ask_in_parts(prompt, fields)
 
+    def _cut(self, sampling: Sampling) -> dict[str, Any]:
+        """What is cut off: what `sampling` says and nothing of the server's own."""
+        fields = {"top_p": sampling.top_p, **self._server.abilities.sampling}
+        if sampling.top_k and "top_k" not in fields:
+            raise NotOffered(f"{self.name} takes no top_k: leave it out, or use a server that does (vLLM, SGLang).")
+        return {**fields, "top_k": sampling.top_k} if sampling.top_k else fields
+
     def _fill(
-        self, prompt: Prompt, max_tokens: int, temperature: float, size: int, seed: int | None, start: int
+        self, prompt: Prompt, fields: dict[str, Any], size: int, seed: int | None, start: int
     ) -> list[Completion]:
         """`size` samples, asking again while a server gives fewer; each request has a seed of its own."""
-        cuts_off = {"top_p": 1.0, **self._server.abilities.sampling}
-        fields = {"max_tokens": max_tokens, "temperature": temperature, **cuts_off}
         drawn: list[Completion] = []
         while len(drawn) < size:
             n = min(size - len(drawn), MOST_CHOICES)

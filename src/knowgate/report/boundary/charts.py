@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from knowgate.display import percent
 from knowgate.evaluation import Interval, RunReport, Saving
-from knowgate.report.boundary.sheets import interval_name
+from knowgate.report.boundary.sheets import SIDE_NAMES as PANEL_NAMES
+from knowgate.report.boundary.sheets import interval_name, panel
 from knowgate.report.charts import FONT, RUNS, Figure, axis, figure, plain_legend
 from knowgate.statistics import Share
 
@@ -42,9 +43,9 @@ def copying(runs: Sequence[RunReport]) -> Figure | None:
     return figure(traces, barmode="group", yaxis=axis("share of answers", percent_range=True), legend=plain_legend())
 
 
-def effects(run: RunReport, indicator: str) -> Figure:
-    """Stacked shares per interval (the paper's Figure 3)."""
-    intervals = run.boundary.effects[indicator]
+def effects(run: RunReport, indicator: str, side: str = "closed") -> Figure:
+    """Stacked shares per interval (a panel of the paper's Figure 3)."""
+    intervals = panel(run, indicator, side)
     labels = [f"{interval_name(item)}<br>{f'n = {item.n}' if item.n else 'empty'}" for item in intervals]
     traces = [
         {
@@ -58,7 +59,7 @@ def effects(run: RunReport, indicator: str) -> Figure:
         }
         for effect, colour in EFFECTS.items()
     ]
-    xaxis = {**axis(f"closed-book {indicator}"), "type": "category"}
+    xaxis = {**axis(f"{PANEL_NAMES[side]} {indicator}"), "type": "category"}
     yaxis = axis("share of questions", percent_range=True)
     return figure(traces, barmode="stack", bargap=0.15, xaxis=xaxis, yaxis=yaxis, legend=plain_legend())
 

@@ -58,18 +58,25 @@ def _effects(runs: Sequence[RunReport]) -> str:
     intro = (
         "Retrieval is beneficial where the indicator rises with passages, harmful where it falls, neutral where it "
         "stays. Mastery: share of right samples. Certainty: 1 - normalised entropy of the samples, which needs no gold "
-        "answers. At mastery 1 nothing is left to gain."
+        "answers. At mastery 1 nothing is left to gain. First over what the model knew closed-book; then, where those "
+        "answers were sampled, over what it reached with the passages and with the gold answers in them masked."
     )
-    parts = [_effect_charts(run) for run in runs]
-    parts += [markup.table(sheets.effects(runs, indicator)) for indicator in INDICATORS]
+    sides = ("closed", *sheets.sampled_sides(runs))
+    parts = [_effect_charts(run, sides) for run in runs]
+    parts += [markup.table(sheets.effects(runs, indicator, side)) for side in sides for indicator in INDICATORS]
     parts.append(markup.table(sheets.correlation(runs)))
     return markup.section("effects", "Who is helped, who is harmed", intro, parts)
 
 
-def _effect_charts(run: RunReport) -> str:
+def _effect_charts(run: RunReport, sides: Sequence[str]) -> str:
     if not run.boundary.counts.with_open:
         return markup.remark(f"{run.name}: {sheets.NO_OPEN}.")
-    charts = (markup.chart(figures.effects(run, name), f"{run.name}: effect on {name}") for name in INDICATORS)
+    return "".join(_effect_pair(run, side) for side in sides if side in ("closed", *sheets.sampled_sides([run])))
+
+
+def _effect_pair(run: RunReport, side: str) -> str:
+    title = f"{run.name}: effect by {sheets.SIDE_NAMES[side]}"
+    charts = (markup.chart(figures.effects(run, name, side), f"{title} {name}") for name in INDICATORS)
     return f'<div class="pair">{"".join(charts)}</div>'
 
 

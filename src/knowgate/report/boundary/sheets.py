@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from knowgate.display import NOT_DEFINED, NOTHING, Sheet, number, percent, points, with_interval
-from knowgate.evaluation import NOT_GIVEN, Interval, Point, RowCounts, RunReport, Saving, Slice, summarise
+from knowgate.evaluation import INDICATORS, NOT_GIVEN, Interval, Point, RowCounts, RunReport, Saving, Slice, summarise
 from knowgate.runs import DIMENSIONS, THIRDS
 
 NO_OPEN = "no open-book answers in this run"
 NO_MASK = "no MASK answers in this run"
+SIDE_NAMES = {"closed": "closed-book", "open": "open-book", "mask": "MASK"}
 
 
 def about(runs: Sequence[RunReport]) -> Sheet:
@@ -77,15 +78,30 @@ def correlation(runs: Sequence[RunReport]) -> Sheet:
     return _side_by_side("Correlation of mastery and certainty", runs, rows)
 
 
-def effects(runs: Sequence[RunReport], indicator: str) -> Sheet:
+def effects(runs: Sequence[RunReport], indicator: str, side: str = "closed") -> Sheet:
+    """Who is helped and harmed, over the indicator of one side: the three panels of KBM's Figure 3."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         if not run.boundary.counts.with_open:
             rows.append((run.name, NO_OPEN))
             continue
-        rows += [(run.name, *_interval(item)) for item in run.boundary.effects[indicator]]
-    columns = ("run", f"closed-book {indicator}", "n", "beneficial", "neutral", "harmful")
-    return Sheet(f"Effect of retrieval on {indicator}", columns, _grouped(rows))
+        rows += [(run.name, *_interval(item)) for item in panel(run, indicator, side)]
+    columns = ("run", f"{SIDE_NAMES[side]} {indicator}", "n", "beneficial", "neutral", "harmful")
+    where = "" if side == "closed" else f", over that of the {SIDE_NAMES[side]} answers"
+    return Sheet(f"Effect of retrieval on {indicator}{where}", columns, _grouped(rows))
+
+
+def panel(run: RunReport, indicator: str, side: str) -> tuple[Interval, ...]:
+    return (run.boundary.effects if side == "closed" else run.boundary.panels[side])[indicator]
+
+
+def sampled_sides(runs: Sequence[RunReport]) -> list[str]:
+    """Sides beside the closed book that some run has sampled answers of, so that there is something to show."""
+    return [
+        side
+        for side in ("open", "mask")
+        if any(item.n for run in runs for name in INDICATORS for item in panel(run, name, side))
+    ]
 
 
 def interval_name(item: Interval) -> str:
@@ -129,8 +145,15 @@ def copying(runs: Sequence[RunReport]) -> Sheet:
             continue
         none = "no answer with certainty 1"
         cells = (with_interval(copied.is_mask, none), with_interval(copied.says_mask, none))
-        rows.append((run.name, *cells, with_interval(copied.anywhere)))
-    columns = ("run", "answer is MASK, certainty 1", "holds MASK, certainty 1", "answer is MASK, any certainty")
+        under = with_interval(copied.under_mask, "no sampled MASK answers that all agree")
+        rows.append((run.name, *cells, under, with_interval(copied.anywhere)))
+    columns = (
+        "run",
+        "answer is MASK, open-book certainty 1",
+        "holds MASK, open-book certainty 1",
+        "answer is MASK, MASK certainty 1",
+        "answer is MASK, any certainty",
+    )
     return Sheet("Copy rate", columns, _grouped(rows))
 
 

@@ -29,7 +29,8 @@ def every_sheet(runs: Sequence[RunReport]) -> Iterator[Sheet]:
     yield sheets.about(runs)
     yield sheets.accuracy(runs)
     yield sheets.correlation(runs)
-    yield from (sheets.effects(runs, indicator) for indicator in INDICATORS)
+    for side in ("closed", *sheets.sampled_sides(runs)):
+        yield from (sheets.effects(runs, indicator, side) for indicator in INDICATORS)
     yield from (sheets.savings(runs, indicator) for indicator in INDICATORS)
     yield sheets.copying(runs)
     yield from sheets.slices(runs)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from knowgate.display import Sheet
-from knowgate.evaluation import Evaluation, GateResult
+from knowgate.evaluation import Evaluation, GateResult, second_sheet
 from knowgate.files import write_text
 from knowgate.report import markup
 from knowgate.report.comparison import charts as eval_figures
@@ -64,6 +64,7 @@ def _answers(evaluation: Evaluation) -> str:
         _table(eval_sheets.frontier(evaluation)),
         _table(eval_sheets.judged(evaluation)),
         _table(eval_sheets.costs(evaluation)),
+        *([_table(second_sheet(evaluation.second))] if evaluation.second else []),
     ]
     return markup.section("answers", "Answers", intro, parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from knowgate.display import NOTHING, Sheet, percent, points, points_with_interval, share_with_interval
-from knowgate.evaluation import RATES, Evaluation, GateResult, SliceTable, main_sheet
+from knowgate.evaluation import RATES, Evaluation, GateResult, SliceTable, main_sheet, majority_share, second_sheet
 from knowgate.statistics import Estimate
 
 HOW = {
@@ -20,6 +20,7 @@ HOW = {
     "headroom": "(accuracy - never) / (oracle - never)",
     "AUROC": "probability that a question answered wrong closed-book has more need than one answered right; ties half",
     "judged right": "share of questions rightly judged known (at or below the threshold) or unknown (above it)",
+    "majority": "the same verdict for all questions, the commoner one: what 'judged right' must beat",
     "AUROC benefit": "the same for questions that retrieval turns right against all others",
     "AUPRC": "average precision of need for 'answered wrong closed-book'",
     "ECE": "expected calibration error of need as the probability of a wrong closed-book answer, 15 equal bins",
@@ -44,6 +45,14 @@ HOW = {
     "only the other": "questions only the other's final answer has right",
     "p": "McNemar's exact test on those two counts",
     "p (Holm)": "the same, corrected for all comparisons of the table",
+    "accuracy, one look": "accuracy of the gate as it is",
+    "accuracy, two looks": "the same where passages that the judge finds useless are dropped and the answer is the "
+    "closed-book one",
+    "change": "difference of the two, in points, with a 95 % bootstrap interval",
+    "against random drop": "accuracy with two looks minus that of dropping as many passages at random, in points",
+    "passages shown": "share of questions whose LLM sees passages after the second look",
+    "words of passages": "put into the prompt per question, with one look",
+    "after two looks": "the same with two looks",
 }  # fmt: skip
 
 
@@ -57,6 +66,8 @@ def all_sheets(evaluation: Evaluation) -> Iterator[Sheet]:
         yield judged(evaluation)
         yield costs(evaluation)
         yield comparisons(evaluation)
+        if evaluation.second:
+            yield second_sheet(evaluation.second)
         yield from slices(evaluation)
 
 
@@ -72,6 +83,7 @@ def ranking(evaluation: Evaluation) -> Sheet:
         for gate in evaluation.gates
         if "auroc" in gate.measures
     ]  # fmt: skip
+    rows.append(("majority", NOTHING, f"{majority_share(evaluation.trial):.3f}", *[NOTHING] * 5))
     return Sheet("Does need tell what the LLM does not know?", columns, tuple(rows))
 
 

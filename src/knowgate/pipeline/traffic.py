@@ -1,0 +1,110 @@
+"""What was asked goes into the log that dhicl and skr learn from, beside the answering and never in its way.
+
+A question that was retrieved for has two answers where its draft is whole: from memory and with passages. If they
+agree, the LLM knows it (a weak label); if not, it does not. A question that was skipped has one answer only and is not
+logged: a skip never labels itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from knowgate.errors import KnowgateError
+from knowgate.history import HistoryStore, Known, LogEntry, Scope, Source, open_history
+from knowgate.signals import canonical
+from knowgate.types import Answer, Gate, Question, Reading, Signal, Want
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WholeDraft(Gate):
+    """Scores nothing: read beside a gate, it makes sure that there is a closed-book answer to compare with."""
+
+    max_tokens: int = 32
+    needs = frozenset({Signal.DRAFT})
+
+    @property
+    def want(self) -> Want:
+        return Want(draft_tokens=self.max_tokens)
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        return [0.0 for _ in questions]
+
+
+class TrafficLog:
+    """A log that `AdaptiveRAG` writes to. A thread of its own embeds and writes; `close` waits for it.
+
+    drafts: also draft the closed-book answer where the gate reads none; otherwise such questions get no label.
+
+    Example:
+        >>> rag = AdaptiveRAG(model, gate, retriever, log=TrafficLog("history.db"))  # doctest: +SKIP
+    """
+
+    def __init__(self, store: str | HistoryStore, *, tenant: str = "", drafts: bool = False):
+        self.store = open_history(store) if isinstance(store, str) else store
+        self.tenant = tenant
+        self.drafts = drafts
+        self.asked = 0
+        self.labelled = 0
+        self._writer: Writer | None = None
+        self._lock = threading.Lock()
+
+    def take(self, answers: Sequence[Answer], scope: Scope, max_tokens: int) -> None:
+        """Log what these answers tell; returns at once. Safe to call from several threads."""
+        labels = [(answer, agreement(answer, max_tokens)) for answer in answers]
+        entries = [
+            LogEntry(answer.question.text, label, scope, Source.AGREEMENT)
+            for answer, label in labels
+            if label is not None
+        ]
+        with self._lock:
+            self.asked += len(answers)
+            self.labelled += len(entries)
+            if entries and self._writer is None:
+                self._writer = Writer(self.store)
+                self._writer.start()
+                atexit.register(self.close)
+            if entries and self._writer is not None:
+                self._writer.waiting.put(entries)
+
+    def close(self) -> None:
+        """Until everything is written. The log can still be used."""
+        with self._lock:
+            writer, self._writer = self._writer, None
+        if writer is not None:
+            atexit.unregister(self.close)
+            writer.waiting.put(None)
+            writer.join()
+
+
+class Writer(threading.Thread):
+    """Writes what waits until None comes. A label is worth less than an answer: failure is said, not raised."""
+
+    def __init__(self, store: HistoryStore):
+        super().__init__(name="knowgate-log", daemon=True)
+        self.store = store
+        self.waiting: queue.SimpleQueue[list[LogEntry] | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while (entries := self.waiting.get()) is not None:
+            try:
+                self.store.add(entries)
+            except KnowgateError as error:
+                log.warning("What was asked could not be logged: %s", error)
+
+
+def agreement(answer: Answer, max_tokens: int) -> Known | None:
+    """What the two answers say about the LLM; None unless it gave both, whole."""
+    draft = answer.draft
+    if not answer.passages or draft is None or not (draft.finished or draft.n_tokens >= max_tokens):
+        return None
+    closed, opened = (canonical(text, answer.question) for text in (draft.text, answer.text))
+    if not closed or not opened:
+        return None
+    return Known.KNOWN if closed == opened else Known.UNKNOWN

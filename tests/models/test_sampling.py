@@ -1,0 +1,24 @@
+"""Cutting a distribution down, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from knowgate.models.sampling import sharpened
+from knowgate.types import Sampling
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(), [0.1, 0.6, 0.3]),
+        (Sampling(top_k=2), [0, 2 / 3, 1 / 3]),
+        (Sampling(top_p=0.6), [0, 1, 0]),
+        (Sampling(top_p=0.61), [0, 2 / 3, 1 / 3]),
+        (Sampling(0.5), [0.01 / 0.46, 0.36 / 0.46, 0.09 / 0.46]),
+        (Sampling(top_p=0.65, top_k=2), [0, 1, 0]),  # of what top_k left, .667 is enough
+    ],
+)
+def test_temperature_comes_first_then_top_k_then_top_p_of_what_is_left(sampling, expected):
+    np.testing.assert_allclose(sharpened(np.array([0.1, 0.6, 0.3]), sampling), expected)

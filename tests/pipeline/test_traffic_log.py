@@ -1,0 +1,178 @@
+"""The log that grows with use: agreement labels, written beside the answering."""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.gates import load_gate
+from knowgate.history.entries import Known, Source
+from knowgate.history.sqlite import SqliteHistory
+from knowgate.models.fake import FakeModel
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.traffic import TrafficLog, agreement
+from knowgate.types import Answer, Completion, Decision, Passage, Question
+from tests.pipeline.test_adaptive_rag import Searching
+from tests.support.counting import CountingModel
+from tests.support.hash_embedder import HashEmbedder
+
+TABLE = {
+    "capital of France": {"closed": "Paris", "logprob": math.log(0.9)},  # skipped
+    "badge colour of Anna": {"closed": "red", "open": "green", "logprob": math.log(0.2)},  # retrieved, differs
+    "colour of soup": {"closed": "It varies.", "open": "it varies", "logprob": math.log(0.2)},  # retrieved, agrees
+}
+QUESTIONS = [f"What is the {part}?" for part in TABLE]
+
+
+PASSAGES = [Passage("badge", "The badge of Anna is green."), Passage("soup", "What soup? it varies")]
+
+
+def answer(draft, text, passages=tuple(PASSAGES), **question):
+    done = None if draft is None else Completion(draft, n_tokens=2, finished=True)
+    decision = Decision(True, 0.9, 0.5, "g", "")
+    return Answer(Question("Who?", **question), text, decision, tuple(passages), draft=done)
+
+
+@pytest.mark.parametrize(
+    ("given", "label"),
+    [
+        (answer("The Beatles.", "beatles"), Known.KNOWN),
+        (answer("The Beatles", "The Kinks"), Known.UNKNOWN),
+        (answer("(B) two", "B", choices=("one", "two")), Known.KNOWN),
+        (answer("Paris", "Paris", passages=()), None),  # skipped, or nothing was found: one answer only
+        (answer(None, "Paris"), None),
+        (answer("", ""), None),
+    ],
+)
+def test_two_answers_agree_by_what_the_grader_compares(given, label):
+    assert agreement(given, 32) == label
+
+
+@pytest.mark.parametrize(("limit", "label"), [(2, Known.KNOWN), (32, None)])
+def test_a_draft_that_was_cut_short_of_the_answers_length_says_nothing(limit, label):
+    cut = answer("It varies", "It varies")
+    cut = Answer(cut.question, cut.text, cut.decision, cut.passages, draft=Completion("It varies", None, False, 2))
+    assert agreement(cut, limit) == label
+
+
+@pytest.fixture
+def store(tmp_path):
+    return SqliteHistory(tmp_path / "log.db", HashEmbedder())
+
+
+def build(log, gate="logprob:min", model=None):
+    return AdaptiveRAG(model or FakeModel(TABLE), load_gate(gate), Searching(PASSAGES), log=log)
+
+
+def test_retrieved_questions_are_logged_and_skipped_ones_are_not(store):
+    log = TrafficLog(store)
+    rag = build(log)
+    rag.answer_many(QUESTIONS)
+    log.close()
+    found = {entry.question: entry for entry in store.entries()}
+    assert {text: entry.label for text, entry in found.items()} == {
+        QUESTIONS[1]: Known.UNKNOWN,
+        QUESTIONS[2]: Known.KNOWN,
+    }
+    assert {entry.source for entry in found.values()} == {Source.AGREEMENT}
+    assert {entry.scope.model for entry in found.values()} == {rag.model.fingerprint}
+    assert (log.asked, log.labelled) == (3, 2)
+
+
+def test_an_answer_that_is_streamed_is_logged_too(store):
+    log = TrafficLog(store)
+    list(build(log).answer_stream(QUESTIONS[1]))
+    log.close()
+    assert [entry.question for entry in store.entries()] == [QUESTIONS[1]]
+
+
+def test_a_gate_without_a_draft_labels_only_where_drafts_are_asked_for(store):
+    for drafts, count in ((False, 0), (True, 3)):
+        log = TrafficLog(store, drafts=drafts)
+        build(log, "always").answer_many(QUESTIONS)
+        log.close()
+        assert len(list(store.entries())) == count
+
+
+def test_logging_asks_the_model_nothing_more(store):
+    plain, logged = CountingModel(FakeModel(TABLE)), CountingModel(FakeModel(TABLE))
+    log = TrafficLog(store)
+    assert [a.text for a in build(None, model=plain).answer_many(QUESTIONS)] == [
+        a.text for a in build(log, model=logged).answer_many(QUESTIONS)
+    ]
+    log.close()
+    assert plain.calls == logged.calls
+
+
+class Slow(HashEmbedder):
+    """Embeds when it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.may = threading.Event()
+
+    def embed(self, texts):
+        assert self.may.wait(60)
+        return super().embed(texts)
+
+
+def test_an_answer_does_not_wait_for_its_label(tmp_path):
+    slow = Slow()
+    log = TrafficLog(SqliteHistory(tmp_path / "log.db", slow))
+    assert build(log).answer(QUESTIONS[1]).text == "green"
+    assert not list(log.store.entries())
+    slow.may.set()
+    log.close()
+    assert len(list(log.store.entries())) == 1
+
+
+def test_many_threads_log_every_question_once(store):
+    log = TrafficLog(store)
+    table = {f"number {i:03d}": {"closed": "red", "open": "green", "logprob": -3.0} for i in range(100)}
+    rag = build(log, model=FakeModel(table))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: rag.answer(f"badge colour of number {i:03d}?"), range(100)))
+    log.close()
+    assert len({entry.question for entry in store.entries()}) == log.labelled == 100
+
+
+def test_a_log_that_was_closed_can_be_written_again(store):
+    log = TrafficLog(store)
+    rag = build(log)
+    for question in QUESTIONS[1:]:
+        rag.answer(question)
+        log.close()
+    assert len(list(store.entries())) == 2
+
+
+def test_what_cannot_be_logged_is_said_and_the_answer_is_given(store, caplog):
+    store.add([])
+    with store._db.transaction() as db:
+        db.execute("INSERT INTO meta VALUES ('embedder', 'of somebody else')")
+    log = TrafficLog(store)
+    assert build(log).answer(QUESTIONS[1]).text == "green"
+    log.close()
+    assert "What was asked could not be logged: the log" in caplog.text
+
+
+def test_an_agreement_never_outranks_a_person(store):
+    log = TrafficLog(store)
+    rag = build(log)
+    rag.answer(QUESTIONS[1])
+    log.close()
+    (logged,) = store.entries()
+    store.add([type(logged)(logged.question, Known.KNOWN, logged.scope, Source.HUMAN)])
+    (near,) = store.search(["What is it?"], 5, logged.scope)[0]
+    assert (near.label, near.source) == (Known.KNOWN, Source.HUMAN)
+
+
+def test_drafts_without_a_log_are_refused(tmp_path):
+    from knowgate.pipeline import build_pipeline, load_settings
+
+    (tmp_path / "a.txt").write_text("something to find")
+    with pytest.raises(BadSetting, match="--log-drafts needs --log"):
+        build_pipeline(load_settings(model="fake", gate="always", docs=tmp_path, log_drafts=True))

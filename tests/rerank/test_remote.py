@@ -1,0 +1,81 @@
+"""A reranker behind HTTP, against our own side of the same form."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from knowgate.errors import BadSetting, ServerError
+from knowgate.rerank import load_reranker
+from knowgate.rerank.api import rerank_response
+from knowgate.rerank.remote import RemoteReranker
+from knowgate.types import Passage
+from tests.rerank.test_api import Lengths
+
+SPEC = "big@https://rerank.example/v1/rerank"
+PASSAGES = [Passage("1", "sky"), Passage("2", "an apple", title="red"), Passage("3", "tree")]
+
+
+def served(handle, **options) -> RemoteReranker:
+    return RemoteReranker(SPEC, pause=0.0, transport=httpx.MockTransport(handle), **options)
+
+
+def ours(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json=rerank_response(json.loads(request.content), Lengths()))
+
+
+def test_scores_come_back_in_the_order_of_the_passages():
+    scores = served(ours).score(["what?", "why?", "none"], [PASSAGES, PASSAGES[:1], []])
+    assert [sorted(range(3), key=lambda place: -scores[0][place]), scores[1], scores[2]] == [
+        [1, 2, 0], [scores[0][0]], [],
+    ]  # fmt: skip
+
+
+def test_model_title_and_key_are_sent(monkeypatch):
+    monkeypatch.setenv("KNOWGATE_RERANK_KEY", "secret")
+    seen = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append((json.loads(request.content), request.headers["authorization"]))
+        return ours(request)
+
+    served(handle).score(["what?"], [PASSAGES[1:2]])
+    assert seen == [({"model": "big", "query": "what?", "documents": ["red\nan apple"]}, "Bearer secret")]
+
+
+def test_a_busy_server_is_asked_again():
+    replies = iter([httpx.Response(503), httpx.Response(429)])
+    scores = served(lambda request: next(replies, None) or ours(request)).score(["q"], [PASSAGES[:1]])
+    assert len(scores[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (httpx.Response(401, text="no key"), "status 401: no key"),
+        (httpx.Response(500), "status 500"),
+        (httpx.Response(200, text="<html>"), "is not valid JSON"),
+        (httpx.Response(200, json=[]), "gave no list of results"),
+        (httpx.Response(200, json={"results": [{"index": 0, "relevance_score": 1}]}), "scored 1 of 3 documents"),
+        (
+            httpx.Response(200, json={"results": [{"index": n, "relevance_score": None} for n in range(3)]}),
+            "not a number",
+        ),
+    ],
+)
+def test_a_server_that_does_not_rerank_is_named(reply, said):
+    with pytest.raises(ServerError, match=said):
+        served(lambda request: reply).score(["q"], [PASSAGES])
+
+
+@pytest.mark.parametrize("spec", ["api:", "api:model", "api:@https://x", "api:model@ftp://x"])
+def test_a_spec_without_a_server_is_refused(spec):
+    with pytest.raises(BadSetting, match="write api:MODEL@URL"):
+        load_reranker(spec)
+
+
+def test_a_login_in_the_url_is_refused():
+    with pytest.raises(BadSetting, match="KNOWGATE_RERANK_KEY"):
+        load_reranker("api:m@https://user:pass@host/rerank")
