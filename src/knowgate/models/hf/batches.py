@@ -26,7 +26,7 @@ class Limits:
 
 HOST = torch.device("cpu")
 CPU = Limits(prompts=64, prompt_tokens=4_096, rows=256, row_tokens=16_384)
-CUDA = Limits(prompts=256, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000)
+CUDA = Limits(prompts=2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000)
 
 
 def limits_of(model: Any, device: torch.device) -> Limits:

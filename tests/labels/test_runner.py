@@ -1,0 +1,20 @@
+"""The local runner: how many questions it takes at a time."""
+
+import pytest
+
+from knowgate.labels.runner import LocalRunner
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes"),
+    [
+        (1.0, [4, 16, 64, 100, 16]),  # under a quarter of ten seconds: four times as many, up to the largest
+        (5.0, [4, 8, 16, 32, 64, 76]),  # under ten: twice as many
+        (20.0, [4] * 50),  # longer: no more
+    ],
+)
+def test_batches_grow_as_fast_as_the_machine_is(monkeypatch, seconds, sizes):
+    times = iter(value for tick in range(10**6) for value in (tick * seconds, (tick + 1) * seconds))
+    monkeypatch.setattr("knowgate.labels.runner.time.perf_counter", lambda: next(times))
+    taken = list(LocalRunner(largest=100).run(list(range(200)), len))
+    assert taken == sizes
