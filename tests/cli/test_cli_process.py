@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import json
 import os
@@ -78,18 +77,9 @@ def test_interrupting_gives_one_line_and_130():
         child([*command, spec], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
     ):
         until(asked.is_set, process)
-        out, err = _interrupted(process)  # the silent server is not waited for
-    assert (process.returncode, out, err) == (130, "", "Error: interrupted.\n")
-
-
-def _interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What it printed. Python drops an interrupt that comes while it clears an object away: people press again."""
-    patience = 0.9 * Patience().timeout / 3
-    for _ in range(2):
         process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=patience)
-    return process.communicate(timeout=patience)
+        out, err = process.communicate(timeout=0.9 * Patience().timeout)  # the silent server is not waited for
+    assert (process.returncode, out, err) == (130, "", "Error: interrupted.\n")
 
 
 @pytest.mark.parametrize("form", [["--json"], []])
