@@ -69,6 +69,15 @@ def test_a_reply_that_is_no_json_is_an_error(call: Call):
     assert "is not valid JSON" in outcome.err
 
 
+@pytest.fixture
+def can_be_interrupted():
+    """A shell starts what runs in the background with interrupts ignored, and so would be what it starts in turn."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("can_be_interrupted")
 def test_interrupting_gives_one_line_and_130():
     asked = threading.Event()
     command = [*COMMAND, "ask", "who?", "--gate", "never", "--model"]
