@@ -26,8 +26,8 @@ def _plain(text: str) -> str:
 Threshold = Annotated[float, AfterValidator(partial(check_within, name="the threshold"))]
 Margin = Annotated[float, AfterValidator(partial(check_within, name="the rerank margin"))]
 Beta = Annotated[float, AfterValidator(partial(check_within, name="beta"))]
-K = Annotated[int, AfterValidator(partial(check_whole, name="k"))]
-MaxTokens = Annotated[int, AfterValidator(partial(check_whole, name="max_tokens"))]
+K = Annotated[int, Field(strict=True), AfterValidator(partial(check_whole, name="k"))]
+MaxTokens = Annotated[int, Field(strict=True), AfterValidator(partial(check_whole, name="max_tokens"))]
 Words = Annotated[str, AfterValidator(_plain)]
 Place = Annotated[Path, AfterValidator(user_path)]
 

@@ -6,6 +6,7 @@ ones included, go through `RunFolder.rows`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +27,7 @@ from knowgate.runs.together import check_together, names_of
 from knowgate.statistics import Bools, Floats
 from knowgate.types import Question, Reading
 
+log = logging.getLogger(__name__)
 ONE_MODEL = "evaluate one model at a time"
 TO_EVALUATE = {"model_fingerprint": ONE_MODEL, "prompts_fingerprint": ONE_MODEL}
 
@@ -123,7 +125,10 @@ def load_trial(
     readings: list[Reading] = []
     left_out = {"failed": 0, "not graded": 0}
     for run, name in zip(runs, names, strict=True):
+        before = len(rows) + sum(left_out.values())
         kept = _graded(RunFolder(run), left_out)
+        n_rows = len(rows) + len(kept) + sum(left_out.values()) - before
+        tell_unfinished(run, n_rows, RunFolder(run).settings().get("questions"))
         readings += _readings(RunFolder(run), kept, layers)
         keys += [f"{name}/{row.id}" for row in kept]
         rows += kept
@@ -131,6 +136,13 @@ def load_trial(
         lost = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count) or "no row at all"
         raise BadInput(f"there is no graded row in {', '.join(map(str, runs))}: {lost}.")
     return Trial(rows, keys, readings, _shared(settings), [str(run) for run in runs], _needs(runs, names), left_out)
+
+
+def tell_unfinished(run: Path, n_rows: int, wanted: object) -> None:
+    """Say so where a run has rows for some of its questions only: its figures are those of a part."""
+    if isinstance(wanted, int) and n_rows < wanted:
+        words = "%s holds %d of %d questions: it was not finished. The same `knowgate label` goes on with it."
+        log.warning(words, run, n_rows, wanted)
 
 
 def _graded(folder: RunFolder, left_out: dict[str, int]) -> list[LabelRow]:

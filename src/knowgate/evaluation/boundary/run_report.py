@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.evaluation.boundary.boundary import Boundary, change, measure
-from knowgate.runs import LabelRow, RunFolder, check_named_once
+from knowgate.runs import LabelRow, RunFolder, check_named_once, tell_unfinished
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ def _read(path: Path) -> RunReport:
     folder = RunFolder(path)
     manifest = folder.manifest()
     boundary = measure(folder.rows())
+    tell_unfinished(path, boundary.counts.rows, manifest.get("settings", {}).get("questions"))
     graders = boundary.counts.graders
     recorded = ", ".join(name if len(graders) == 1 else f"{name} ({count})" for name, count in graders)
     return RunReport(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+from knowgate.doors import user_path
 from knowgate.errors import BadSetting
 from knowgate.history import HistoryStore, Scope, open_history
 
@@ -24,6 +25,8 @@ def bound_scope(
     history: str | HistoryStore, model: str, prompts: str, tenant: str, embedder: str | None = None
 ) -> Scope:
     """The scope of this model and wording; refuses a log that holds only labels of others, and an empty one."""
+    if isinstance(history, str) and ":" not in history and not user_path(history).exists():
+        raise BadSetting(f"there is no log at '{history}'. Make one: knowgate history import RUN --history {history}")
     scope, store = Scope(model, prompts, tenant), opened(history, embedder)
     path = history if isinstance(history, str) else "FILE"
     if store.count(scope):
