@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.fuzz import MANY, TALLY
+from tests.support.mortal import mortal
+from tests.support.workshop import IMPORTED, prepare, prepare_runs
 
 TABLE = Path(__file__).parents[2] / "docs" / "reliability-inputs.md"
 HEAD = """| door | kind of input | tried | refused with a sentence | used, with a right result |
@@ -46,3 +48,19 @@ def table():
     total = ("all", "", sum(row[2] for row in rows), sum(row[3] for row in rows))
     lines = (f"| {door} | {kind} | {no + yes:,} | {no:,} | {yes:,} |\n" for door, kind, no, yes in [*rows, total])
     return HEAD + "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with what every command needs."""
+    folder = tmp_path_factory.mktemp("commands")
+    prepare(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runner(place):
+    """Runs commands there that may be killed, or meet a full disk."""
+    with mortal(*IMPORTED, KNOWGATE_CACHE=str(place / "cache")) as running:
+        prepare_runs(running, place)
+        yield running

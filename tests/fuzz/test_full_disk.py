@@ -10,25 +10,11 @@ import random
 import pytest
 
 from tests.support.fuzz import TALLY, check_sentence, tries
-from tests.support.mortal import Fate, mortal
-from tests.support.workshop import COMMANDS, IMPORTED, begin, command, content, left_over, prepare, prepare_runs
+from tests.support.mortal import Fate
+from tests.support.workshop import COMMANDS, begin, command, content, left_over
 
 QUICK = ("label", "index", "calibrate", "report")  # in `make test`; the rest has to fit or to measure first
 LARGEST = 60_000  # bytes; more than most of the files here have
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("full")
-    prepare(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def runner(place):
-    with mortal(*IMPORTED, KNOWGATE_CACHE=str(place / "cache")) as running:
-        prepare_runs(running, place)
-        yield running
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name in QUICK or tries(0, 1)])

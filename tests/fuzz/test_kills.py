@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.fuzz import MANY, TALLY, tries
 from tests.support.mortal import Fate, mortal
-from tests.support.workshop import COMMANDS, IMPORTED, begin, command, content, left_over, prepare, prepare_runs
+from tests.support.workshop import COMMANDS, begin, command, content, left_over
 
 KILLS = {
     "label": (2, 9),
@@ -22,20 +22,6 @@ KILLS = {
     "prefer": (1, 6),
 }
 SMOLLM = ["label", "--data", "jsonl:few.jsonl", "--model", "smollm", "--samples", "1", "--max-tokens", "3", "--out"]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kills")
-    prepare(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def runner(place):
-    with mortal(*IMPORTED, KNOWGATE_CACHE=str(place / "cache")) as running:
-        prepare_runs(running, place)
-        yield running
 
 
 @pytest.mark.parametrize("name", [name for name in KILLS if KILLS[name][MANY]])
