@@ -5,6 +5,7 @@ Also here: options that were renamed. Their old names still work, and say the ne
 
 from __future__ import annotations
 
+import abc
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -84,15 +85,16 @@ class LazyCommands(Mapping[str, Any]):
         return len(self.verbs)
 
 
-class LazyGroup(TyperGroup):
-    """A group made from a table. Subclasses give `verbs`."""
+class LazyGroup(TyperGroup, abc.ABC):
+    """A group made from a table."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = LazyCommands(self.verbs())
 
+    @abc.abstractmethod
     def verbs(self) -> Mapping[str, Verb]:
-        raise NotImplementedError
+        """The table: name -> where the command is and what it says of itself."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
