@@ -5,7 +5,7 @@ import pytest
 
 from knowgate.errors import ArtefactError, BadSetting
 from knowgate.runs.rows import LabelRow
-from knowgate.runs.run_folder import RunFolder
+from knowgate.runs.run_folder import RunFolder, settings_hash
 
 
 def row(name, error=None):
@@ -136,3 +136,14 @@ def test_a_version_that_is_a_long_text_is_not_said_in_full(tmp_path):
     with pytest.raises(ArtefactError, match="another version of knowgate") as error:
         folder.manifest()
     assert len(str(error.value)) < 500
+
+
+def test_settings_that_were_changed_are_refused(tmp_path):
+    settings = {"model": "m", "model_fingerprint": "f", "prompts_fingerprint": "p", "grader": "g"}
+    folder = RunFolder(tmp_path / "run")
+    folder.start({**settings, "hash": settings_hash(settings)}, {})
+    assert folder.settings()["model"] == "m"
+    manifest = folder.path / "run.json"
+    manifest.write_text(manifest.read_text().replace('"f"', '"g"'))
+    with pytest.raises(ArtefactError, match=r"the settings in run\.json were changed or damaged"):
+        folder.settings()

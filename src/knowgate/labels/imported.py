@@ -12,9 +12,9 @@ from typing import Any
 from knowgate.errors import BadInput
 from knowgate.files import sha256_text
 from knowgate.labels.grading import Grade, Grader, golds
-from knowgate.labels.session import about, fingerprint_questions, settings_hash
+from knowgate.labels.session import about, fingerprint_questions
 from knowgate.prompts import question_language
-from knowgate.runs import GradedAnswer, LabelRow, RunFolder
+from knowgate.runs import GradedAnswer, LabelRow, RunFolder, settings_hash
 from knowgate.signals import benefit
 from knowgate.types import Question
 

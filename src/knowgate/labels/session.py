@@ -14,7 +14,7 @@ from typing import Any
 from knowgate.files import sha256_text
 from knowgate.labels.labeller import Labeller, passages_shown
 from knowgate.labels.runner import LocalRunner
-from knowgate.runs import LabelRow, RunFolder, disk_error
+from knowgate.runs import LabelRow, RunFolder, disk_error, settings_hash
 from knowgate.types import Question, Runner
 
 log = logging.getLogger(__name__)
@@ -140,11 +140,6 @@ def as_begun(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
     older = {"k": None} if begun.get("k") is None and settings["k"] == usual else {}
     known = {key: value for key, value in settings.items() if key not in LATER or key in begun}
     return {**known, **older}
-
-
-def settings_hash(settings: Mapping[str, Any]) -> str:
-    """With a question's id, the key of its work: equal keys mean equal results."""
-    return sha256_text(*(f"{key}={settings[key]!r}" for key in sorted(settings)))[:16]
 
 
 def fingerprint_questions(questions: Sequence[Question]) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from knowgate.runs.readings import question_of, recorded, recorded_layers
     from knowgate.runs.row_folder import RowFolder, disk_error
     from knowgate.runs.rows import GradedAnswer, LabelRow, side_of, to_json
-    from knowgate.runs.run_folder import RunFolder
+    from knowgate.runs.run_folder import RunFolder, settings_hash
     from knowgate.runs.slices import DIMENSIONS, FREQUENCY, THIRDS, frequency_thirds, slice_values
     from knowgate.runs.split import Split, held_out, loose_key, question_key, seen_key, split_questions
     from knowgate.runs.together import check_named_once, names_of
@@ -50,6 +50,7 @@ __all__ = [
     "recorded_layers",
     "run_paths",
     "seen_key",
+    "settings_hash",
     "side_of",
     "slice_values",
     "split_questions",

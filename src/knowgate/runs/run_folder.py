@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
+from knowgate.files import sha256_text
 from knowgate.markup import escape
 from knowgate.runs.overview import run_line, run_sheet
 from knowgate.runs.row_folder import RowFolder, disk_error
@@ -26,6 +27,11 @@ __all__ = ["MANIFEST", "ROWS", "VERSION", "RunFolder", "disk_error"]
 VERSION = 1
 MANIFEST, ROWS = "run.json", "labels.jsonl"
 IDENTITY = ("model", "model_fingerprint", "prompts_fingerprint", "grader")
+
+
+def settings_hash(settings: Mapping[str, Any]) -> str:
+    """With a question's id, the key of its work: equal keys mean equal results."""
+    return sha256_text(*(f"{key}={settings[key]!r}" for key in sorted(settings)))[:16]
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ class RunFolder(RowFolder):
         """
         manifest = self.manifest()
         settings: dict[str, Any] = dict(manifest.get("settings", {}))
+        self._check_whole(settings)
         settings |= {"depth": manifest["depth"]} if "depth" in manifest else {}
         missing = [key for key in IDENTITY if key not in settings]
         if missing:
@@ -77,6 +84,12 @@ class RunFolder(RowFolder):
             )
         self._read(RunSettings, settings, f"the settings in {MANIFEST}")
         return settings
+
+    def _check_whole(self, settings: Mapping[str, Any]) -> None:
+        """Settings come with their hash: another one means that rows were not made by what stands here."""
+        rest = {key: value for key, value in settings.items() if key != "hash"}
+        if "hash" in settings and settings["hash"] != settings_hash(rest):
+            raise self.refusal(f"the settings in {MANIFEST} were changed or damaged")
 
     def rows(self) -> Iterator[LabelRow]:
         """The rows in file order; memory stays flat."""
