@@ -59,6 +59,8 @@ def _choice(name: str, both: BothAnswers, belief: Belief | None) -> Choice:
 
 def _reason(name: str, belief: Belief) -> str:
     given = "from memory" if belief.prefers_closed else "with passages"
+    if belief.closed == belief.open and not belief.why:
+        return f"the arbiter {name} gives the answer {given}: it believes neither more"
     return f"the arbiter {name} gives the answer {given}: {belief.why or probable(belief.closed, belief.open)}"
 
 

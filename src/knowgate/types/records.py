@@ -247,6 +247,11 @@ class Choice:
     believed_closed: float | None = None
     believed_open: float | None = None
 
+    @property
+    def was_weighed(self) -> bool:
+        """One answer was believed more than the other."""
+        return self.believed_closed != self.believed_open
+
 
 @dataclass(frozen=True, repr=False)
 class Answer:
