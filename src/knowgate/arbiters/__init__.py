@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from knowgate.arbiters.choosing import agree, believe_all, choose
     from knowgate.arbiters.features import OF_PASSAGES, SIDES, answer_features, answer_matrix, needs_of
     from knowgate.arbiters.fitted import FittedArbiter
-    from knowgate.arbiters.recorded import ArbiterChoices, arbitrate, both_answers
+    from knowgate.arbiters.recorded import ArbiterChoices, arbiter_folder, arbitrate, both_answers
     from knowgate.arbiters.rules import RULES, RulesArbiter
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -36,6 +36,7 @@ __all__ = [
     "agree",
     "answer_features",
     "answer_matrix",
+    "arbiter_folder",
     "arbitrate",
     "believe_all",
     "both_answers",

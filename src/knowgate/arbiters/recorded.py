@@ -16,6 +16,7 @@ import numpy as np
 from knowgate.arbiters import load_arbiter
 from knowgate.arbiters.artefact import is_arbiter
 from knowgate.arbiters.choosing import believe_all
+from knowgate.arbiters.fitted import FittedArbiter
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import RunIdentity, seen_by
 from knowgate.runs import (
@@ -57,6 +58,13 @@ def _completion(side: GradedAnswer) -> Completion:
     return Completion(side.text, side.tokens, side.finished, len(side.tokens or ()))
 
 
+def arbiter_folder(arbiter: str | Arbiter | None) -> str | None:
+    """The folder of a fitted arbiter, None for another."""
+    if isinstance(arbiter, FittedArbiter):
+        return str(arbiter.artefact.path)
+    return arbiter if isinstance(arbiter, str) and is_arbiter(arbiter) else None
+
+
 def arbitrate(
     trial: Trial,
     arbiter: str | Arbiter,
@@ -84,8 +92,8 @@ def _asked(trial: Trial, arbiter: str | Arbiter, plug_in: bool) -> tuple[str, st
         if arbiter in on_record:
             return arbiter, on_record[arbiter].fingerprint, None
     loaded = load_arbiter(arbiter, plug_in=plug_in) if isinstance(arbiter, str) else arbiter
-    if isinstance(arbiter, str) and is_arbiter(arbiter):
-        check_not_fitted_on(trial, arbiter)
+    if (folder := arbiter_folder(loaded)) is not None:
+        check_not_fitted_on(trial, folder)
     settings = trial.settings
     bound = loaded.bind(RunIdentity(settings["model"], settings["model_fingerprint"]), settings["prompts_fingerprint"])
     return bound.name, bound.fingerprint, bound
