@@ -249,9 +249,12 @@ def seen_by(trial: Trial, folder: str | Path) -> list[bool]:
     ]
 
 
-def without_seen(trial: Trial, gates: Sequence[str | Gate]) -> Trial:
-    """The trial without the rows that any of these gates was fitted on; they are counted as left out."""
-    folders = [folder for gate in gates if (folder := folder_of(gate)) is not None]
+def without_seen(trial: Trial, gates: Sequence[str | Gate], *others: str | None) -> Trial:
+    """The trial without the rows that any of these gates was fitted on; they are counted as left out.
+
+    others: folders of what else was fitted on rows and keeps a list of them.
+    """
+    folders = [folder for folder in (*map(folder_of, gates), *others) if folder is not None]
     seen = [any(marks) for marks in zip(*(seen_by(trial, folder) for folder in folders), strict=True)]
     if not any(seen):
         return trial
