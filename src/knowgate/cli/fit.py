@@ -23,7 +23,7 @@ from knowgate.cli.options import Seed
 from knowgate.cli.paths import path
 from knowgate.cli.progress import progress
 from knowgate.errors import KnowgateError, UnknownName
-from knowgate.fitting import fit, fit_function, fit_names, majority, options_of
+from knowgate.fitting import FitFunction, fit, fit_function, fit_names, majority, options_of, wanted_by
 from knowgate.gates import FITTED, retrieval_rule
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ ARBITER, RERANKER, GATES = "arbiter", "reranker", "Gates, and when they retrieve
 RENAMED = {"--rate": "--learning-rate"}
 RENAMED_OF = {"uar": {"--base": "--model"}}
 ENOUGH, ENOUGH_TESTED = 300, 50
-SHARED = ("labels", "out", "target", "threshold", "balance_sets", "seed")
+SHARED = ("labels", "out", "target", "threshold", "max_loss", "balance_sets", "seed")
 
 FitLabels = Annotated[
     list[Path] | None,
@@ -58,7 +58,16 @@ FitThreshold = Annotated[
         metavar="0..1",
         min=0,
         max=1,
-        help="Retrieve when need is above this. Default: 0.5; chosen on dev for benefit.",
+        help="Retrieve when need is above this. Default: 0.5; for benefit by --max-loss.",
+    ),
+]
+FitMaxLoss = Annotated[
+    float | None,
+    typer.Option(
+        "--max-loss",
+        metavar="0..1",
+        show_default="0.01",
+        help="For benefit: accuracy lost, at most.",
     ),
 ]
 FitBalance = Annotated[
@@ -135,15 +144,20 @@ def gate_command(name: str) -> Callable[..., None]:
     own = options_of(function)
 
     def command(**given: Any) -> None:
-        shared = {key: given.pop(key) for key in SHARED}
+        shared = {key: given.pop(key) for key in SHARED if key in given}
         fit_and_tell(name, shared, given)
 
-    shared = inspect.signature(_shared, eval_str=True).parameters.values()
+    shared = [each for each in inspect.signature(_shared, eval_str=True).parameters.values() if _has(function, each)]
     parameters = [*shared, *(fit_parameter(option, name) for option in own.values())]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     example = f"Example: knowgate fit {name} --labels RUN --out my-{name}"
     command.__doc__ = f"{inspect.getdoc(function) or f'Fit {name}.'}".split("\n\n")[0] + f"\n\n{example}"
     return command
+
+
+def _has(function: FitFunction, parameter: inspect.Parameter) -> bool:
+    """A gate that only ever learns what the LLM knows has no --max-loss."""
+    return parameter.name != "max_loss" or wanted_by(function).target != "known"
 
 
 def _shared(
@@ -152,6 +166,7 @@ def _shared(
     out: FitOut,
     target: FitTarget = None,
     threshold: FitThreshold = None,
+    max_loss: FitMaxLoss = None,
     balance_sets: FitBalance = False,
     seed: Seed = 0,
 ) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from knowgate.fitting.card import majority
     from knowgate.fitting.examples import FEWEST_OF_A_KIND, Examples, load_examples
     from knowgate.fitting.fit_gate import fit, fit_function, fit_names
-    from knowgate.fitting.fit_options import HANDED, FitOption, Wanted, options_of
+    from knowgate.fitting.fit_options import HANDED, FitFunction, FitOption, Wanted, options_of, wanted_by
     from knowgate.fitting.fit_result import FitResult
     from knowgate.fitting.fusion import fit_fusion
     from knowgate.fitting.judges.ik import fewer, fit_ik, fit_ik_text
@@ -32,6 +32,7 @@ __all__ = [
     "AlignedReranker",
     "Examples",
     "FEWEST_OF_A_KIND",
+    "FitFunction",
     "FitOption",
     "FitReport",
     "FitResult",
@@ -69,4 +70,5 @@ __all__ = [
     "save_fitted",
     "save_relevance",
     "save_reranker",
+    "wanted_by",
 ]
