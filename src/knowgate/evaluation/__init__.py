@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from knowgate.evaluation.boundary.run_report import RunReport, read_runs, run_report_json
     from knowgate.evaluation.boundary.saving import Point, Saving
     from knowgate.evaluation.boundary.slices import NOT_GIVEN, Slice, summarise
+    from knowgate.evaluation.cascade import CASCADE_RATES, cascade_sheet
     from knowgate.evaluation.compare_gates import evaluate
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult, majority_share
@@ -40,6 +41,7 @@ else:
 __all__ = [
     "Answering",
     "Assessment",
+    "CASCADE_RATES",
     "EXAMPLE_COUNTS",
     "Evaluation",
     "GateResult",
@@ -67,6 +69,7 @@ __all__ = [
     "assess_gate",
     "assess_with_history",
     "beta_sheets",
+    "cascade_sheet",
     "change",
     "compare_rerankers",
     "evaluate",
