@@ -8,6 +8,7 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.fitting.adaptive import fit_adaptive
+    from knowgate.fitting.arbiters.fit_arbiter import arbiter_fit, fit_arbiter
     from knowgate.fitting.card import majority
     from knowgate.fitting.examples import FEWEST_OF_A_KIND, Examples, load_examples
     from knowgate.fitting.fit_gate import fit, fit_function, fit_names
@@ -45,9 +46,11 @@ __all__ = [
     "RerankTraining",
     "Wanted",
     "WatchFit",
+    "arbiter_fit",
     "fewer",
     "fit",
     "fit_adaptive",
+    "fit_arbiter",
     "fit_function",
     "fit_fusion",
     "fit_ik",

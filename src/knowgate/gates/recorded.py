@@ -10,13 +10,14 @@ import numpy as np
 
 from knowgate.doors import read_text, user_path
 from knowgate.errors import BadInput, BadSetting, NotOffered
-from knowgate.gates import load_gate, measure_distances, score_both
+from knowgate.gates import load_gate
 from knowgate.gates.fitted.artefact import SEEN, read_artefact
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.distance import far_share
 from knowgate.gates.fitted.spec import FittedSpec, Verdict, fitted_spec
 from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
+from knowgate.gates.scoring import measure_distances, score_both
 from knowgate.runs import RecordedNeeds, Trial, loose_key, names_of, question_key, write_needs
 from knowgate.signals import SEAKR, SEAKR_END, SELF_ASSESSMENT
 from knowgate.statistics import Floats

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.runs.beliefs import RecordedBeliefs, read_beliefs, write_beliefs
     from knowgate.runs.given import Run, Runs, open_run, run_paths
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
     from knowgate.runs.readings import question_of, recorded, recorded_layers
@@ -25,6 +26,7 @@ __all__ = [
     "FREQUENCY",
     "GradedAnswer",
     "LabelRow",
+    "RecordedBeliefs",
     "RecordedNeeds",
     "RecordedUse",
     "RowFolder",
@@ -44,6 +46,7 @@ __all__ = [
     "open_run",
     "question_key",
     "question_of",
+    "read_beliefs",
     "read_needs",
     "read_use",
     "recorded",
@@ -56,6 +59,7 @@ __all__ = [
     "split_questions",
     "tell_unfinished",
     "to_json",
+    "write_beliefs",
     "write_needs",
     "write_use",
 ]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from knowgate.thresholds.choice import NEVER, for_accuracy
     from knowgate.thresholds.evidence import sentence
     from knowgate.thresholds.outcomes import Outcomes, ThresholdResult, try_threshold
-    from knowgate.thresholds.promises import Deployment, objections, promise
+    from knowgate.thresholds.promises import Deployment, is_proven_alone, objections, promise
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "ThresholdResult",
     "calibrate",
     "for_accuracy",
+    "is_proven_alone",
     "objections",
     "promise",
     "sentence",

@@ -57,7 +57,7 @@ def for_accuracy(outcomes: Outcomes) -> float:
         raise BadInput("there are no questions to choose a threshold on.")
     thresholds = candidates(outcomes.needs)
     order = np.argsort(outcomes.needs, kind="stable")
-    gains = np.cumsum(outcomes.closed_right[order].astype(int) - outcomes.open_right[order].astype(int))
+    gains = np.cumsum(outcomes.closed_right[order].astype(int) - outcomes.after[order].astype(int))
     skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")
     right = np.concatenate([[0], gains])[skipped]  # against always retrieving
     return float(thresholds[np.flatnonzero(right == right.max())[-1]])
