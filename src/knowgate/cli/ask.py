@@ -18,6 +18,7 @@ from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, R
 from knowgate.cli.paths import path
 from knowgate.cli.questions import read_arguments
 from knowgate.display import harmless
+from knowgate.errors import BadSetting
 from knowgate.gates import far_share, far_words
 from knowgate.pipeline import AdaptiveRAG, TrafficLog, answer_record, build_pipeline, decision_record, load_settings
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, TextEvent
@@ -35,6 +36,8 @@ Preset = Annotated[str | None, typer.Option(help="cbdr: probe (--gate) with --be
 Beta = Annotated[float | None, typer.Option(min=0, max=1, help="With --preset cbdr: answer directly above this confidence. Default 0.95.")]  # fmt: skip  # noqa: E501
 ArbiterSpec = Annotated[str | None, typer.Option("--arbiter", help="Who chooses between draft and open-book answer: folder made by `fit arbiter`, rules, or none. Default: rules, where the gate reads a whole draft.")]  # fmt: skip  # noqa: E501
 SecondLook = Annotated[str | None, typer.Option(help="Folder of a fitted kbm gate that drops useless passages.")]
+RulesFile = Annotated[str | None, typer.Option("--rules", metavar="FILE", help="Your own rules (TOML), before the packaged ones for small talk, arithmetic, rewriting, sources and fresh events. See `knowgate rules`.")]  # fmt: skip  # noqa: E501
+NoRules = Annotated[bool, typer.Option("--no-rules", help="The gate alone decides.")]
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
 Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
@@ -61,6 +64,8 @@ def ask(
     preset: Preset = None,
     beta: Beta = None,
     arbiter: ArbiterSpec = None,
+    rules: RulesFile = None,
+    no_rules: NoRules = False,
     second_look: SecondLook = None,
     k: K = None,
     max_tokens: MaxTokens = None,
@@ -77,7 +82,8 @@ def ask(
     settings = load_settings(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
         retriever=retriever, rerank=rerank, rerank_margin=rerank_margin, preset=preset, beta=beta,
-        arbiter=arbiter, second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
+        arbiter=arbiter, rules=chosen_rules(rules, no_rules),
+        second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
         prompts=prompts, log=log, log_drafts=log_drafts,
     )  # fmt: skip
     asked = read_arguments(questions)
@@ -96,6 +102,13 @@ def ask(
     far.say()
     if rag.rerank_margin is not None and rag.reranker is not None:
         WORDS.print(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.")
+
+
+def chosen_rules(rules: str | None, no_rules: bool) -> str | None:
+    """The setting that the two flags make."""
+    if rules is not None and no_rules:
+        raise BadSetting("--rules and --no-rules exclude each other: leave one away.")
+    return "none" if no_rules else rules
 
 
 @contextmanager
@@ -144,6 +157,8 @@ def decide(
     gate: GateSpec = None,
     plug_in: PlugIn = None,
     threshold: Threshold = None,
+    rules: RulesFile = None,
+    no_rules: NoRules = False,
     lang: Lang = None,
     prompts: Prompts = None,
     config: Config = None,
@@ -153,8 +168,9 @@ def decide(
 ) -> None:
     """Say for each question whether to retrieve; answer nothing, retrieve nothing."""
     settings = load_settings(
-        config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, lang=lang, prompts=prompts
-    )
+        config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, lang=lang, prompts=prompts,
+        rules=chosen_rules(rules, no_rules),
+    )  # fmt: skip
     asked = read_arguments(questions)
     rag = build_pipeline(settings, record, retrieves=False)
     _say_promise(rag, explain)

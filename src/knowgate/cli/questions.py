@@ -6,6 +6,7 @@ import codecs
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 
 from knowgate.errors import BadInput
 
@@ -21,22 +22,29 @@ def read_arguments(questions: list[str] | None) -> Iterable[str]:
     return chain([first], lines)
 
 
-def _lines(lines: Iterable[bytes]) -> Iterator[str]:
+def read_lines(file: Path) -> Iterator[str]:
+    """Questions from a file, one per line."""
+    with file.open("rb") as lines:
+        yield from _lines(lines, f"'{file}'")
+
+
+def _lines(lines: Iterable[bytes], where: str = "standard input") -> Iterator[str]:
     found = False
     for number, line in enumerate(lines, start=1):
-        text = _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, number).strip()
+        text = _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, number, where).strip()
         if text:
             found = True
             yield text
     if not found:
-        raise BadInput("no question came in on standard input: write one per line.")
+        came = "came in on" if where == "standard input" else "stands in"
+        raise BadInput(f"no question {came} {where}: write one per line.")
 
 
-def _decoded(line: bytes, number: int) -> str:
+def _decoded(line: bytes, number: int, where: str) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
-        raise BadInput(f"line {number} of standard input is not UTF-8 text: convert it, as with iconv.") from None
+        raise BadInput(f"line {number} of {where} is not UTF-8 text: convert it, as with iconv.") from None
 
 
 def _checked(text: str) -> str:

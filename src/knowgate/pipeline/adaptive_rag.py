@@ -21,11 +21,13 @@ from knowgate.pipeline.arbitration import arbitrate, bind_arbiter, hold_back
 from knowgate.pipeline.asked import as_question, batches, check_several
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, timed, with_total
+from knowgate.pipeline.ruling import overrule
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.pipeline.traffic import TrafficLog, WholeDraft
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.rerank import is_sure, rerank
 from knowgate.retrieval import MOST_ROUNDS, follow_up, has_new, merged
+from knowgate.rules import RuleBook
 from knowgate.text import normalise
 from knowgate.thresholds import Deployment, objections, promise
 from knowgate.types import (
@@ -68,6 +70,7 @@ class AdaptiveRAG:
     log: keeps what was retrieved for, labelled by whether the answers with and without passages agree.
     arbiter: chooses, after retrieval, between that answer and the draft (None: nobody). By default the rules do, where
     the gate reads a whole draft anyhow and nothing is proven without them: it takes the place of one that abstains.
+    rules: what is retrieved for, or never, whatever the gate says (`load_rules`); None: the gate alone decides.
 
     Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
     once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
@@ -89,6 +92,7 @@ class AdaptiveRAG:
     max_tokens: int = 32
     log: TrafficLog | None = None
     arbiter: Arbiter | None = RULES
+    rules: RuleBook | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -271,6 +275,8 @@ class AdaptiveRAG:
                 raw=raw,
                 distance=distance,
             )
+        if self.rules is not None and gate.may_be_overruled:
+            overrule(self.rules, cases)
         return cases
 
     @property

@@ -72,6 +72,7 @@ def decision_record(decision: Decision) -> dict[str, Any]:
         "threshold": decision.threshold,
         "gate": decision.gate,
         "reason": decision.reason,
+        **({"rule": decision.rule} if decision.rule else {}),
         "notes": list(decision.notes),
         **({"distance": round(decision.distance, 4)} if decision.distance is not None else {}),
         **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),

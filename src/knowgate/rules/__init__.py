@@ -11,4 +11,10 @@ if TYPE_CHECKING:
     from knowgate.rules.rule_book import RuleBook, load_rules
 else:
     __getattr__, __dir__ = hand_on(__name__)
-__all__ = ["Action", "Rule", "RuleBook", "Ruling", "load_rules"]
+__all__ = [
+    "Action",
+    "Rule",
+    "RuleBook",
+    "Ruling",
+    "load_rules",
+]
