@@ -16,12 +16,12 @@ from rich.text import Text
 from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, Retriever
 from knowgate.cli.paths import path
-from knowgate.cli.questions import read_arguments
+from knowgate.cli.questions import Asked, read_arguments
 from knowgate.display import harmless
 from knowgate.errors import BadSetting
 from knowgate.gates import far_share, far_words
 from knowgate.pipeline import AdaptiveRAG, TrafficLog, answer_record, build_pipeline, decision_record, load_settings
-from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, TextEvent
+from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Note, Question, TextEvent
 
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
 GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; folder of a fitted one (DIR,verdict=own: by its raw score). See `knowgate gates`.")]  # fmt: skip  # noqa: E501
@@ -96,9 +96,11 @@ def ask(
             sure.see(answer)
             far.see(answer.decision)
             if not live:
+                _tell_skipped(asked, answer.question, as_json)
                 print_json(answer_record(answer, rag)) if as_json else _show(answer)
             if explain and not as_json:
                 _show_basis(answer.decision)
+        _tell_skipped(asked, None, as_json)
     far.say()
     if rag.rerank_margin is not None and rag.reranker is not None:
         WORDS.print(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.")
@@ -177,8 +179,10 @@ def decide(
     far = Far()
     for question, decision in rag.decide_stream(asked):
         far.see(decision)
+        _tell_skipped(asked, question, as_json)
         if as_json:
-            print_json({"question": question.text, **decision_record(decision), "model": rag.model.name})
+            number = {"id": question.id} if question.id else {}
+            print_json({**number, "question": question.text, **decision_record(decision), "model": rag.model.name})
         else:
             line = (_verdict(decision), f"  {harmless(question.text)}  ", (harmless(decision.reason), "dim"))
             plain_console().print(Text.assemble(*line))
@@ -193,13 +197,24 @@ def _say_promise(rag: AdaptiveRAG, explain: bool) -> None:
         WORDS.print(said)
 
 
+def _tell_skipped(asked: Asked, question: Question | None, as_json: bool) -> None:
+    """Empty lines before this question (None: to the end) keep their number; programs are told of them."""
+    before = int(question.id) if question is not None and question.id else None
+    if not as_json or (question is not None and before is None):
+        return
+    for number in asked.skipped_before(before):
+        print_json({"id": str(number), "question": "", "skipped": "the line is empty"})
+
+
 def _show(answer: Answer) -> None:
+    if answer.question.id:
+        plain_console().print(Text(f"{answer.question.id}. {harmless(answer.question.text)}"))
     plain_console().print(Text(harmless(answer.text), style="bold"))
     _show_decision(answer.decision)
     _show_sources(answer)
 
 
-def _show_live(rag: AdaptiveRAG, question: str) -> Answer:
+def _show_live(rag: AdaptiveRAG, question: Question) -> Answer:
     """An answer while it is made: the decision, the text as it comes, then what it rests on.
 
     What was found out after the decision is said with it once more.
@@ -248,7 +263,9 @@ def _show_sources(answer: Answer) -> None:
     console = plain_console()
     for passage in answer.passages:
         console.print(f"  · {harmless(passage.id)}: {harmless(_short(passage.text))}", style="dim")
-    console.print(f"  {answer.seconds['total']:.2f} s", style="dim")
+    total = answer.seconds["total"] * answer.together
+    shared = f" for {answer.together} questions together" if answer.together > 1 else ""
+    console.print(f"  {total:.2f} s{shared}", style="dim")
 
 
 def _show_basis(decision: Decision) -> None:
@@ -259,8 +276,6 @@ def _show_basis(decision: Decision) -> None:
         console.print(f"  {words}", style="dim")
     if decision.raw is not None:
         console.print(f"  need {decision.need:.4f}, made of the raw score {decision.raw:.4f}", style="dim")
-    if not decision.neighbours and decision.raw is None:
-        console.print("  this gate looked up no logged questions", style="dim")
     for near in decision.neighbours:
         outcome = f", retrieval: {near.outcome}" if near.outcome else ""
         words = f"{near.similarity:.2f} {near.label}{outcome} ({near.source}): {near.question}"

@@ -12,7 +12,7 @@ from rich.table import Table
 from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.options import Json
 from knowgate.cli.paths import path
-from knowgate.cli.questions import read_arguments, read_lines
+from knowgate.cli.questions import read_arguments, read_file
 from knowgate.display import harmless
 from knowgate.rules import RuleBook, load_rules
 
@@ -46,8 +46,8 @@ def try_them(
 ) -> None:
     """Say for each line of a file what a rule decides, or that the gate is asked; then count."""
     book, counts = load_rules(rules), Counter[str]()
-    for question in read_arguments(None) if file is None else read_lines(file):
-        counts[_show(book, question, as_json)] += 1
+    for question in read_arguments(None) if file is None else read_file(file):
+        counts[_show(book, question.text, as_json)] += 1
     for name, count in counts.most_common():
         WORDS.print(f"{count:6,}  {harmless(name) or 'left to the gate'}")
 

@@ -239,6 +239,7 @@ class AdaptiveRAG:
                 case.reading.draft,
                 case.n_tokens,
                 case.choice,
+                len(cases),
             )
             for case in cases
         ]

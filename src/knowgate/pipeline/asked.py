@@ -11,11 +11,12 @@ from knowgate.types import Question
 
 
 def batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Question]]:
-    """Questions in lists of at most this size."""
+    """Questions in lists of 1, 2, 4 and so on up to this size, so that the first answers come soon."""
     check_several(questions)
-    waiting = iter(questions)
-    while taken := [as_question(question) for question in islice(waiting, size)]:
+    waiting, now = iter(questions), 1
+    while taken := [as_question(question) for question in islice(waiting, now)]:
         yield taken
+        now = min(size, 2 * now)
 
 
 def check_several(questions: object) -> None:

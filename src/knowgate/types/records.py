@@ -261,6 +261,7 @@ class Answer:
 
     draft: what the gate read of the closed-book answer. n_tokens: generated for `text`, its draft included.
     choice: of an answer that was chosen among two by an arbiter.
+    together: questions that were answered in the same passes; the seconds of several are shared evenly among them.
     """
 
     question: Question
@@ -271,6 +272,7 @@ class Answer:
     draft: Completion | None = None
     n_tokens: int = 0
     choice: Choice | None = None
+    together: int = 1
 
     @property
     def open_text(self) -> str:
