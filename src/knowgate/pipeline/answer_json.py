@@ -15,6 +15,7 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
     return {
         **({"id": answer.question.id} if answer.question.id else {}),
         "question": answer.question.text,
+        **({"asked": answer.question.meta["asked"]} if "asked" in answer.question.meta else {}),
         "answer": answer.text,
         **decision_record(answer.decision),
         "model": rag.model.name,
