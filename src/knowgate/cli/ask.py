@@ -108,7 +108,7 @@ def _answer_all(rag: AdaptiveRAG, asked: Asked, *, live: bool, explain: bool, as
     """live: each answer is shown while it is made."""
     sure, far = Sure(), Far()
     understood = (understand(rag.model, question) for question in asked)
-    for answer in map(partial(show_live, rag), understood) if live else rag.stream(understood):
+    for answer in map(partial(show_live, rag), understood) if live else rag.stream(understood, first=1):
         sure.see(answer)
         far.see(answer.decision)
         if not live:
@@ -193,7 +193,7 @@ def decide(
     rag = build_pipeline(settings, record, retrieves=False)
     _say_promise(rag, explain)
     far = Far()
-    for question, decision in rag.decide_stream(asked):
+    for question, decision in rag.decide_stream(asked, first=1):
         far.see(decision)
         _tell_skipped(asked, question, as_json)
         if as_json:

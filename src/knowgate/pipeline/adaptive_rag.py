@@ -131,14 +131,21 @@ class AdaptiveRAG:
         checked = [question for batch in batches(questions, BATCH) for question in batch]
         return [decided.decision for decided in self.decide_stream(checked)]
 
-    def decide_stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[DecidedQuestion]:
-        """Decisions in order, a batch at a time, each with its question."""
-        for taken in batches(questions, batch):
+    def decide_stream(
+        self, questions: Iterable[str | Question], batch: int = BATCH, *, first: int | None = None
+    ) -> Iterator[DecidedQuestion]:
+        """Decisions in order, a batch at a time, each with its question. first: size of the first batch."""
+        for taken in batches(questions, batch, first):
             yield from (DecidedQuestion(case.question, case.decided) for case in self._decide(taken))
 
-    def stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[Answer]:
-        """Answers in order, a batch at a time, so that long inputs give early output and flat memory."""
-        for taken in batches(questions, batch):
+    def stream(
+        self, questions: Iterable[str | Question], batch: int = BATCH, *, first: int | None = None
+    ) -> Iterator[Answer]:
+        """Answers in order, a batch at a time, so that long inputs give early output and flat memory.
+
+        first: size of the first batch; they double from there. 1 for people who wait.
+        """
+        for taken in batches(questions, batch, first):
             yield from self._answer(taken)
 
     def answer_stream(self, question: str | Question) -> Generator[Event, None, None]:

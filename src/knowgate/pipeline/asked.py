@@ -10,10 +10,10 @@ from knowgate.errors import BadInput
 from knowgate.types import Question
 
 
-def batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Question]]:
-    """Questions in lists of 1, 2, 4 and so on up to this size, so that the first answers come soon."""
+def batches(questions: Iterable[str | Question], size: int, first: int | None = None) -> Iterator[list[Question]]:
+    """Questions in lists of this size. first: the first ones are smaller, each twice the one before."""
     check_several(questions)
-    waiting, now = iter(questions), 1
+    waiting, now = iter(questions), first or size
     while taken := [as_question(question) for question in islice(waiting, now)]:
         yield taken
         now = min(size, 2 * now)
