@@ -26,7 +26,7 @@ LEVELS = [
     ["errors", "types", "lazy"],
     ["doors", "proxies", "typed"],
     ["files", "text", "registry", "statistics", "nearest", "unpickle", "servers"],
-    ["prompts", "weights", "display", "folders"],
+    ["prompts", "weights", "display", "folders", "rules"],
     ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],
     ["signals"],

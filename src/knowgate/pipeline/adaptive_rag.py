@@ -21,11 +21,13 @@ from knowgate.pipeline.arbitration import arbitrate, bind_arbiter, hold_back
 from knowgate.pipeline.asked import as_question, batches, check_several
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, timed, with_total
+from knowgate.pipeline.ruling import overrule
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.pipeline.traffic import TrafficLog, WholeDraft
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.rerank import is_sure, rerank
 from knowgate.retrieval import MOST_ROUNDS, follow_up, has_new, merged
+from knowgate.rules import RuleBook
 from knowgate.text import normalise
 from knowgate.thresholds import Deployment, objections, promise
 from knowgate.types import (
@@ -68,6 +70,7 @@ class AdaptiveRAG:
     log: keeps what was retrieved for, labelled by whether the answers with and without passages agree.
     arbiter: chooses, after retrieval, between that answer and the draft (None: nobody). By default the rules do, where
     the gate reads a whole draft anyhow and nothing is proven without them: it takes the place of one that abstains.
+    rules: what is retrieved for, or never, whatever the gate says (`load_rules`); None: the gate alone decides.
 
     Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
     once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
@@ -89,6 +92,7 @@ class AdaptiveRAG:
     max_tokens: int = 32
     log: TrafficLog | None = None
     arbiter: Arbiter | None = RULES
+    rules: RuleBook | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -127,14 +131,21 @@ class AdaptiveRAG:
         checked = [question for batch in batches(questions, BATCH) for question in batch]
         return [decided.decision for decided in self.decide_stream(checked)]
 
-    def decide_stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[DecidedQuestion]:
-        """Decisions in order, a batch at a time, each with its question."""
-        for taken in batches(questions, batch):
+    def decide_stream(
+        self, questions: Iterable[str | Question], batch: int = BATCH, *, first: int | None = None
+    ) -> Iterator[DecidedQuestion]:
+        """Decisions in order, a batch at a time, each with its question. first: size of the first batch."""
+        for taken in batches(questions, batch, first):
             yield from (DecidedQuestion(case.question, case.decided) for case in self._decide(taken))
 
-    def stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[Answer]:
-        """Answers in order, a batch at a time, so that long inputs give early output and flat memory."""
-        for taken in batches(questions, batch):
+    def stream(
+        self, questions: Iterable[str | Question], batch: int = BATCH, *, first: int | None = None
+    ) -> Iterator[Answer]:
+        """Answers in order, a batch at a time, so that long inputs give early output and flat memory.
+
+        first: size of the first batch; they double from there. 1 for people who wait.
+        """
+        for taken in batches(questions, batch, first):
             yield from self._answer(taken)
 
     def answer_stream(self, question: str | Question) -> Generator[Event, None, None]:
@@ -235,6 +246,7 @@ class AdaptiveRAG:
                 case.reading.draft,
                 case.n_tokens,
                 case.choice,
+                len(cases),
             )
             for case in cases
         ]
@@ -271,6 +283,8 @@ class AdaptiveRAG:
                 raw=raw,
                 distance=distance,
             )
+        if self.rules is not None and gate.may_be_overruled:
+            overrule(self.rules, cases)
         return cases
 
     @property

@@ -13,12 +13,14 @@ from knowgate.types import Answer, Choice, Decision, Passage, TokenisingModel
 def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
     """What `--json` prints for one question."""
     return {
+        **({"id": answer.question.id} if answer.question.id else {}),
         "question": answer.question.text,
+        **({"asked": answer.question.meta["asked"]} if "asked" in answer.question.meta else {}),
         "answer": answer.text,
         **decision_record(answer.decision),
         "model": rag.model.name,
         "passages": [_passage_record(passage) for passage in answer.passages],
-        "seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()},
+        **_times(answer),
         "tokens": {
             "draft": answer.draft.n_tokens if answer.draft else 0,
             "answer": answer.n_tokens,
@@ -27,6 +29,13 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
         **_draft_record(answer, rag.max_tokens),
         **_choice_record(answer.choice),
     }
+
+
+def _times(answer: Answer) -> dict[str, Any]:
+    """What each stage took; a question of several that were answered together has no times of its own."""
+    if answer.together == 1:
+        return {"seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()}}
+    return {"batch": {"questions": answer.together, "seconds": round(answer.seconds["total"] * answer.together, 4)}}
 
 
 def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
@@ -72,6 +81,7 @@ def decision_record(decision: Decision) -> dict[str, Any]:
         "threshold": decision.threshold,
         "gate": decision.gate,
         "reason": decision.reason,
+        **({"rule": decision.rule} if decision.rule else {}),
         "notes": list(decision.notes),
         **({"distance": round(decision.distance, 4)} if decision.distance is not None else {}),
         **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),

@@ -10,12 +10,13 @@ from knowgate.errors import BadInput
 from knowgate.types import Question
 
 
-def batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Question]]:
-    """Questions in lists of at most this size."""
+def batches(questions: Iterable[str | Question], size: int, first: int | None = None) -> Iterator[list[Question]]:
+    """Questions in lists of this size. first: the first ones are smaller, each twice the one before."""
     check_several(questions)
-    waiting = iter(questions)
-    while taken := [as_question(question) for question in islice(waiting, size)]:
+    waiting, now = iter(questions), first or size
+    while taken := [as_question(question) for question in islice(waiting, now)]:
         yield taken
+        now = min(size, 2 * now)
 
 
 def check_several(questions: object) -> None:

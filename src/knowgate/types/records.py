@@ -206,6 +206,7 @@ class Decision:
     reason: all of it in words, for people. notes: what became of the decision, for programs; kinds in `Note`.
     raw: what a fitted gate read before its calibration made a need of it, in the same direction; None of other gates.
     distance: of the question from those the gate was fitted on; above 1, it lies farther than 99 % of them.
+    rule: name of the rule that decided, whatever the need; '' where none did.
     """
 
     retrieve: bool
@@ -217,6 +218,7 @@ class Decision:
     notes: tuple[str, ...] = ()
     raw: float | None = None
     distance: float | None = None
+    rule: str = ""
 
     def __repr__(self) -> str:
         return f"<Decision: {verdict(self.retrieve)}, {short(self.reason)}; gate {self.gate}>"
@@ -259,6 +261,7 @@ class Answer:
 
     draft: what the gate read of the closed-book answer. n_tokens: generated for `text`, its draft included.
     choice: of an answer that was chosen among two by an arbiter.
+    together: questions that were answered in the same passes; the seconds of several are shared evenly among them.
     """
 
     question: Question
@@ -269,6 +272,7 @@ class Answer:
     draft: Completion | None = None
     n_tokens: int = 0
     choice: Choice | None = None
+    together: int = 1
 
     @property
     def open_text(self) -> str:

@@ -52,6 +52,8 @@ def read_log(path: Path) -> Log:
     for number, line in read_lines(path):
         try:
             record = _parsed(line)
+            if "skipped" in record:  # an empty line of what was asked
+                continue
             log.events.append(event_of(record))
         except ValueError as error:
             log.bad.setdefault(str(error), []).append(number)
@@ -108,6 +110,8 @@ def event_of(record: Mapping[str, Any]) -> Event:
         raise ValueError("without a need between 0 and 1")
     if not isinstance(retrieved, bool):
         raise ValueError("without a decision ('retrieve')")
+    if record.get("rule"):  # decided whatever the need, so it would be at any threshold
+        need = float(retrieved)
     if "answer" not in record:  # of `decide`: nothing was answered
         return Event(float(need), retrieved)
     seconds, counts = _numbers(record, "seconds"), _numbers(record, "tokens")
