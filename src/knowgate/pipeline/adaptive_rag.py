@@ -180,9 +180,17 @@ class AdaptiveRAG:
 
     @property
     def _deployment(self) -> Deployment:
-        reorders = self.reranker is not None or self.second_look is not None
-        searched = self.retriever.fingerprint if self.retriever else None
-        return Deployment(self.threshold, searched, self.k, reorders, self.max_tokens, self.prompts.open_fingerprint)
+        return Deployment(
+            self.threshold,
+            self.retriever.fingerprint if self.retriever else None,
+            self.k,
+            self.max_tokens,
+            self.prompts.open_fingerprint,
+            self.reranker.fingerprint if self.reranker else None,
+            CANDIDATES,
+            at_times=self.rerank_margin is not None,
+            looks_twice=self.second_look is not None,
+        )
 
     @property
     def _alone(self) -> threading.Lock:
