@@ -1,6 +1,6 @@
 """CBDR end to end: Tables 1 to 3 and the alignment they rest on, every step a `knowgate` command.
 
-    python benchmarks/cbdr.py --model hf:FOLDER --bench FOLDER --work FOLDER [--only NAME ...] [--print]
+    python -m benchmarks.cbdr --model hf:FOLDER --bench FOLDER --work FOLDER [--only NAME ...] [--print]
 
 Steps are run in one process, so that weights are read once; each is a command that --print shows as one would type it.
 What is done already is not done again: commands go on where they stopped, and fitted folders that are there stay. What
@@ -13,39 +13,17 @@ those of NQ and, as data the reranker was not aligned on, HotpotQA.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import functools
-import gc
-import gzip
 import inspect
-import io
-import json
-import os
-import shlex
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ENGLISH = ("nq", "triviaqa", "squad", "hotpotqa")
+from benchmarks.steps import ENGLISH, Step, arguments, begin, walk
+
 SOURCES = ("confidence", "likelihood", "benefit")
 LEARNT, ASKED = ("nq", "triviaqa"), ("nq", "hotpotqa")  # data sets preferences are learnt on, and measured on
 TOPS = (1, 3)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One command. made: a folder whose being there says that it is done; None for commands that know by themselves.
-
-    shown: the file of WORK/out that gets what it prints.
-    """
-
-    name: str
-    words: list[str]
-    made: Path | None = None
-    shown: str | None = None
 
 
 @dataclass(frozen=True)
@@ -144,42 +122,6 @@ class Plan:
         yield Step("table-3", ["sweep", "beta", *runs, "--gates", self.at("probe"), "--markdown"], shown="beta.md")
 
 
-def run_step(step: Step, out: Path) -> float:
-    """Seconds it took; 0 where it was done before."""
-    from knowgate.cli import run
-
-    if step.made is not None and step.made.exists():
-        return 0.0
-    printed, start = io.StringIO(), time.perf_counter()
-    with contextlib.redirect_stdout(printed):
-        code = run(step.words)
-    if code:
-        raise SystemExit(f"{step.name} ended with {code}: knowgate {shlex.join(step.words)}")
-    if step.shown:
-        (out / step.shown).write_text(printed.getvalue(), encoding="utf-8")
-    gc.collect()
-    return time.perf_counter() - start
-
-
-def load_weights_once() -> None:
-    """Every command opens the model by its spec; the weights behind it are the same."""
-    from knowgate.models.hf import load
-
-    load.load = functools.cache(load.load)  # type: ignore[assignment]
-
-
-def pool_corpora(bench: Path, file: Path) -> None:
-    """The four English corpora as one file; a passage that is in two of them has one id, and comes once."""
-    if file.is_file():
-        return
-    passages: dict[str, str] = {}
-    for name in ENGLISH:
-        with gzip.open(bench / f"corpus_{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
-            for line in lines:
-                passages.setdefault(json.loads(line)["id"], line)
-    file.write_bytes(gzip.compress("".join(passages.values()).encode(), compresslevel=1))
-
-
 def keep(plan: Plan, out: Path) -> None:
     """Tables, predictions and manifests; nothing with a question or passage in it."""
     for name in ("rerank.md", "rerank.json", "predictions.jsonl"):
@@ -191,10 +133,7 @@ def keep(plan: Plan, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="model spec; hf:FOLDER")
-    parser.add_argument("--bench", type=Path, required=True, help="benchmark folder (KNOWGATE_BENCH)")
-    parser.add_argument("--work", type=Path, required=True, help="where everything is kept")
+    parser = arguments(__doc__)
     parser.add_argument("--base", default="minilm", help="cross-encoder that is taught relevance")
     parser.add_argument("--train", type=int, default=3_200, help="questions preferences are measured on, to learn from")
     parser.add_argument("--labelled", type=int, default=5_000, help="training questions of each set the LLM answers")
@@ -202,29 +141,14 @@ def main() -> None:
     parser.add_argument("--relevance", type=int, default=1_800, help="questions of each of four sets, for relevance")
     parser.add_argument("--candidates", type=int, default=10, help="passages of each question")
     parser.add_argument("--cut", type=int, default=64, help="tokens of each passage in the control of equal length")
-    parser.add_argument("--only", nargs="*", help="steps whose names begin so")
-    parser.add_argument("--print", action="store_true", help="only show the commands")
     options = vars(parser.parse_args())
     only, shows = options.pop("only"), options.pop("print")
     plan = Plan(**options)
-    os.environ["KNOWGATE_BENCH"] = str(plan.bench)
-    out = plan.work / "out"
-    if not shows:
-        out.mkdir(parents=True, exist_ok=True)
-        pool_corpora(plan.bench, plan.work / "pooled.jsonl.gz")
-        load_weights_once()
-    seconds: dict[str, float] = {}
-    for step in plan.steps():
-        if only and not step.name.startswith(tuple(only)):
-            continue
-        print(f"knowgate {shlex.join(step.words)}", flush=True)
-        if not shows:
-            seconds[step.name] = round(run_step(step, out), 1)
-            print(f"  {step.name}: {seconds[step.name]} s", flush=True)
-            (out / "seconds.json").write_text(json.dumps(seconds, indent=1) + "\n", encoding="utf-8")
+    out = plan.work / "out" if shows else begin(plan.bench, plan.work)
+    took = walk(plan.steps(), out, only, shows=shows)
     if not shows:
         keep(plan, out)
-        print(f"{sum(seconds.values()):.0f} s in all; to keep: {out}")
+        print(f"{took:.0f} s in all; to keep: {out}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from knowgate.text import (
     Verdict,
+    _spaced,
     chosen_letter,
     contains_tokens,
     gold_letter,
@@ -65,6 +66,12 @@ def test_normalising_twice_changes_nothing(text):
 @given(st.text(alphabet="は\u3099゛ﾞ中aAK. \u0301the'１", max_size=12))
 def test_normalising_twice_changes_nothing_around_combining_marks(text):
     assert normalise(normalise(text)) == normalise(text)
+
+
+@given(st.text(alphabet=st.characters(max_codepoint=127)))
+def test_plain_text_is_spaced_as_any_other(text):
+    """The letter at the end is not ASCII, so that the text goes the way of all others."""
+    assert _spaced(text) == _spaced(f"{text}é")[:-1]
 
 
 @given(st.text())

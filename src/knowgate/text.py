@@ -23,6 +23,7 @@ CHOSEN = re.compile(r"(?<![A-Za-z])([AI](?!\s+[a-z])|[B-HJ])(?![A-Za-z'])")
 
 
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 2,846 is 2846
+NO_WORD = re.compile(r"[^0-9A-Za-z.]|(?<![0-9])\.|\.(?![0-9])")  # ASCII without letters, digits, decimal points
 SMALL_LETTER = re.compile(r"\s*\(?([a-j])\)?[.:,]?\s*")
 
 
@@ -36,6 +37,8 @@ def normalise(text: str) -> str:
 
 def _spaced(text: str) -> str:
     """Spaces for punctuation, symbols and marks that have no letter to stand on."""
+    if text.isascii():
+        return NO_WORD.sub(" ", text)
     spaced: list[str] = []
     for place, char in enumerate(text):
         kind = unicodedata.category(char)[0]

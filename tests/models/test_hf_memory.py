@@ -40,10 +40,16 @@ def card(monkeypatch):
 
     def make(free, reserved=0, allocated=0, total=139 * GIB):
         allowed = []
+
+        def told(number):
+            assert number == 0, "PyTorch wants the number of a card here, not a device without one"
+            return 1.0
+
+        monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
         monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free, total))
         monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: reserved)
         monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: allocated)
-        monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda device: 1.0, raising=False)
+        monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", told, raising=False)
         monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", lambda share, device: allowed.append(share))
         return allowed
 

@@ -50,6 +50,9 @@ def load(name_or_dir: str) -> Loaded:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     local = _is_local(name_or_dir)
+    if device.type == "cuda":
+        # cuDNN's attention makes a plan for every new length, a millisecond on the host: decoding has one at each step
+        torch.backends.cuda.enable_cudnn_sdp(False)
     with quiet(), explained(name_or_dir):
         tokenizer = AutoTokenizer.from_pretrained(name_or_dir, local_files_only=local)
         model = AutoModelForCausalLM.from_pretrained(name_or_dir, dtype=dtype, local_files_only=local)

@@ -71,18 +71,19 @@ def held_back(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = _allowed(device)
-    torch.cuda.set_per_process_memory_fraction(min(before, room(device).most), device)
+    number = torch.cuda.current_device() if device.index is None else device.index  # PyTorch refuses a plain 'cuda'
+    before = _allowed(number)
+    torch.cuda.set_per_process_memory_fraction(min(before, room(device).most), number)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(before, device)
+        torch.cuda.set_per_process_memory_fraction(before, number)
 
 
-def _allowed(device: torch.device) -> float:
+def _allowed(number: int) -> float:
     """The share of the card that PyTorch may take now; older releases do not tell."""
     asked = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-    return float(asked(device)) if asked is not None else 1.0
+    return float(asked(number)) if asked is not None else 1.0
 
 
 @dataclass(frozen=True)
