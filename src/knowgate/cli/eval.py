@@ -40,7 +40,11 @@ def eval_(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(parser=path, metavar="FILE", help="With --model and --labels: the runs' own answer prompts."),
+        typer.Option(
+            parser=path,
+            metavar="free|FILE",
+            help="Wording of the answers, as in `label`. With --labels and --model: that of the runs.",
+        ),
     ] = None,
     index: Annotated[str | None, typer.Option(help="With --data: index folder or http:URL.")] = None,
     rerank: Rerank = None,

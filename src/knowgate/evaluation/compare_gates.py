@@ -56,7 +56,8 @@ def evaluate(
     gates: specs ('logprob:mean'), folders of fitted gates, gates themselves, or 'auto' for all that the rows allow.
     A gate given as an object is evaluated as it is in memory, with the threshold it has there.
     runs: label runs; no LLM is run, unless `model` names theirs: then gates for which the rows are not enough ask it,
-    and what they said is kept beside the rows. prompts: the wording the runs were made with, where it was their own.
+    and what they said is kept beside the rows. prompts: the wording of the answers, 'free' or a TOML file, where it is
+    not the packaged one; with `runs` and `model`, that which the runs were made with.
     Or data: questions that `model` (the embedded one if none is named) answers now, with k passages from `index`,
     chosen from so many `candidates` by the reranker `rerank` where there is one; the answers are kept in the folder
     `out`, and the next call does not ask for them again. limit: only so many questions.
@@ -80,8 +81,8 @@ def evaluate(
     named: Sequence[str | Gate] = asked
     if data is not None and out is not None:
         made = answer_now(
-            asked, data, model=llm, index=index, rerank=rerank, candidates=candidates, k=k, out=out, limit=limit,
-            plug_in=plug_in, on_progress=on_progress,
+            asked, data, model=llm, prompts=prompts, index=index, rerank=rerank, candidates=candidates, k=k, out=out,
+            limit=limit, plug_in=plug_in, on_progress=on_progress,
         )  # fmt: skip
         runs, named = made.runs, made.gates
     elif model is not None:

@@ -150,15 +150,20 @@ def in_words(result: ThresholdResult, most: float) -> str:
     )
 
 
+def _unusual(want: Want) -> dict[str, Any]:
+    """What is not as it would be anyway; how samples are drawn stands beside the rest, as `label` keeps it."""
+    usual, own = ({**one.pop("sampling"), **one} for one in (asdict(Want()), asdict(want)))
+    return {key: value for key, value in own.items() if value != usual[key]}
+
+
 def describe(fitted: FitResult, examples: Examples) -> dict[str, Any]:
     """Everything the gate is bound to."""
     settings = examples.settings
-    want = {key: value for key, value in asdict(fitted.want).items() if value != asdict(Want())[key]}
     return {
         "gate": fitted.gate,
         "options": dict(fitted.options),
         "needs": sorted(fitted.needs),
-        "want": {**want, "layers": list(fitted.want.layers)},
+        "want": {**_unusual(fitted.want), "layers": list(fitted.want.layers)},
         "target": examples.target,
         "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
         "prompts": settings["prompts_fingerprint"],

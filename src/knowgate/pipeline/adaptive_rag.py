@@ -15,18 +15,18 @@ from typing import NamedTuple
 from knowgate.arbiters import RULES
 from knowgate.doors import check_whole, check_within
 from knowgate.errors import BadSetting
-from knowgate.gates import bind_gate, blamed, check_count, measure_distances, read_questions, score_both
+from knowgate.gates import bind_gate, read_questions
 from knowgate.history import Scope
 from knowgate.pipeline.arbitration import arbitrate, bind_arbiter, hold_back
 from knowgate.pipeline.asked import as_question, batches, check_several
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, timed, with_total
-from knowgate.pipeline.ruling import overrule
+from knowgate.pipeline.deciding import decide_by, overrule
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.pipeline.traffic import TrafficLog, WholeDraft
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.rerank import is_sure, rerank
-from knowgate.retrieval import MOST_ROUNDS, follow_up, has_new, merged
+from knowgate.retrieval import follow_up, has_new, merged
 from knowgate.rules import RuleBook
 from knowgate.text import normalise
 from knowgate.thresholds import Deployment, objections, promise
@@ -204,11 +204,18 @@ class AdaptiveRAG:
 
     @property
     def _deployment(self) -> Deployment:
-        reorders = self.reranker is not None or self.second_look is not None
-        searched = self.retriever.fingerprint if self.retriever else None
-        weighing = self.weighing.fingerprint if self.weighing else None
-        wording = self.prompts.open_fingerprint
-        return Deployment(self.threshold, searched, self.k, reorders, self.max_tokens, wording, weighing)
+        return Deployment(
+            self.threshold,
+            self.retriever.fingerprint if self.retriever else None,
+            self.k,
+            self.max_tokens,
+            self.prompts.open_fingerprint,
+            self.reranker.fingerprint if self.reranker else None,
+            CANDIDATES,
+            at_times=self.rerank_margin is not None,
+            looks_twice=self.second_look is not None,
+            arbiter=self.weighing.fingerprint if self.weighing else None,
+        )
 
     @property
     def _alone(self) -> threading.Lock:
@@ -260,29 +267,10 @@ class AdaptiveRAG:
         cases = [Case(question) for question in questions]
         with timed(cases, "read"):
             readings = read_questions(self.model, [gate, *self._drafting], questions, self.prompts)
+        for case, reading in zip(cases, readings, strict=True):
+            case.reading = reading
         with self._alone, timed(cases, "gate"):
-            scored = score_both(gate, questions, readings)
-            with blamed(gate):
-                reasons = gate.explain(questions, readings)
-                steps = gate.steps(questions, readings)
-            check_count(gate, "explanations", reasons, questions)
-            check_count(gate, "numbers of rounds", steps, questions)
-            distances = measure_distances(gate, questions, readings)
-        threshold = self.gate.threshold if self.threshold is None else self.threshold
-        raws: Sequence[float | None] = scored.raw or [None] * len(cases)
-        told = zip(cases, readings, scored.needs, raws, reasons, steps, distances, strict=True)
-        for case, reading, need, raw, why, rounds, distance in told:
-            case.reading, case.steps = reading, min(rounds, MOST_ROUNDS)
-            case.decision = Decision(
-                need > threshold,
-                need,
-                threshold,
-                gate.name,
-                _reason(need, threshold, why, gate.note),
-                reading.neighbours.get(gate.name, ()),
-                raw=raw,
-                distance=distance,
-            )
+            decide_by(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
         if self.rules is not None and gate.may_be_overruled:
             overrule(self.rules, cases)
         return cases
@@ -392,14 +380,3 @@ class AdaptiveRAG:
         tasks = [Task(case, self.prompts.open(case.question, case.passages)) for case in cases]
         if tasks:
             yield from speak(self.model, tasks, self.max_tokens)
-
-
-def _reason(need: float, threshold: float, *why: str) -> str:
-    relation = "above" if need > threshold else "not above"
-    said = (
-        f"is {relation} {threshold:.2f}"
-        if threshold >= 0
-        else "counts for nothing: the gate was set to always retrieve"
-    )
-    because = "; ".join(part for part in why if part)
-    return f"need {need:.2f} {said}" + (f": {because}" if because else "")

@@ -29,7 +29,11 @@ from knowgate.types import Question, Reading
 
 log = logging.getLogger(__name__)
 ONE_MODEL = "evaluate one model at a time"
-TO_EVALUATE = {"model_fingerprint": ONE_MODEL, "prompts_fingerprint": ONE_MODEL}
+TO_EVALUATE = {
+    "model_fingerprint": ONE_MODEL,
+    "prompts_fingerprint": ONE_MODEL,
+    "reranker_fingerprint": "evaluate them one at a time, or side by side: knowgate sweep beta",
+}
 
 
 @dataclass(frozen=True)

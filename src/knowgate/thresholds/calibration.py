@@ -28,7 +28,7 @@ from knowgate.thresholds.overview import calibration_sheet
 from knowgate.types import Arbiter, Gate
 
 ONE_PLACE = "a threshold holds for one"
-BOUND = ("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint", "max_tokens")
+BOUND = ("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint", "reranker_fingerprint", "max_tokens")
 TO_CALIBRATE = dict.fromkeys(BOUND, ONE_PLACE)
 FEWEST = 40  # questions to choose a threshold on; below, a rate or an accuracy means nothing
 
@@ -258,6 +258,14 @@ def _check_length(words: str, option: str, wanted: int, there: int | None) -> No
         )
 
 
+def _reranker(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Which one chose the passages, from how many; None where they came as they were found."""
+    if not settings.get("reranker_fingerprint"):
+        return None
+    named = {"name": settings["reranker"], "fingerprint": settings["reranker_fingerprint"]}
+    return {**named, "candidates": settings.get("candidates")}
+
+
 def describe(trial: Trial, outcomes: Outcomes, keys: Sequence[str]) -> dict[str, Any]:
     """What the threshold is bound to."""
     settings = trial.settings
@@ -269,6 +277,7 @@ def describe(trial: Trial, outcomes: Outcomes, keys: Sequence[str]) -> dict[str,
         "k": passages_shown(settings.get("k"), settings.get("retriever_fingerprint")),
         "max_tokens": settings.get("max_tokens"),
         "open_prompts": settings.get("open_prompts"),
+        "reranker": _reranker(settings),
         "grader": ", ".join(sorted({row.grader for row in trial.rows})),
         "runs": [Path(run).name for run in trial.runs],
         "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in sorted(lines)))[:16],

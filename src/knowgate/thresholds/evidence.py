@@ -38,11 +38,16 @@ def card_section(threshold: float, kind: Kind, evidence: Mapping[str, Any]) -> s
     where = (
         f"Chosen on {evidence['created']} for {evidence['model']['name']}, prompts {evidence['prompts']}, passages "
         f"from {evidence['retriever']['name']} ({evidence['retriever']['fingerprint'] or 'no fingerprint'})"
-        f"{_amounts(evidence)}{_arbiter(evidence)}, graded by {evidence['grader']}; "
-        f"label runs: {', '.join(evidence['runs'])}."
+        f"{_chosen_by(evidence)}{_amounts(evidence)}{_arbiter(evidence)}, graded by {evidence['grader']}; label runs: "
+        f"{', '.join(evidence['runs'])}."
     )
     parts = [f"## Threshold\n\n{sentence(threshold, kind, evidence)}", where, _table(evidence)]
     return "\n\n".join(parts)
+
+
+def _chosen_by(evidence: Mapping[str, Any]) -> str:
+    reranker = evidence.get("reranker")
+    return f", chosen by the reranker {reranker['name']} ({reranker['fingerprint']})" if reranker else ""
 
 
 def _amounts(evidence: Mapping[str, Any]) -> str:

@@ -48,6 +48,8 @@ class Wanted:
     samples: Annotated[int, Between(0, MOST_SAMPLES)] = 0
     sample_tokens: Annotated[int, Between(1, MOST_TOKENS)] = 32
     temperature: Annotated[float, Between(0, 100)] = 1.0
+    top_p: Annotated[float, Between(1e-6, 1)] = 1.0
+    top_k: Annotated[int, Between(0, MOST_TOKENS)] = 0
     seed: int | None = None
     sample_layer: int | None = None
     resumable: bool = True
@@ -142,6 +144,15 @@ class RetrieverName:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RerankerName:
+    """Which reranker chose the passages, from how many."""
+
+    name: str
+    fingerprint: str
+    candidates: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvidenceRecord:
     """What speaks for a threshold, as `knowgate calibrate` leaves it."""
 
@@ -159,6 +170,7 @@ class EvidenceRecord:
     data_hash: str = ""
     max_tokens: Annotated[int, Between(1)] | None = None
     open_prompts: str | None = None
+    reranker: RerankerName | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     arbiter: ModelName | None = None  # who chooses after retrieval
