@@ -19,7 +19,7 @@ from knowgate.pipeline.assemble import build_arbiter
 from knowgate.pipeline.settings import Settings
 from knowgate.pipeline.traffic import agreement
 from knowgate.retrieval.bm25 import Bm25Retriever
-from knowgate.types import Note, Passage, Signal, TextEvent
+from knowgate.types import Gate, Note, Passage, Signal, TextEvent
 from tests.support.pairs_by_hand import Prefers, pair_run
 
 LOST, FOUND, SAME = "Who wrote the lost book?", "What colour is the badge?", "What is the capital of France?"
@@ -118,6 +118,25 @@ def test_what_cannot_abstain_any_more_is_heard_while_it_is_made():
     assert len(pieces[0]) >= 80
     assert len(pieces) > 1
     assert "".join(pieces) == rag.answer(FOUND).text == words
+
+
+@dataclass(frozen=True)
+class SeveralRounds(Gate):
+    """A gate that always retrieves, up to three times."""
+
+    needs = frozenset({Signal.DRAFT})
+
+    def score(self, questions, readings):
+        return [1.0 for _ in questions]
+
+    def steps(self, questions, readings):
+        return [3 for _ in questions]
+
+
+@pytest.mark.parametrize(("word", "text"), [("memory", "memory says red"), ("green", "it is green")])
+def test_the_answer_of_the_last_round_is_weighed_and_nothing_is_heard_before(word, text):
+    rag = AdaptiveRAG(FakeModel(TABLE), SeveralRounds(), SEARCH, arbiter=Prefers(word))
+    assert rag.answer(FOUND).text == streamed(rag, FOUND) == text
 
 
 def test_the_json_of_an_answer_says_which_was_given_and_why():

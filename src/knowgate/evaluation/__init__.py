@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.evaluation.actions import action_sheet
     from knowgate.evaluation.beta_table import beta_sheets
     from knowgate.evaluation.boundary.boundary import Interval, RowCounts, change
     from knowgate.evaluation.boundary.facts import INDICATORS
@@ -64,6 +65,7 @@ __all__ = [
     "TrafficSaving",
     "Variants",
     "WORD_PAIRS",
+    "action_sheet",
     "assess_direct",
     "assess_freely",
     "assess_gate",

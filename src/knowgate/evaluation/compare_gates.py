@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from knowgate.arbiters import ArbiterChoices, arbiter_folder, arbitrate
 from knowgate.datasets import Data
 from knowgate.doors import check_seed, check_whole
 from knowgate.errors import BadSetting, MissingExtra
+from knowgate.evaluation.actions import actions_of
 from knowgate.evaluation.cascade import cascade_of
 from knowgate.evaluation.comparison.evaluation import Evaluation, compare
 from knowgate.evaluation.comparison.gate_results import baselines
@@ -19,7 +21,7 @@ from knowgate.gates import GateScores, record_scores, score_gates, without_seen
 from knowgate.labels import CANDIDATES, Tally
 from knowgate.prompts import load_answer_prompts
 from knowgate.runs import Runs, Trial, load_trial, run_paths
-from knowgate.statistics import RESAMPLES, Draws
+from knowgate.statistics import RESAMPLES, Bools, Draws
 from knowgate.types import Arbiter, Gate, Model, Reranker, Retriever
 
 GateLike = str | Path | Gate
@@ -46,6 +48,8 @@ def evaluate(
     drop_seen: bool = False,
     second_look: str | Path | None = None,
     arbiter: str | Path | Arbiter | None = None,
+    price_retrieval: float | None = None,
+    price_wrong: float = 1.0,
     record: bool = False,
     resamples: int = RESAMPLES,
     seed: int = 0,
@@ -66,6 +70,9 @@ def evaluate(
     table of each gate with and without it, and the verdicts are kept beside the rows.
     arbiter: chooses after retrieval: a folder, 'rules', or one itself. The evaluation then has a table of each gate
     with it; what it believed is kept beside the rows, and its name alone will do where it is on record.
+    price_retrieval, price_wrong: of one search and of one wrong answer, in any currency; where rows have answers after
+    several rounds of retrieval, the evaluation then has a table of skipping, one retrieval and several, chosen by
+    expected gain.
     record: keep what all gates said beside the rows, for whoever has the rows alone. resamples, seed: of the bootstrap.
 
     Example:
@@ -97,8 +104,11 @@ def evaluate(
         if record:
             record_scores(trial, scores)
         compared = compare(trial, scores, resamples=resamples, seed=seed)
-        if weighing is not None:
-            compared = _with_arbiter(compared, scores, arbitrate(trial, weighing, plug_in=plug_in), seed)
+        choices = None if weighing is None else arbitrate(trial, weighing, plug_in=plug_in)
+        compared = _with_arbiter(compared, scores, choices, seed) if choices else compared
+        if price_retrieval is not None:
+            given = choices.right if choices else trial.always_right
+            compared = _with_actions(compared, scores, given, search_price(price_retrieval, price_wrong), seed)
         return _with_second_look(compared, scores, looking[0], seed) if looking else compared
     except ModuleNotFoundError as error:
         raise MissingExtra("evaluating", "train") from error
@@ -113,6 +123,23 @@ def _with_second_look(compared: Evaluation, scored: Sequence[GateScores], folder
 def _with_arbiter(compared: Evaluation, scored: Sequence[GateScores], choices: ArbiterChoices, seed: int) -> Evaluation:
     trial, draws = compared.trial, Draws(len(compared.trial.rows), compared.resamples, seed)
     return replace(compared, cascade=cascade_of(trial, _beside(trial, scored, ("always",)), choices, draws))
+
+
+def search_price(retrieval: float, wrong: float) -> float:
+    """What a search costs in right answers."""
+    for option, price in (("--price-retrieval", retrieval), ("--price-wrong", wrong)):
+        if not (math.isfinite(price) and price >= 0):
+            raise BadSetting(f"{option} is {price}; a price is a number, 0 or more.")
+    if wrong == 0:
+        raise BadSetting("--price-wrong is 0: where wrong answers cost nothing, no search is worth its price.")
+    return retrieval / wrong
+
+
+def _with_actions(
+    compared: Evaluation, scored: Sequence[GateScores], given: Bools, price: float, seed: int
+) -> Evaluation:
+    gates = _beside(compared.trial, scored, ())
+    return replace(compared, actions=actions_of(compared.trial, gates, given, [price], compared.resamples, seed))
 
 
 def _beside(trial: Trial, scored: Sequence[GateScores], names: Sequence[str]) -> list[GateScores]:

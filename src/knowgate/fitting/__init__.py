@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from knowgate.fitting.fusion import fit_fusion
     from knowgate.fitting.judges.ik import fewer, fit_ik, fit_ik_text
     from knowgate.fitting.judges.kbm import fit_kbm
+    from knowgate.fitting.probability import fit_calibration
     from knowgate.fitting.probe import fit_probe
     from knowgate.fitting.reranker.alignment import RELEVANCE, AlignedReranker, fit_relevance, fit_reranker
     from knowgate.fitting.reranker.base import MINILM
@@ -52,6 +53,7 @@ __all__ = [
     "fit",
     "fit_adaptive",
     "fit_arbiter",
+    "fit_calibration",
     "fit_function",
     "fit_fusion",
     "fit_ik",

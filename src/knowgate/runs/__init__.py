@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from knowgate.runs.slices import DIMENSIONS, FREQUENCY, THIRDS, frequency_thirds, slice_values
     from knowgate.runs.split import Split, held_out, loose_key, question_key, seen_key, split_questions
     from knowgate.runs.together import check_named_once, names_of
-    from knowgate.runs.trial import Trial, load_trial, tell_unfinished
+    from knowgate.runs.trial import USUAL_ROUNDS, Trial, load_trial, tell_unfinished
     from knowgate.runs.usefulness import RecordedUse, read_use, write_use
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -36,6 +36,7 @@ __all__ = [
     "Split",
     "THIRDS",
     "Trial",
+    "USUAL_ROUNDS",
     "check_named_once",
     "disk_error",
     "frequency_thirds",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadInput, UnknownName
+from knowgate.evaluation.actions import ActionLine
 from knowgate.evaluation.cascade import Cascade
 from knowgate.evaluation.comparison.gate_results import (
     GateResult,
@@ -50,6 +51,7 @@ class Evaluation:
     resamples: int
     second: list[SecondLine] = field(default_factory=list)
     cascade: Cascade | None = None
+    actions: list[ActionLine] = field(default_factory=list)
 
     def gate(self, name: str) -> GateResult:
         """What one gate came to, by its name in the tables."""
@@ -154,6 +156,7 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
         "comparisons": [asdict(one) for one in evaluation.comparisons],
         "slices": [asdict(one) for one in evaluation.slices],
         **({"second_look": [asdict(one) for one in evaluation.second]} if evaluation.second else {}),
+        **({"actions": [asdict(one) for one in evaluation.actions]} if evaluation.actions else {}),
         **({"cascade": _cascade_json(evaluation.cascade)} if evaluation.cascade else {}),
     }
 

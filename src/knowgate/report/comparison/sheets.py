@@ -11,6 +11,7 @@ from knowgate.evaluation import (
     Evaluation,
     GateResult,
     SliceTable,
+    action_sheet,
     cascade_sheet,
     main_sheet,
     majority_share,
@@ -64,6 +65,14 @@ HOW = {
     "gained": "share of questions the cascade has right and always retrieving wrong",
     **{f"cascade at {rate:.0%}": f"accuracy of the cascade when {rate:.0%} of the questions, those of highest need, "
        "are retrieved for" for rate in CASCADE_RATES},
+    "price of a search": "in right answers: --price-retrieval over --price-wrong",
+    "skip": "share of questions answered from memory",
+    "one retrieval": "share of questions answered with passages, or by the arbiter's choice where there is one",
+    "several": "share of questions answered after several rounds of retrieval",
+    "searches": "per question",
+    "accuracy, three actions": "share of right answers where each question gets the action of highest expected gain: "
+    "P(right), fitted to need on the dev rows, less the price of its searches; on the other rows",
+    "against always once": "that minus the accuracy of one retrieval for every question, in points",
     "accuracy, one look": "accuracy of the gate as it is",
     "accuracy, two looks": "the same where passages that the judge finds useless are dropped and the answer is the "
     "closed-book one",
@@ -87,6 +96,8 @@ def all_sheets(evaluation: Evaluation) -> Iterator[Sheet]:
         yield comparisons(evaluation)
         if evaluation.cascade:
             yield cascade_sheet(evaluation.cascade)
+        if evaluation.actions:
+            yield action_sheet(evaluation.actions)
         if evaluation.second:
             yield second_sheet(evaluation.second)
         yield from slices(evaluation)
