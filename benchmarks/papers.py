@@ -3,9 +3,9 @@
     python -m benchmarks.papers --model gguf:FILE --bench FOLDER --work FOLDER [--only NAME ...] [--print]
 
 A GPU is advised. Full runs (questions, passages, hidden states) come to WORK/full, printed tables to WORK/out. What is
-committed under `benchmarks/runs` is made of them by
+committed under `benchmarks/runs` is made of them by (runs/LLM: a folder there)
 
-    python -m benchmarks.record WORK/full benchmarks/runs/LLM --gate WORK/uar --pack WORK/boundary-test --printed WORK/out
+    python -m benchmarks.record WORK/full runs/LLM --gate WORK/uar --pack WORK/boundary-test --printed WORK/out
 
 CBDR's own tables are made by `benchmarks/cbdr.py`.
 """
