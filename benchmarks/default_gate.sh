@@ -4,8 +4,9 @@
 #   threshold        with passages; the threshold is chosen on it, and no figure is reported on it
 #   test             with passages; all figures are from it, and nothing was chosen on it
 # Usage: benchmarks/default_gate.sh [--limit N] [--scratch DIR] [--out DIR]
-#   --limit: at most so many questions in each run, for a trial. --scratch: where the runs are kept; a second call goes on.
-#   --out: folder of the gate; by default that of the package. Needs KNOWGATE_BENCH.
+#   --limit: for a trial: at most so many questions in a run to fit on, a fifth of that in the other two (200 is the least).
+#   --scratch: where the runs are kept; a second call goes on. --out: folder of the gate; by default that of the package.
+# Needs KNOWGATE_BENCH.
 set -euo pipefail
 here="$(cd "$(dirname "$0")/.." && pwd)"
 limit=100000 scratch="" out="$here/src/knowgate/gates/packaged/smollm"
@@ -21,8 +22,9 @@ done
 scratch="${scratch:-$(mktemp -d)}"
 mkdir -p "$scratch"
 
-part() { # NAME SET SPLIT FIRST LAST: these lines of a data set as a file of their own
-  local last=$(($5 < $4 + limit - 1 ? $5 : $4 + limit - 1))
+part() { # NAME SET SPLIT FIRST LAST MOST: these lines of a data set as a file of their own
+  local most=$(($6 < $5 - $4 + 1 ? $6 : $5 - $4 + 1))
+  local last=$(($4 + most - 1))
   gzip -dc "$KNOWGATE_BENCH/$2/$3.jsonl.gz" | awk -v first="$4" -v last="$last" 'NR >= first && NR <= last' > "$scratch/$1.jsonl"
 }
 label() { # NAME OPTIONS
@@ -31,10 +33,10 @@ label() { # NAME OPTIONS
   knowgate label --data "jsonl:$scratch/$name.jsonl" --model smollm --samples 0 --out "$scratch/$name" "$@"
 }
 
-part fit-en triviaqa_ctx train 1 1500
-part fit-zh webqa_zh_ctx train 1 700
-part threshold triviaqa_ctx train 1501 2500
-part test triviaqa_ctx test 1 1000
+part fit-en triviaqa_ctx train 1 1500 "$limit"
+part fit-zh webqa_zh_ctx train 1 700 "$limit"
+part threshold triviaqa_ctx train 1501 2500 $((limit / 5))
+part test triviaqa_ctx test 1 1000 $((limit / 5))
 [ -f "$scratch/index/index.json" ] || knowgate index "$KNOWGATE_BENCH/corpus_triviaqa.jsonl.gz" --out "$scratch/index"
 label fit-en --closed-book
 label fit-zh --closed-book

@@ -1,13 +1,14 @@
 """Full label runs to what is committed under `benchmarks/runs`: fit every gate, keep its needs, drop the texts.
 
-    python -m benchmarks.record FULL_RUNS OUT [--gate DIR ...] [--pack RUN ...] [--needs FILE.json ...] [--only NAME]
+    python -m benchmarks.record FULL_RUNS OUT [--gate DIR ...] [--pack RUN ...] [--printed DIR] [--only NAME]
 
 FULL_RUNS holds `NAME-train` and `NAME-test` folders of `knowgate label` of one model (see benchmarks/README.md). For
 each NAME, every gate that label runs allow is fitted on the train run (no LLM), scores the test run, and its needs are
 kept in `needs.jsonl`, beside those that were recorded in the test run where the LLM was (`eval --record`, `sweep
 dhicl`). Sets without enough training questions of their own borrow the gates of another. --gate: a gate that was fitted
 elsewhere (`fit uar`), scored on every test run of its LLM. --pack: a run that is only made small, with what gates and
-second looks said of it. --needs: {"NAME-test|gate": {id: need}}. Questions, gold answers and passages stay behind.
+second looks said of it. --printed: folder of tables that were printed where the LLM was (benchmarks/papers.py), kept
+beside OUT. --needs FILE: {"NAME-test|gate": {id: need}}. Questions, gold answers and passages stay behind.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from benchmarks.recording.gates import CachedEmbedder, FittedOnce, neighbour_needs, scored_needs
 from benchmarks.recording.packing import pack
+from benchmarks.recording.printed import keep_printed
 from benchmarks.recording.said import asked_needs, said_already
 
 BORROWED = {"temporalqa_ctx": "triviaqa_ctx", "freshqa": "triviaqa_ctx"}  # no training questions, or a hundred
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     for name in ("--gate", "--pack", "--needs"):
         parser.add_argument(name, type=Path, action="append", default=[])
+    parser.add_argument("--printed", type=Path)
     parser.add_argument("--only")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -40,6 +43,8 @@ def main() -> None:
             record(test, options.out, fits, options.gate, options.needs)
     for run in options.pack:
         pack(run, options.out / run.name, said_already(run))
+    if options.printed is not None:
+        keep_printed(options.printed, options.out.parent)
 
 
 def record(test: Path, out: Path, fits: FittedOnce, gates: Sequence[Path], files: Sequence[Path]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from benchmarks.recording.packing import pack, packed
+from benchmarks.recording.printed import keep_printed
 from benchmarks.recording.said import said_already
 from benchmarks.tables import common, dhicl, kbm
 from benchmarks.tables.names import recorded_name, with_names
@@ -63,6 +65,18 @@ def test_a_packed_row_keeps_its_slices_and_loses_the_texts():
 def test_answers_recorded_by_others_stay_behind():
     row = LabelRow("q", "Who?", "en", closed=GradedAnswer("Paris", correct=True))
     assert packed(row, foreign=True).closed == GradedAnswer("", correct=True)
+
+
+def test_what_was_printed_is_kept_without_the_folders_of_that_machine(tmp_path):
+    (tmp_path / "latency.md").write_text("| dhicl:/some/where/log.db | 0.1 / 0.2 |\n")
+    said = {"data": "jsonl:/some/where/kbsat-llm.jsonl", "model": "llm-1", "words": "true/false"}
+    (tmp_path / "kbsat-llm.jsonl").write_text(f"{json.dumps(said)}\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kbsat-llm-1.json").write_text("[]")
+    keep_printed(tmp_path, tmp_path / "out")
+    assert (tmp_path / "out" / "latency.md").read_text() == "| dhicl:log.db | 0.1 / 0.2 |\n"
+    assert json.loads((tmp_path / "out" / "kbsat-llm-1.jsonl").read_text()) == {**said, "data": "jsonl:kbsat-llm.jsonl"}
+    assert not (tmp_path / "out" / "kbsat-llm-1.json").exists()
 
 
 # --- tables from runs as they are recorded now ----------------------------------------------------
