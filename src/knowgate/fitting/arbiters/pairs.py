@@ -57,8 +57,9 @@ class Pairs:
         used = np.concatenate([self.split.train, self.split.dev, self.split.calibration])
         return seen_keys([self.trial.questions[place] for place in used])
 
-    def texts(self, places: NDArray[np.int64]) -> list[BothAnswers]:
-        return [self.answers[place] for place in places]
+    def asked(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of these places at which an arbiter is asked: the others would teach it what it never sees."""
+        return places[self.differ[places]]
 
 
 def load_pairs(runs: Sequence[Path], seed: int = 0) -> Pairs:
@@ -89,9 +90,10 @@ def check_pairs(pairs: Pairs) -> None:
             f"fitting an arbiter needs at least {FEWEST} questions whose two answers differ; the label runs have "
             f"{different} among {n} that are answered both ways. Label more."
         )
+    train = pairs.asked(pairs.split.train)
     for side, right in (("closed", pairs.closed_right), ("open", pairs.open_right)):
         _check_kinds(side, int(right.sum()), n)
-        _check_kinds(side, int(right[pairs.split.train].sum()), len(pairs.split.train), " of the training split")
+        _check_kinds(side, int(right[train].sum()), len(train), " that differ in the training split")
 
 
 def _check_texts(answers: Sequence[BothAnswers]) -> None:
