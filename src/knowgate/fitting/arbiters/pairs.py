@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from knowgate.arbiters import RULES, agree, both_answers
 from knowgate.errors import BadInput
-from knowgate.fitting.examples import seen_keys
+from knowgate.fitting.examples import FEWEST_OF_A_KIND, FEWEST_TRAINED, seen_keys
 from knowgate.runs import Split, Trial, load_trial, split_questions
 from knowgate.statistics import Bools
 from knowgate.types import BothAnswers
@@ -25,7 +25,6 @@ TO_FIT = {
     "max_tokens": "label with one --max-tokens",
 }
 FEWEST = 40  # pairs, below which splits are too small to mean anything
-FEWEST_OF_A_KIND = 8
 SIDE_WORDS = {"closed": "from memory", "open": "with passages"}
 
 
@@ -109,8 +108,9 @@ def _check_texts(answers: Sequence[BothAnswers]) -> None:
 
 
 def _check_kinds(side: str, right: int, n: int, where: str = "") -> None:
-    if min(right, n - right) < (FEWEST_OF_A_KIND if not where else 2):
+    fewest = FEWEST_TRAINED if where else FEWEST_OF_A_KIND
+    if min(right, n - right) < fewest:
         raise BadInput(
             f"of the {n} answers {SIDE_WORDS[side]}{where} {right} are right and {n - right} are wrong: an arbiter "
-            f"learns from both, {FEWEST_OF_A_KIND} of each at least. Label more questions, easier or harder ones."
+            f"learns from both, {fewest} of each at least. Label more questions, easier or harder ones."
         )
