@@ -11,7 +11,7 @@ from knowgate.fitting import fit_arbiter
 from knowgate.models.fake import FakeModel
 from knowgate.runs import load_trial, read_beliefs
 from tests.support.hand_gate import PROMPTS, write_rows
-from tests.support.pairs_by_hand import both, pair_row, pair_rows, pair_run
+from tests.support.pairs_by_hand import Prefers, both, pair_row, pair_rows, pair_run
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +148,33 @@ def test_runs_that_are_packed(tmp_path):
 def test_a_mode_that_is_none(tmp_path):
     with pytest.raises(UnknownName, match="features"):
         fit_arbiter(pair_run(tmp_path / "run"), out=tmp_path / "out", mode="magic")
+
+
+# --- on record ------------------------------------------------------------------------------------
+
+
+class Tires(Prefers):
+    """Is interrupted after the first batch."""
+
+    def believe(self, answers):
+        if self.asked:
+            raise KeyboardInterrupt
+        return super().believe(answers)
+
+
+def test_what_was_weighed_before_an_interrupt_is_not_weighed_again(tmp_path):
+    run, asked, told = pair_run(tmp_path / "run", 80), [], []
+    with pytest.raises(KeyboardInterrupt):
+        arbitrate(load_trial([run]), Tires("memory", asked))
+    assert len(asked) == 32
+    arbitrate(load_trial([run]), Prefers("memory", asked), watch=lambda done, total: told.append((done, total)))
+    assert len(asked) == len(set(asked)) == 80
+    assert told == [(32, 48), (48, 48)]
+
+
+def test_rules_that_were_changed_are_asked_anew(tmp_path):
+    run = pair_run(tmp_path / "run", 20)
+    arbitrate(load_trial([run]), "rules")
+    line = json.loads((run / "beliefs.jsonl").read_text())
+    (run / "beliefs.jsonl").write_text(json.dumps({**line, "fingerprint": "of earlier ones"}) + "\n")
+    assert arbitrate(load_trial([run]), "rules").fingerprint == line["fingerprint"]

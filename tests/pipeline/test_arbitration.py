@@ -110,6 +110,14 @@ def test_drafts_are_made_for_it_where_the_gate_reads_none():
     assert build("always", arbiter=Prefers("memory")).answer(FOUND).text == "memory says red"
 
 
+def test_deciding_alone_makes_no_drafts_for_it():
+    rag = build("always", arbiter=Prefers("memory"))
+    read = []
+    rag.model.read = lambda prompts, want: read.append(want) or []
+    assert rag.decide(FOUND).retrieve
+    assert read == []
+
+
 def test_what_cannot_abstain_any_more_is_heard_while_it_is_made():
     words = "it is green and it was so for years and will be so for years to come as all who saw it say again and again"
     table = {"badge": {**TABLE["badge"], "open": words}}

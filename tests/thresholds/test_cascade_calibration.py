@@ -92,3 +92,19 @@ def test_questions_the_arbiter_was_fitted_on_are_left_out(gate, place):
 def test_net_belongs_to_a_largest_loss(gate, place):
     with pytest.raises(BadSetting, match="--net belongs to --max-loss"):
         calibrate(gate, place / "run", best_accuracy=True, net=True)
+
+
+def test_net_of_gains_only_thresholds_that_were_tested_are_proven(gate, place):
+    calibrate(gate, place / "run", max_loss=0.1, confidence=0.9, net=True)
+    used = load_gate(gate)
+    stricter = round(used.threshold - 0.1, 3)
+    assert objections(used, Deployment(**HERE, threshold=stricter)) == []
+    between = objections(used, Deployment(**HERE, threshold=stricter + 0.0005))
+    assert "was not tested" in between[0]
+
+
+def test_always_retrieving_with_an_arbiter_is_a_promise_for_one_index(gate, place):
+    calibrate(gate, place / "run", max_loss=0.6, confidence=0.9, arbiter=Prefers("memory"), out=gate + "-copy")
+    kept = load_gate(gate + "-copy")
+    elsewhere = Deployment(retriever="index-2", k=3, max_tokens=8, arbiter="prefers-memory")
+    assert any("passages from bm25" in one for one in objections(kept, elsewhere))

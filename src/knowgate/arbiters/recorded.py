@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from knowgate.arbiters import load_arbiter
+from knowgate.arbiters import ARBITERS, load_arbiter
 from knowgate.arbiters.artefact import is_arbiter
 from knowgate.arbiters.choosing import believe_all
 from knowgate.arbiters.fitted import FittedArbiter
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import RunIdentity, seen_by
+from knowgate.registry import split_spec
 from knowgate.runs import (
     GradedAnswer,
     LabelRow,
@@ -87,7 +88,7 @@ def arbitrate(
 
 def _asked(trial: Trial, arbiter: str | Arbiter, plug_in: bool) -> tuple[str, str, Arbiter | None]:
     """Name and fingerprint of the arbiter, and itself; None where only its record is there."""
-    if isinstance(arbiter, str) and not is_arbiter(arbiter):
+    if isinstance(arbiter, str) and not is_arbiter(arbiter) and split_spec(arbiter)[0] not in ARBITERS:
         on_record = {item.arbiter: item for run in trial.runs for item in read_beliefs(Path(run))}
         if arbiter in on_record:
             return arbiter, on_record[arbiter].fingerprint, None
@@ -127,11 +128,14 @@ def judged(
         raise BadInput(f"the arbiter '{name}' is on record for some rows of '{run}' only: name its folder.")
     _check(run, waiting, arbiter)
     log.info("%s weighs the answers to %d questions", name, len(waiting))
-    for start in range(0, len(waiting), BATCH):
-        part = waiting[start : start + BATCH]
-        found = _joined(found, [row.id for row in part], arbiter, [both_answers(row) for row in part])
-        watch(start + len(part), len(waiting))
-    write_beliefs(run, found)
+    try:
+        for start in range(0, len(waiting), BATCH):
+            part = waiting[start : start + BATCH]
+            found = _joined(found, [row.id for row in part], arbiter, [both_answers(row) for row in part])
+            watch(start + len(part), len(waiting))
+    finally:  # what was asked before an interrupt is not asked again
+        if found.judged:
+            write_beliefs(run, found)
     return found
 
 

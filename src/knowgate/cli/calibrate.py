@@ -9,6 +9,7 @@ import typer
 
 from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.paths import path
+from knowgate.cli.weighing import weighing_bar
 from knowgate.gates import ALWAYS, is_artefact
 from knowgate.report import render
 from knowgate.thresholds import calibrate
@@ -58,19 +59,21 @@ def calibrate_command(
 
     Example: knowgate calibrate my-gate --labels run --max-loss 0.02 --confidence 0.95
     """
-    calibration = calibrate(
-        gate,
-        labels,
-        max_loss=max_loss,
-        confidence=confidence,
-        retrieval_rate=retrieval_rate,
-        best_accuracy=best_accuracy,
-        net=net,
-        arbiter=arbiter,
-        held_out=held_out,
-        out=out,
-        seed=seed,
-    )
+    with weighing_bar(arbiter) as weighed:
+        calibration = calibrate(
+            gate,
+            labels,
+            max_loss=max_loss,
+            confidence=confidence,
+            retrieval_rate=retrieval_rate,
+            best_accuracy=best_accuracy,
+            net=net,
+            arbiter=arbiter,
+            held_out=held_out,
+            out=out,
+            seed=seed,
+            on_weighed=weighed,
+        )
     plain_console(soft_wrap=False).print(render(calibration.sheet))
     WORDS.print(calibration.sentence)
     if calibration.left_out:

@@ -16,6 +16,7 @@ from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.label import labelling_bar
 from knowgate.cli.options import Candidates, Rerank
 from knowgate.cli.paths import path
+from knowgate.cli.weighing import weighing_bar
 from knowgate.errors import BadSetting
 from knowgate.evaluation import Evaluation, evaluate, evaluation_json
 from knowgate.gates import far_words
@@ -97,7 +98,7 @@ def eval_(
     """
     if out is not None:
         check_report_folder(out)  # before the work, not after it
-    with labelling_bar() if data else nullcontext(lambda tally: None) as show:
+    with labelling_bar() if data else nullcontext(lambda tally: None) as show, weighing_bar(arbiter) as weighed:
         evaluation = evaluate(
             split_specs(gates),
             labels or None,
@@ -120,6 +121,7 @@ def eval_(
             resamples=resamples,
             seed=seed,
             on_progress=show,
+            on_weighed=weighed,
         )
     for gate in evaluation.gates:
         if said := far_words(gate.gate, gate.far, len(evaluation.trial.rows)):

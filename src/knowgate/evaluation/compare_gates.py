@@ -54,6 +54,7 @@ def evaluate(
     resamples: int = RESAMPLES,
     seed: int = 0,
     on_progress: Callable[[Tally], None] = lambda tally: None,
+    on_weighed: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Compare gates on the same questions: accuracy, retrieval rate, ranking, calibration, cost, each with intervals.
 
@@ -70,6 +71,7 @@ def evaluate(
     table of each gate with and without it, and the verdicts are kept beside the rows.
     arbiter: chooses after retrieval: a folder, 'rules', or one itself. The evaluation then has a table of each gate
     with it; what it believed is kept beside the rows, and its name alone will do where it is on record.
+    on_weighed: is told how many of so many questions it has weighed.
     price_retrieval, price_wrong: of one search and of one wrong answer, in any currency; where rows have answers after
     several rounds of retrieval, the evaluation then has a table of skipping, one retrieval and several, chosen by
     expected gain.
@@ -104,7 +106,7 @@ def evaluate(
         if record:
             record_scores(trial, scores)
         compared = compare(trial, scores, resamples=resamples, seed=seed)
-        choices = None if weighing is None else arbitrate(trial, weighing, plug_in=plug_in)
+        choices = None if weighing is None else arbitrate(trial, weighing, plug_in=plug_in, watch=on_weighed)
         compared = _with_arbiter(compared, scores, choices, seed) if choices else compared
         if price_retrieval is not None:
             given = choices.right if choices else trial.always_right

@@ -136,7 +136,7 @@ class AdaptiveRAG:
     ) -> Iterator[DecidedQuestion]:
         """Decisions in order, a batch at a time, each with its question. first: size of the first batch."""
         for taken in batches(questions, batch, first):
-            yield from (DecidedQuestion(case.question, case.decided) for case in self._decide(taken))
+            yield from (DecidedQuestion(case.question, case.decided) for case in self._decide(taken, [self.bound]))
 
     def stream(
         self, questions: Iterable[str | Question], batch: int = BATCH, *, first: int | None = None
@@ -230,7 +230,7 @@ class AdaptiveRAG:
 
     def _way(self, questions: Sequence[Question], speak: Speak) -> Generator[Event, None, list[Answer]]:
         """The way of these questions, with what happens on it. Everything goes it; only how it speaks differs."""
-        cases = self._decide(questions)
+        cases = self._decide(questions, [self.bound, *self._drafting])
         yield from (DecisionEvent(case.decided) for case in cases)
         retrieving = [case for case in cases if case.decided.retrieve]
         if retrieving:
@@ -262,11 +262,12 @@ class AdaptiveRAG:
             self.log.take(answers, scope, self.max_tokens)
         return answers
 
-    def _decide(self, questions: Sequence[Question]) -> list[Case]:
+    def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[Case]:
+        """readers: the gate, and whoever else reads the one pass."""
         gate = self.bound
         cases = [Case(question) for question in questions]
         with timed(cases, "read"):
-            readings = read_questions(self.model, [gate, *self._drafting], questions, self.prompts)
+            readings = read_questions(self.model, readers, questions, self.prompts)
         for case, reading in zip(cases, readings, strict=True):
             case.reading = reading
         with self._alone, timed(cases, "gate"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def calibrate(
     held_out: float = 0.5,
     out: str | Path | None = None,
     seed: int = 0,
+    on_weighed: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
     """Choose a gate's threshold by guarantee, by budget or by accuracy; questions it was fitted on are left out.
 
@@ -39,6 +41,7 @@ def calibrate(
     net: of max_loss, count answers gained against those lost; without it only harm counts, which is stricter.
     arbiter: chooses after retrieval (a folder, 'rules', or itself); the threshold is then that of the cascade, the loss
     still against always giving the open-book answer, and the guarantee holds with this arbiter alone.
+    on_weighed: is told how many of so many questions the arbiter has weighed.
     held_out: share of the questions kept back to try the threshold on. seed: of that split.
 
     Example:
@@ -57,7 +60,9 @@ def calibrate(
             "a threshold is chosen for the calibrated need, not for a gate's own verdict. Leave ',verdict=own' away: "
             f"knowgate calibrate {folder}"
         )
-    found = find_threshold(given, run_paths(runs), target, share=held_out, seed=seed, arbiter=weighing)
+    found = find_threshold(
+        given, run_paths(runs), target, share=held_out, seed=seed, arbiter=weighing, on_weighed=on_weighed
+    )
     if folder is None:
         return found
     return replace(found, source=str(store(found, folder, Path(out) if out is not None else None)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,12 @@ def find_threshold(
     share: float = 0.5,
     seed: int = 0,
     arbiter: str | Arbiter | None = None,
+    on_weighed: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
     """Choose a threshold on one part of the runs' questions and try it on the other, `share` of them.
 
-    arbiter: who chooses after retrieval; the threshold is then that of the cascade.
+    arbiter: who chooses after retrieval; the threshold is then that of the cascade. on_weighed: is told how many of so
+    many questions it has weighed.
     """
     check_seed(seed)
     if not 0 <= share < 1:
@@ -111,7 +113,7 @@ def find_threshold(
     keys = [question_key(question) for question in trial.questions]
     back = held_out(keys, share, seed)
     check_enough(int((~back).sum()), len(keys), target, left_out)
-    choices = None if arbiter is None else arbitrate(trial, arbiter)
+    choices = None if arbiter is None else arbitrate(trial, arbiter, watch=on_weighed)
     outcomes = outcomes_of(trial, gate, choices)
     check_harm(outcomes, target)
     threshold, facts = choose(outcomes.at(~back), target)

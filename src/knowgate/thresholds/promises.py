@@ -70,7 +70,9 @@ def _against(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, An
         yield "the gate decides for another LLM or wording than its own"
     if deployment.threshold is not None and deployment.threshold > gate.threshold:
         yield f"the threshold used is {deployment.threshold:g}"  # a stricter one loses less
-    if deployment.retriever is None or gate.threshold == ALWAYS:
+    if evidence.get("form") == "net" and not _was_tested(deployment.threshold):
+        yield f"the threshold used, {deployment.threshold}, was not tested"  # net of gains a stricter one may lose more
+    if deployment.retriever is None or (gate.threshold == ALWAYS and not evidence.get("arbiter")):
         return
     made = evidence["retriever"]
     if made["fingerprint"] != deployment.retriever:
@@ -109,6 +111,11 @@ def _against_ranking(deployment: Deployment, made: Mapping[str, Any] | None) -> 
         yield f"it was shown for passages chosen from {made['candidates']} candidates, not {deployment.candidates}"
     elif deployment.at_times:
         yield "it was shown for passages that were always reranked"
+
+
+def _was_tested(threshold: float | None) -> bool:
+    """Whether it is of the grid that the walk went along: then, stricter than the gate's own, it is proven, too."""
+    return threshold is None or round(threshold, 3) == threshold
 
 
 def _differ(proven: object, used: object) -> bool:

@@ -16,7 +16,8 @@ class ArbiterResult:
     """The arbiter's name in the table, its options, what it must be shown, and its weights.
 
     raw: of the pairs at these places, how probably the answer from memory and the one with passages are right, two
-    columns in [0, 1]; they are calibrated afterwards. notes: lines for the card.
+    columns in [0, 1]. is_calibrated: they are probabilities already; else they are made so on the calibration split.
+    notes: lines for the card.
     """
 
     arbiter: str
@@ -25,5 +26,6 @@ class ArbiterResult:
     wants_passages: bool
     raw: Callable[[Sequence[int]], Floats]
     tensors: Tensors = field(default_factory=dict)
+    is_calibrated: bool = False
     notes: Sequence[str] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)

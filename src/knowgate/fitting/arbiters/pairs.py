@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from knowgate.arbiters import RULES, agree, both_answers
 from knowgate.errors import BadInput
-from knowgate.fitting.examples import seen_keys
+from knowgate.fitting.examples import FEWEST_OF_A_KIND, FEWEST_TRAINED, seen_keys
 from knowgate.runs import Split, Trial, load_trial, split_questions
 from knowgate.statistics import Bools
 from knowgate.types import BothAnswers
@@ -25,7 +25,6 @@ TO_FIT = {
     "max_tokens": "label with one --max-tokens",
 }
 FEWEST = 40  # pairs, below which splits are too small to mean anything
-FEWEST_OF_A_KIND = 8
 SIDE_WORDS = {"closed": "from memory", "open": "with passages"}
 
 
@@ -57,8 +56,9 @@ class Pairs:
         used = np.concatenate([self.split.train, self.split.dev, self.split.calibration])
         return seen_keys([self.trial.questions[place] for place in used])
 
-    def texts(self, places: NDArray[np.int64]) -> list[BothAnswers]:
-        return [self.answers[place] for place in places]
+    def asked(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of these places at which an arbiter is asked: the others would teach it what it never sees."""
+        return places[self.differ[places]]
 
 
 def load_pairs(runs: Sequence[Path], seed: int = 0) -> Pairs:
@@ -89,9 +89,10 @@ def check_pairs(pairs: Pairs) -> None:
             f"fitting an arbiter needs at least {FEWEST} questions whose two answers differ; the label runs have "
             f"{different} among {n} that are answered both ways. Label more."
         )
+    train = pairs.asked(pairs.split.train)
     for side, right in (("closed", pairs.closed_right), ("open", pairs.open_right)):
         _check_kinds(side, int(right.sum()), n)
-        _check_kinds(side, int(right[pairs.split.train].sum()), len(pairs.split.train), " of the training split")
+        _check_kinds(side, int(right[train].sum()), len(train), " that differ in the training split")
 
 
 def _check_texts(answers: Sequence[BothAnswers]) -> None:
@@ -107,8 +108,9 @@ def _check_texts(answers: Sequence[BothAnswers]) -> None:
 
 
 def _check_kinds(side: str, right: int, n: int, where: str = "") -> None:
-    if min(right, n - right) < (FEWEST_OF_A_KIND if not where else 2):
+    fewest = FEWEST_TRAINED if where else FEWEST_OF_A_KIND
+    if min(right, n - right) < fewest:
         raise BadInput(
             f"of the {n} answers {SIDE_WORDS[side]}{where} {right} are right and {n - right} are wrong: an arbiter "
-            f"learns from both, {FEWEST_OF_A_KIND} of each at least. Label more questions, easier or harder ones."
+            f"learns from both, {fewest} of each at least. Label more questions, easier or harder ones."
         )

@@ -31,10 +31,16 @@ WORDS = {
 
 
 def save_arbiter(fitted: ArbiterResult, pairs: Pairs, out: Path, *, command: str = "") -> None:
-    """Calibrate each side on the calibration split, measure on the test split, write the folder whole."""
-    split = pairs.split
-    calibration = _calibration(fitted.raw(split.calibration.tolist()), pairs)
-    metrics = _measures(_probabilities(fitted.raw(split.test.tolist()), calibration), pairs)
+    """Calibrate each side on the calibration split, measure on the test split, write the folder whole.
+
+    It is calibrated where the answers differ: nobody asks it elsewhere.
+    """
+    places = pairs.asked(pairs.split.calibration)
+    calibration: dict[str, dict[str, Any]] = {"closed": {"kind": "none"}, "open": {"kind": "none"}}
+    if not fitted.is_calibrated:
+        raw = fitted.raw(places.tolist())
+        calibration = _calibration(raw, pairs.closed_right[places], pairs.open_right[places])
+    metrics = _measures(_probabilities(fitted.raw(pairs.split.test.tolist()), calibration), pairs)
     manifest = {
         **_describe(fitted, pairs),
         "calibration": calibration,
@@ -44,9 +50,8 @@ def save_arbiter(fitted: ArbiterResult, pairs: Pairs, out: Path, *, command: str
     write_arbiter(out, manifest, fitted.tensors, card(manifest, command), {**fitted.files, SEEN: seen})
 
 
-def _calibration(raw: Floats, pairs: Pairs) -> dict[str, dict[str, Any]]:
-    places = pairs.split.calibration
-    truths = {"closed": pairs.closed_right[places], "open": pairs.open_right[places]}
+def _calibration(raw: Floats, closed: Bools, opened: Bools) -> dict[str, dict[str, Any]]:
+    truths = {"closed": closed, "open": opened}
     return {side: fit_calibration(raw[:, place], truths[side]) for place, side in enumerate(truths)}
 
 
