@@ -14,11 +14,21 @@ from benchmarks.tables.dhicl import dhicl_section
 from benchmarks.tables.gates import main_tables
 from benchmarks.tables.guarantee import guarantee_table
 from benchmarks.tables.ik import ik_section
+from benchmarks.tables.judge import draw_judge, judge_tables
 from benchmarks.tables.kbm import kbm_section
 from benchmarks.tables.llama import llama_tables
 from benchmarks.tables.provenance import provenance_table
 
-SECTIONS = (kbm_section, ik_section, cbdr_section, dhicl_section, llama_tables, matrices, guarantee_table)
+SECTIONS = (
+    kbm_section,
+    ik_section,
+    cbdr_section,
+    dhicl_section,
+    llama_tables,
+    judge_tables,
+    matrices,
+    guarantee_table,
+)
 
 
 def main() -> None:
@@ -31,6 +41,7 @@ def main() -> None:
     for section in SECTIONS:
         parts += section()
     options.out.write_text("\n".join(parts))
+    draw_judge(options.out.parent)
     print(options.out.name, len("\n".join(parts)), "characters")
 
 

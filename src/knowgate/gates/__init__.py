@@ -5,19 +5,16 @@ From outside the package: an entry point in the group 'knowgate.gates'. Importin
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.errors import BadSetting, NotOffered
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
 from knowgate.gates.fitted.spec import Verdict, fitted_spec
-from knowgate.gates.outside import blamed
 from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
-from knowgate.types import Gate, Model, Question, Reading, Scored, Signal
+from knowgate.types import Gate, Model, Signal
 
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
@@ -43,9 +40,11 @@ if TYPE_CHECKING:
         open_base,
         open_judge,
     )
-    from knowgate.gates.fitted.network import apply_network
+    from knowgate.gates.fitted.manifest import CalibrationRecord, Measured, ModelName, RunName, check_calibration
+    from knowgate.gates.fitted.network import apply_network, expect_network
     from knowgate.gates.fitted.overview import retrieval_rule
     from knowgate.gates.fitted.probability import to_probability
+    from knowgate.gates.fitted.tensors import ExpectedTensors
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
     from knowgate.gates.ik import IK_LABELS, ik_needs
     from knowgate.gates.kbm import (
@@ -57,10 +56,12 @@ if TYPE_CHECKING:
         kbm_text_with_passages,
     )
     from knowgate.gates.live import bind_gate, read_questions
+    from knowgate.gates.outside import blamed
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
     from knowgate.gates.recorded import (
         GateScores,
+        RunIdentity,
         check_unseen,
         folder_of,
         gate_name,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
         verdict_of,
         without_seen,
     )
+    from knowgate.gates.scoring import check_count, measure_distances, score_both, score_questions
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -83,8 +85,10 @@ __all__ = [
     "CARD",
     "CLASSES",
     "CRITERIA",
+    "CalibrationRecord",
     "DEFAULT",
     "DhiclGate",
+    "ExpectedTensors",
     "FITTED",
     "FittedGate",
     "GATES",
@@ -96,11 +100,15 @@ __all__ = [
     "KIND",
     "MANIFEST",
     "MIDDLE",
+    "Measured",
+    "ModelName",
     "PACKAGED",
     "PASSAGE_LESSONS",
     "PLAIN",
     "ProbeGate",
     "PromptGate",
+    "RunIdentity",
+    "RunName",
     "SEEN",
     "SELF",
     "Sign",
@@ -113,12 +121,14 @@ __all__ = [
     "apply_network",
     "bind_gate",
     "blamed",
+    "check_calibration",
     "check_count",
     "check_offers",
     "check_unseen",
     "default_gate",
     "draft_embeddings",
     "encode_kbm_answer",
+    "expect_network",
     "far_share",
     "far_words",
     "fitted_spec",
@@ -350,42 +360,3 @@ def markdown_table() -> str:
         for name, entry in FITTED.items()
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
-
-
-def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-    """The gate's needs, checked: one per question, each a number in [0, 1]."""
-    return score_both(gate, questions, readings).needs
-
-
-def score_both(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
-    """Checked needs, with the raw scores of a fitted gate beside them."""
-    with blamed(gate):
-        scored = gate.score_both(questions, readings)
-    try:
-        needs = [float(need) for need in scored.needs]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"gate '{gate.name}' gave no list of numbers ({error}): `score` gives a need each.") from error
-    check_count(gate, "needs", needs, questions)
-    for question, need in zip(questions, needs, strict=True):
-        if not (math.isfinite(need) and 0 <= need <= 1):
-            raise ModelError(f"gate '{gate.name}' gave {need} for '{question.text[:60]}': not a number in [0, 1].")
-    if scored.raw is not None:
-        check_count(gate, "raw scores", scored.raw, questions)
-    return Scored(needs, scored.raw)
-
-
-def measure_distances(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-    """How far the questions lie from those of the gate's fit, checked: one each, a number from 0 on or nothing."""
-    with blamed(gate):
-        found = gate.distances(questions, readings)
-    check_count(gate, "distances", found, questions)
-    for question, distance in zip(questions, found, strict=True):
-        if distance is not None and not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
-            raise ModelError(f"gate '{gate.name}' gave the distance {distance} for '{question.text[:60]}': no number.")
-    return found
-
-
-def check_count(gate: Gate, what: str, given: Sequence[object], questions: Sequence[Question]) -> None:
-    """A gate of another package may give too few or too many; nobody would know whose is whose."""
-    if len(given) != len(questions):
-        raise ModelError(f"gate '{gate.name}' gave {len(given)} {what} for {len(questions)} questions; one each.")

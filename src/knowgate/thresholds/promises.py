@@ -30,6 +30,7 @@ class Deployment:
     candidates: int | None = None
     at_times: bool = False
     looks_twice: bool = False
+    arbiter: str | None = None  # fingerprint of what chooses after retrieval; None for nothing
 
 
 def promise(gate: Gate, deployment: Deployment) -> str:
@@ -48,6 +49,12 @@ def objections(gate: Gate, deployment: Deployment) -> list[str]:
     if evidence is None or not isinstance(gate, FittedGate):
         return []
     return list(_against(gate, deployment, evidence))
+
+
+def is_proven_alone(gate: Gate) -> bool:
+    """Whether something is proven about the gate with nobody choosing after retrieval."""
+    evidence = _proof(gate)
+    return evidence is not None and evidence.get("arbiter") is None
 
 
 def _proof(gate: Gate) -> Mapping[str, Any] | None:
@@ -75,9 +82,18 @@ def _against(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, An
         yield f"it was shown for answers of up to {longest} tokens, not {deployment.max_tokens}"
     if _differ(wording := evidence.get("open_prompts"), deployment.open_prompts):
         yield f"it was shown for another wording of questions with passages ({wording}, not {deployment.open_prompts})"
+    yield from _against_weighing(deployment, evidence.get("arbiter"))
     yield from _against_ranking(deployment, evidence.get("reranker"))
     if deployment.looks_twice:
         yield "it was shown without a second look at the passages"
+
+
+def _against_weighing(deployment: Deployment, weighed: Mapping[str, Any] | None) -> Iterator[str]:
+    if weighed is None:
+        if deployment.arbiter is not None:
+            yield "it was shown without an arbiter"
+    elif weighed["fingerprint"] != deployment.arbiter:
+        yield f"it was shown with the arbiter '{weighed['name']}' ({weighed['fingerprint']})"
 
 
 def _against_ranking(deployment: Deployment, made: Mapping[str, Any] | None) -> Iterator[str]:

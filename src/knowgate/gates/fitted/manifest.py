@@ -129,6 +129,8 @@ class Counts:
     right_always: AtLeastZero
     right_never: AtLeastZero
     harmed: AtLeastZero
+    gained: AtLeastZero = 0
+    right_chosen: AtLeastZero | None = None
     rate: float
     accuracy: float
     loss: float
@@ -171,6 +173,7 @@ class EvidenceRecord:
     reranker: RerankerName | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
+    arbiter: ModelName | None = None  # who chooses after retrieval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +182,9 @@ class GuaranteeRecord(EvidenceRecord):
     delta: Share
     harmed: AtLeastZero
     p_value: Share
+    form: Literal["harm", "net"] = "harm"
+    gained: AtLeastZero = 0
+    proven: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
