@@ -1,6 +1,6 @@
 """Full label runs to what is committed under `benchmarks/runs`: fit every gate, keep its needs, drop the texts.
 
-    python -m benchmarks.record FULL_RUNS OUT [--gate DIR ...] [--pack RUN ...] [--printed DIR] [--only NAME]
+    python -m benchmarks.record FULL_RUNS OUT [--gate [NAME=]DIR ...] [--pack RUN ...] [--printed DIR] [--only NAME]
 
 FULL_RUNS holds `NAME-train` and `NAME-test` folders of `knowgate label` of one model (see benchmarks/README.md). For
 each NAME, every gate that label runs allow is fitted on the train run (no LLM), scores the test run, and its needs are
@@ -31,8 +31,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("full", type=Path)
     parser.add_argument("out", type=Path)
-    for name in ("--gate", "--pack", "--needs"):
+    for name in ("--pack", "--needs"):
         parser.add_argument(name, type=Path, action="append", default=[])
+    parser.add_argument("--gate", action="append", default=[])
     parser.add_argument("--printed", type=Path)
     parser.add_argument("--only")
     options = parser.parse_args()
@@ -47,7 +48,7 @@ def main() -> None:
         keep_printed(options.printed, options.out.parent)
 
 
-def record(test: Path, out: Path, fits: FittedOnce, gates: Sequence[Path], files: Sequence[Path]) -> None:
+def record(test: Path, out: Path, fits: FittedOnce, gates: Sequence[str], files: Sequence[Path]) -> None:
     """A test run and its train run made small; all needs beside the rows."""
     name = test.name.removesuffix("-test")
     for train in _there(test.parent / f"{name}-train"):
@@ -55,7 +56,7 @@ def record(test: Path, out: Path, fits: FittedOnce, gates: Sequence[Path], files
     pack(test, out / test.name, _needs(name, test, fits, gates, files))
 
 
-def _needs(name: str, test: Path, fits: FittedOnce, gates: Sequence[Path], files: Sequence[Path]) -> list[Any]:
+def _needs(name: str, test: Path, fits: FittedOnce, gates: Sequence[str], files: Sequence[Path]) -> list[Any]:
     """By name: what was fitted here, then what was said where the LLM was, which counts where both are there."""
     from knowgate.runs.trial import load_trial
 
@@ -63,7 +64,9 @@ def _needs(name: str, test: Path, fits: FittedOnce, gates: Sequence[Path], files
     for train in _there(test.parent / f"{BORROWED.get(name, name)}-train"):
         found += fits.needs(train, trial)
         found += neighbour_needs(train, trial, fits.embedder, fits.scratch)
-    found += [one for folder in gates for one in scored_needs(folder.name, folder, trial, f"fitted: {folder.name}")]
+    for gate in gates:
+        called, _, folder = gate.rpartition("=")
+        found += scored_needs(called or Path(folder).name, Path(folder), trial, f"fitted: {Path(folder).name}")
     found += [*said_already(test), *asked_needs(files, test.name)]
     return list({one.gate: one for one in found}.values())
 
