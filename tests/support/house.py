@@ -33,6 +33,7 @@ LEVELS = [
     ["runs"],
     ["labels"],
     ["gates"],
+    ["arbiters"],
     ["thresholds", "preferences"],
     ["fitting"],
     ["pipeline"],

@@ -1,5 +1,6 @@
 """The words of the project: frozen records, the protocols that backends and retrievers fulfil, and what a gate is."""
 
+from knowgate.types.arbiter import Arbiter, Belief, BothAnswers
 from knowgate.types.events import AnswerEvent, DecisionEvent, Event, PassagesEvent, TextEvent
 from knowgate.types.gate import Gate, Scored
 from knowgate.types.records import (
@@ -36,6 +37,9 @@ from knowgate.types.roles import (
 __all__ = [
     "Answer",
     "AnswerEvent",
+    "Arbiter",
+    "Belief",
+    "BothAnswers",
     "Completion",
     "Decision",
     "DecisionEvent",

@@ -1,0 +1,63 @@
+"""What an arbiter is: shown the answer from memory and the answer with passages, it says how much it believes each.
+
+Knows answers and what they were made from; not who made them, nor what is done with a belief.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from knowgate.types.records import Completion, Passage, Question, Signal
+
+
+@dataclass(frozen=True)
+class BothAnswers:
+    """A question answered twice. closed: from memory, whole; open: with `passages` shown.
+
+    The completions' tokens are None where the LLM gives no log-probabilities.
+    """
+
+    question: Question
+    closed: Completion
+    open: Completion
+    passages: tuple[Passage, ...] = ()
+
+
+@dataclass(frozen=True)
+class Belief:
+    """How probably each answer is right, from 0 to 1; where both are equal, the answer with passages is given.
+
+    why: what the arbiter went by, in words; '' where it has none.
+    """
+
+    closed: float
+    open: float
+    why: str = ""
+
+    @property
+    def prefers_closed(self) -> bool:
+        return self.closed > self.open
+
+
+class Arbiter(Protocol):
+    """Chooses after retrieval. Only asked where the two answers differ: what they agree on costs nothing.
+
+    needs: what of the LLM it reads beside the two texts (`Signal.LOGPROBS`, or nothing). wants_passages: whether it
+    reads the passages, so that records without them are no use to it.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fingerprint(self) -> str:
+        """Names what it does, wherever it lies: a proof about a cascade holds for one arbiter."""
+        ...
+
+    @property
+    def needs(self) -> frozenset[Signal]: ...
+    @property
+    def wants_passages(self) -> bool: ...
+
+    def believe(self, answers: Sequence[BothAnswers]) -> list[Belief]: ...
