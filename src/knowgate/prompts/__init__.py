@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from knowgate.prompts.answer import AnswerPrompts, evidence, fit_passages, load_answer_prompts
     from knowgate.prompts.assess import self_assessment
     from knowgate.prompts.judge import ik_text, kbm_text
+    from knowgate.prompts.right import SIDES, arbiter_text, right_text, search_text
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -33,8 +34,10 @@ __all__ = [
     "HAN",
     "LANGUAGES",
     "LARGEST",
+    "SIDES",
     "TemplateSet",
     "WORD",
+    "arbiter_text",
     "detect_language",
     "evidence",
     "fit_passages",
@@ -44,6 +47,8 @@ __all__ = [
     "load_templates",
     "packaged",
     "question_language",
+    "right_text",
+    "search_text",
     "self_assessment",
     "wording",
 ]
