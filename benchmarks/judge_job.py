@@ -8,7 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,10 +46,13 @@ class Learner(Protocol):
 @dataclass
 class CausalLearner:
     judge: Judge
+    shortened: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def cut(self, kind: str, case: Case) -> MarkedTokens:
-        texts = {side: self.judge.beginning(text, TOKENS) for side, text in case.texts.items()}
-        return self.judge.encode(KINDS[kind].text(case.question, texts))
+        key = f"{case.question.id} {case.texts['closed']}"
+        if key not in self.shortened:
+            self.shortened[key] = {side: self.judge.beginning(text, TOKENS) for side, text in case.texts.items()}
+        return self.judge.encode(KINDS[kind].text(case.question, self.shortened[key]))
 
     def learn(self, lessons: Sequence[Lesson], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
         pupil = CausalPupil(self.judge.model, self.judge.columns)
