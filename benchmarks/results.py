@@ -12,10 +12,11 @@ from benchmarks.tables.common import HERE, MODELS
 from benchmarks.tables.gates import main_tables
 from benchmarks.tables.guarantee import guarantee_table
 from benchmarks.tables.history import kbsat_table, variant_table
+from benchmarks.tables.judge import draw_judge, judge_tables
 from benchmarks.tables.llama import llama_tables
 from benchmarks.tables.rerank import matrices, rerank_table
 
-SECTIONS = (llama_tables, variant_table, kbsat_table, rerank_table, matrices, guarantee_table)
+SECTIONS = (llama_tables, judge_tables, variant_table, kbsat_table, rerank_table, matrices, guarantee_table)
 
 
 def main() -> None:
@@ -28,6 +29,7 @@ def main() -> None:
     for section in SECTIONS:
         parts += section()
     options.out.write_text("\n".join(parts))
+    draw_judge(options.out.parent)
     print(options.out.name, len("\n".join(parts)), "characters")
 
 

@@ -38,7 +38,8 @@ class Made:
 
 
 def make(folder, examples, **crewed):
-    members = crew(examples, HOW, **crewed)
+    texts = [question.text for question in examples.questions]
+    members = crew(examples.split, HOW, **crewed, texts=texts)
     fitted = fit_answers("judge", examples, 32, members, work=folder / "work")
     save_fitted(fitted, examples, folder / "gate")
     return Made(folder / "gate", examples, fitted)
@@ -100,7 +101,7 @@ def test_several_seeds_are_averaged(several):
 
 
 def test_with_folds_a_row_is_scored_by_the_judge_that_did_not_see_it(folded):
-    members = crew(folded.examples, HOW, folds=2)
+    members = crew(folded.examples.split, HOW, folds=2, texts=[question.text for question in folded.examples.questions])
     assert sorted(members[0].train + members[1].train) == list(range(240))
     gate = JudgeGate.load(str(folded.out))
     questions, readings = taken(folded.examples, [5])
@@ -116,7 +117,7 @@ def test_with_folds_every_question_counts_as_seen(folded):
 
 def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
     examples = planted(save_word_llama(tmp_path / "model"), 60)
-    fitted = fit_answers("judge", examples, 0, crew(examples, replace(HOW, epochs=1)), work=tmp_path / "work")
+    fitted = fit_answers("judge", examples, 0, crew(examples.split, replace(HOW, epochs=1)), work=tmp_path / "work")
     save_fitted(fitted, examples, tmp_path / "gate")
     gate = load_gate(str(tmp_path / "gate"))
     assert (gate.needs, gate.want.draft_tokens) == (frozenset(), 0)
@@ -125,7 +126,7 @@ def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
 
 def test_open_answers_are_lessons_too_if_asked(tmp_path):
     examples = planted(save_word_llama(tmp_path / "model"), 60, by="draft")
-    short = crew(examples, replace(HOW, epochs=1, checks=1), seeds=2)
+    short = crew(examples.split, replace(HOW, epochs=1, checks=1), seeds=2)
     fitted = fit_answers("judge", examples, 32, short, both=True, work=tmp_path / "work")
     taught = len(examples.split.train)  # every row has an open answer that says something else
     assert f"judge 1 of 2, {2 * taught} examples:" in fitted.notes

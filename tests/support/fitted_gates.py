@@ -56,7 +56,7 @@ FITS: dict[str, Fit] = {
         "judge",
         examples,
         16,
-        crew(examples, replace(QUICK, epochs=1), seeds=2),
+        crew(examples.split, replace(QUICK, epochs=1), seeds=2),
         base=f"hf:{save_word_llama(work / 'llama')}",
         work=work / "judging",
     ),

@@ -33,6 +33,7 @@ Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate 
 Rerank = Annotated[str | None, typer.Option(help="Reranker of 20 candidates: folder made by `fit reranker`, or any cross-encoder.")]  # fmt: skip  # noqa: E501
 Preset = Annotated[str | None, typer.Option(help="cbdr: probe (--gate) with --beta, aligned reranker (--rerank), top --k.")]  # fmt: skip  # noqa: E501
 Beta = Annotated[float | None, typer.Option(min=0, max=1, help="With --preset cbdr: answer directly above this confidence. Default 0.95.")]  # fmt: skip  # noqa: E501
+ArbiterSpec = Annotated[str | None, typer.Option("--arbiter", help="Who chooses between draft and open-book answer: folder made by `fit arbiter`, rules, or none. Default: rules, where the gate reads a whole draft.")]  # fmt: skip  # noqa: E501
 SecondLook = Annotated[str | None, typer.Option(help="Folder of a fitted kbm gate that drops useless passages.")]
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
@@ -59,6 +60,7 @@ def ask(
     rerank_margin: RerankMargin = None,
     preset: Preset = None,
     beta: Beta = None,
+    arbiter: ArbiterSpec = None,
     second_look: SecondLook = None,
     k: K = None,
     max_tokens: MaxTokens = None,
@@ -75,7 +77,7 @@ def ask(
     settings = load_settings(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
         retriever=retriever, rerank=rerank, rerank_margin=rerank_margin, preset=preset, beta=beta,
-        second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
+        arbiter=arbiter, second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
         prompts=prompts, log=log, log_drafts=log_drafts,
     )  # fmt: skip
     asked = read_arguments(questions)

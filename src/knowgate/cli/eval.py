@@ -65,6 +65,22 @@ def eval_(
             metavar="DIR", help="Fitted kbm gate that judges the passages of every row: each gate with and without it."
         ),
     ] = None,
+    arbiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|rules",
+            help="Who chooses after retrieval: each gate with and without it. Asked once, then on record in the runs.",
+        ),
+    ] = None,
+    price_retrieval: Annotated[
+        float | None,
+        typer.Option(
+            help="Price of one search: also skip, one retrieval or several, by expected gain (needs --iterative rows)."
+        ),
+    ] = None,
+    price_wrong: Annotated[
+        float, typer.Option(help="Price of a wrong answer, in the currency of --price-retrieval.")
+    ] = 1.0,
     record: Annotated[bool, typer.Option("--record", help="Keep what the gates said in the label runs.")] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 2_000,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
@@ -93,6 +109,9 @@ def eval_(
             plug_in=plug_in,
             drop_seen=drop_seen,
             second_look=second_look,
+            arbiter=arbiter,
+            price_retrieval=price_retrieval,
+            price_wrong=price_wrong,
             record=record,
             resamples=resamples,
             seed=seed,

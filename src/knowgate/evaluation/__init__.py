@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.evaluation.actions import action_sheet
     from knowgate.evaluation.beta_table import beta_sheets
     from knowgate.evaluation.boundary.boundary import Interval, RowCounts, change
     from knowgate.evaluation.boundary.facts import INDICATORS
     from knowgate.evaluation.boundary.run_report import RunReport, read_runs, run_report_json
     from knowgate.evaluation.boundary.saving import Point, Saving
     from knowgate.evaluation.boundary.slices import NOT_GIVEN, Slice, summarise
+    from knowgate.evaluation.cascade import CASCADE_RATES, cascade_sheet
     from knowgate.evaluation.compare_gates import evaluate
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult, majority_share
@@ -40,6 +42,7 @@ else:
 __all__ = [
     "Answering",
     "Assessment",
+    "CASCADE_RATES",
     "EXAMPLE_COUNTS",
     "Evaluation",
     "GateResult",
@@ -62,11 +65,13 @@ __all__ = [
     "TrafficSaving",
     "Variants",
     "WORD_PAIRS",
+    "action_sheet",
     "assess_direct",
     "assess_freely",
     "assess_gate",
     "assess_with_history",
     "beta_sheets",
+    "cascade_sheet",
     "change",
     "compare_rerankers",
     "evaluate",

@@ -84,10 +84,13 @@ class Examples:
         """Fingerprints of the questions that fitting looked at: all, or those that were not held out for the test."""
         split = self.split
         used = np.concatenate([split.train, split.dev, split.calibration, *([split.test] if everything else [])])
-        asked = [self.questions[number] for number in used]
-        # by text, whole and loosely, and by id for rows that were packed without their texts
-        keys = ((seen_key(one.text), loose_key(one.text), seen_key(f"id:{one.id}")) for one in asked)
-        return sorted({key for each in keys for key in each})
+        return seen_keys([self.questions[number] for number in used])
+
+
+def seen_keys(questions: Sequence[Question]) -> list[str]:
+    """By text, whole and loosely, and by id for rows that were packed without their texts."""
+    keys = ((seen_key(one.text), loose_key(one.text), seen_key(f"id:{one.id}")) for one in questions)
+    return sorted({key for each in keys for key in each})
 
 
 def load_examples(

@@ -43,9 +43,11 @@ if TYPE_CHECKING:
         open_base,
         open_judge,
     )
-    from knowgate.gates.fitted.network import apply_network
+    from knowgate.gates.fitted.manifest import CalibrationRecord, Measured, ModelName, RunName, check_calibration
+    from knowgate.gates.fitted.network import apply_network, expect_network
     from knowgate.gates.fitted.overview import retrieval_rule
     from knowgate.gates.fitted.probability import to_probability
+    from knowgate.gates.fitted.tensors import ExpectedTensors
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
     from knowgate.gates.kbm import (
         KBM_HEADS,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from knowgate.gates.prompt import PromptGate
     from knowgate.gates.recorded import (
         GateScores,
+        RunIdentity,
         check_unseen,
         folder_of,
         gate_name,
@@ -86,8 +89,10 @@ __all__ = [
     "CARD",
     "CLASSES",
     "CRITERIA",
+    "CalibrationRecord",
     "DEFAULT",
     "DhiclGate",
+    "ExpectedTensors",
     "FITTED",
     "FittedGate",
     "GATES",
@@ -99,11 +104,15 @@ __all__ = [
     "KIND",
     "MANIFEST",
     "MIDDLE",
+    "Measured",
+    "ModelName",
     "PACKAGED",
     "PASSAGE_LESSONS",
     "PLAIN",
     "ProbeGate",
     "PromptGate",
+    "RunIdentity",
+    "RunName",
     "SEEN",
     "SELF",
     "Sign",
@@ -118,12 +127,14 @@ __all__ = [
     "apply_network",
     "bind_gate",
     "blamed",
+    "check_calibration",
     "check_count",
     "check_offers",
     "check_unseen",
     "default_gate",
     "draft_embeddings",
     "encode_kbm_answer",
+    "expect_network",
     "far_share",
     "far_words",
     "fitted_spec",

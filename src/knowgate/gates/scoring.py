@@ -1,4 +1,4 @@
-"""Asking a gate: its needs and distances, checked. A gate of another package may give anything."""
+"""What a gate says, checked: as many numbers as questions, each of them usable. Others may say anything."""
 
 from __future__ import annotations
 

@@ -10,13 +10,15 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 
-from knowgate.doors import check_text, check_whole, check_within
-from knowgate.errors import BadInput, BadSetting
+from knowgate.arbiters import RULES
+from knowgate.doors import check_whole, check_within
+from knowgate.errors import BadSetting
 from knowgate.gates import bind_gate, blamed, check_count, measure_distances, read_questions, score_both
 from knowgate.history import Scope
+from knowgate.pipeline.arbitration import arbitrate, bind_arbiter, hold_back
+from knowgate.pipeline.asked import as_question, batches, check_several
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, timed, with_total
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
@@ -29,6 +31,7 @@ from knowgate.thresholds import Deployment, objections, promise
 from knowgate.types import (
     Answer,
     AnswerEvent,
+    Arbiter,
     Decision,
     DecisionEvent,
     Event,
@@ -63,6 +66,8 @@ class AdaptiveRAG:
     k: passages shown to the LLM. second_look: drops passages that turn out useless (None: keep all).
     rerank_margin: nothing is reranked where the retriever's best score leads by this share of it (None: always).
     log: keeps what was retrieved for, labelled by whether the answers with and without passages agree.
+    arbiter: chooses, after retrieval, between that answer and the draft (None: nobody). By default the rules do, where
+    the gate reads a whole draft anyhow and nothing is proven without them: it takes the place of one that abstains.
 
     Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
     once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
@@ -83,6 +88,7 @@ class AdaptiveRAG:
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
     log: TrafficLog | None = None
+    arbiter: Arbiter | None = RULES
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -91,6 +97,8 @@ class AdaptiveRAG:
             raise BadSetting(f"the gate is {self.gate!r}: give a gate, as load_gate('logprob:mean') does.")
         if isinstance(self.retriever, str):
             raise BadSetting(f"the retriever is the text '{self.retriever}': give one, as load_retriever does.")
+        if isinstance(self.arbiter, str):
+            raise BadSetting(f"the arbiter is the text '{self.arbiter}': give one, load_arbiter('{self.arbiter}').")
         if self.threshold is not None:
             check_within(self.threshold, "the threshold")
         if self.rerank_margin is not None:
@@ -116,17 +124,17 @@ class AdaptiveRAG:
 
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
         """Decisions alone: nothing is retrieved, nothing generated beyond what the gate reads."""
-        checked = [question for batch in _batches(questions, BATCH) for question in batch]
+        checked = [question for batch in batches(questions, BATCH) for question in batch]
         return [decided.decision for decided in self.decide_stream(checked)]
 
     def decide_stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[DecidedQuestion]:
         """Decisions in order, a batch at a time, each with its question."""
-        for taken in _batches(questions, batch):
+        for taken in batches(questions, batch):
             yield from (DecidedQuestion(case.question, case.decided) for case in self._decide(taken))
 
     def stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[Answer]:
         """Answers in order, a batch at a time, so that long inputs give early output and flat memory."""
-        for taken in _batches(questions, batch):
+        for taken in batches(questions, batch):
             yield from self._answer(taken)
 
     def answer_stream(self, question: str | Question) -> Generator[Event, None, None]:
@@ -152,9 +160,9 @@ class AdaptiveRAG:
         self, questions: Iterable[str | Question] | AsyncIterable[str | Question], batch: int = BATCH
     ) -> AsyncGenerator[Answer, None]:
         """Like `stream`. Cancelled, it stops after the batch that is being answered."""
-        _check_several(questions)
-        async with aclosing(take_batches(questions, batch)) as batches:
-            async for taken in batches:
+        check_several(questions)
+        async with aclosing(take_batches(questions, batch)) as waiting:
+            async for taken in waiting:
                 answers = functools.partial(self._answer, [as_question(question) for question in taken])
                 for answer in await run_beside(self.model, answers):
                     yield answer
@@ -167,6 +175,11 @@ class AdaptiveRAG:
     def bound(self) -> Gate:
         """The gate, found to work with this model."""
         return bind_gate(self.gate, self.model, self.prompts)
+
+    @functools.cached_property
+    def weighing(self) -> Arbiter | None:
+        """The arbiter, found to work with this model; None where the answer with passages is always given."""
+        return bind_arbiter(self.arbiter, self.bound, self.model, self.prompts)
 
     @property
     def promise(self) -> str:
@@ -182,7 +195,9 @@ class AdaptiveRAG:
     def _deployment(self) -> Deployment:
         reorders = self.reranker is not None or self.second_look is not None
         searched = self.retriever.fingerprint if self.retriever else None
-        return Deployment(self.threshold, searched, self.k, reorders, self.max_tokens, self.prompts.open_fingerprint)
+        weighing = self.weighing.fingerprint if self.weighing else None
+        wording = self.prompts.open_fingerprint
+        return Deployment(self.threshold, searched, self.k, reorders, self.max_tokens, wording, weighing)
 
     @property
     def _alone(self) -> threading.Lock:
@@ -204,8 +219,11 @@ class AdaptiveRAG:
             self._retrieve(retrieving)
             self._fit([case for case in retrieving if case.passages])
             yield from (PassagesEvent(case.passages) for case in retrieving)
-        yield from self._answer_open([case for case in cases if case.passages], speak)
-        yield from self._go_deeper([case for case in cases if case.passages and case.steps > 1], speak)
+        opened = [case for case in cases if case.passages]
+        hold_back(self.weighing, opened, self.max_tokens)
+        yield from self._answer_open(opened, speak)
+        yield from self._go_deeper([case for case in opened if case.steps > 1], speak)
+        yield from self._weigh(opened)
         yield from self._answer_closed([case for case in cases if not case.passages], speak)
         answers = [
             Answer(
@@ -216,6 +234,7 @@ class AdaptiveRAG:
                 with_total(case.seconds),
                 case.reading.draft,
                 case.n_tokens,
+                case.choice,
             )
             for case in cases
         ]
@@ -256,7 +275,13 @@ class AdaptiveRAG:
 
     @property
     def _drafting(self) -> list[Gate]:
-        return [WholeDraft(self.max_tokens)] if self.log is not None and self.log.drafts else []
+        logging = self.log is not None and self.log.drafts
+        weighing = self.weighing is not None and self.weighing.drafts and self.retriever is not None
+        return [WholeDraft(self.max_tokens)] if logging or weighing else []
+
+    def _weigh(self, cases: list[Case]) -> list[TextEvent]:
+        with self._alone:
+            return list(arbitrate(self.weighing, cases))
 
     def _retrieve(self, cases: list[Case]) -> None:
         if self.retriever is None:
@@ -317,7 +342,7 @@ class AdaptiveRAG:
                 was_spoken = new and taken == case.steps  # the last round there could be is answered as it comes
                 if not new or normalise(case.text) == text:
                     case.steps = taken
-                if case.steps == taken and case.text and not was_spoken:
+                if case.steps == taken and case.text and not (was_spoken or case.lets_out):
                     yield TextEvent(case.text)  # it was not known before that this answer is the last one
 
     def _has_new(self, case: Case, found: list[Passage]) -> bool:
@@ -353,30 +378,6 @@ class AdaptiveRAG:
         tasks = [Task(case, self.prompts.open(case.question, case.passages)) for case in cases]
         if tasks:
             yield from speak(self.model, tasks, self.max_tokens)
-
-
-def _batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Question]]:
-    _check_several(questions)
-    waiting = iter(questions)
-    while taken := [as_question(question) for question in islice(waiting, size)]:
-        yield taken
-
-
-def _check_several(questions: object) -> None:
-    """A text is a sequence, too: of its letters."""
-    if isinstance(questions, str):
-        raise BadInput("questions are a list; for one question there are `answer` and `decide`.")
-
-
-def as_question(question: str | Question) -> Question:
-    """A question record; text is checked, not changed."""
-    record = Question(question) if isinstance(question, str) else question
-    if not isinstance(record, Question):
-        raise BadInput(f"a question is a text or a Question, not {question!r}.")
-    if not record.text.strip():
-        raise BadInput("the question is empty: ask something.")
-    check_text(record.text, "the question")
-    return record
 
 
 def _reason(need: float, threshold: float, *why: str) -> str:

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.types import Answer, Decision, Passage, TokenisingModel
+from knowgate.pipeline.case import is_whole
+from knowgate.types import Answer, Choice, Decision, Passage, TokenisingModel
 
 
 def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
             **_prompt_tokens(answer, rag),
         },
         **_draft_record(answer, rag.max_tokens),
+        **_choice_record(answer.choice),
     }
 
 
@@ -40,9 +42,26 @@ def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
 def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
     """The closed-book answer that retrieval replaced, where the gate read all of it: for `knowgate replay`."""
     draft = answer.draft
-    if not answer.passages or draft is None or not (draft.finished or draft.n_tokens >= max_tokens):
+    if not answer.passages or draft is None or not is_whole(draft, max_tokens):
         return {}
     return {"draft": draft.text}
+
+
+def _choice_record(choice: Choice | None) -> dict[str, Any]:
+    """Which of two answers was given, by whom and why; believed: how probably each is right, where that was asked."""
+    if choice is None:
+        return {}
+    asked = choice.believed_closed is not None and choice.believed_open is not None
+    believed = {"draft": round(choice.believed_closed or 0, 6), "passages": round(choice.believed_open or 0, 6)}
+    return {
+        "choice": {
+            "given": "draft" if choice.from_memory else "passages",
+            "arbiter": choice.arbiter,
+            "reason": choice.reason,
+            "open_answer": choice.open,
+            **({"believed": believed} if asked else {}),
+        }
+    }
 
 
 def decision_record(decision: Decision) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from knowgate.arbiters import RULES, load_arbiter
 from knowgate.errors import BadSetting
 from knowgate.files import cache_dir, sha256_text
 from knowgate.gates import DEFAULT, default_gate, load_gate
@@ -16,7 +17,7 @@ from knowgate.pipeline.traffic import TrafficLog
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
 from knowgate.rerank import load_reranker, other_llm
 from knowgate.retrieval import build_index, load_retriever
-from knowgate.types import Model, Reranker, Retriever, SecondLook
+from knowgate.types import Arbiter, Model, Reranker, Retriever, SecondLook
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,15 @@ def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves:
         prompts=prompts,
         max_tokens=settings.max_tokens,
         log=build_log(settings) if retrieves else None,
+        arbiter=build_arbiter(settings) if retrieves else None,
     )
+
+
+def build_arbiter(settings: Settings) -> Arbiter | None:
+    """The rules are on unless told otherwise; they cost nothing."""
+    if settings.arbiter is None:
+        return RULES
+    return None if settings.arbiter == "none" else load_arbiter(settings.arbiter, plug_in=settings.plug_in)
 
 
 def build_log(settings: Settings) -> TrafficLog | None:

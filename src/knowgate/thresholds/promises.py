@@ -25,6 +25,7 @@ class Deployment:
     reorders: bool = False  # passages are reranked, or dropped by a second look
     max_tokens: int | None = None
     open_prompts: str | None = None
+    arbiter: str | None = None  # fingerprint of what chooses after retrieval; None for nothing
 
 
 def promise(gate: Gate, deployment: Deployment) -> str:
@@ -43,6 +44,12 @@ def objections(gate: Gate, deployment: Deployment) -> list[str]:
     if evidence is None or not isinstance(gate, FittedGate):
         return []
     return list(_against(gate, deployment, evidence))
+
+
+def is_proven_alone(gate: Gate) -> bool:
+    """Whether something is proven about the gate with nobody choosing after retrieval."""
+    evidence = _proof(gate)
+    return evidence is not None and evidence.get("arbiter") is None
 
 
 def _proof(gate: Gate) -> Mapping[str, Any] | None:
@@ -70,6 +77,11 @@ def _against(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, An
         yield f"it was shown for answers of up to {longest} tokens, not {deployment.max_tokens}"
     if _differ(wording := evidence.get("open_prompts"), deployment.open_prompts):
         yield f"it was shown for another wording of questions with passages ({wording}, not {deployment.open_prompts})"
+    if (weighed := evidence.get("arbiter")) is None:
+        if deployment.arbiter is not None:
+            yield "it was shown without an arbiter"
+    elif weighed["fingerprint"] != deployment.arbiter:
+        yield f"it was shown with the arbiter '{weighed['name']}' ({weighed['fingerprint']})"
     if deployment.reorders:
         yield "it was shown without reranking or a second look"
 

@@ -5,6 +5,7 @@ from knowgate.types.events import AnswerEvent, DecisionEvent, Event, PassagesEve
 from knowgate.types.gate import Gate, Scored
 from knowgate.types.records import (
     Answer,
+    Choice,
     Completion,
     Decision,
     LabelPrompt,
@@ -40,6 +41,7 @@ __all__ = [
     "Arbiter",
     "Belief",
     "BothAnswers",
+    "Choice",
     "Completion",
     "Decision",
     "DecisionEvent",

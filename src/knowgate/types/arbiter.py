@@ -1,15 +1,16 @@
 """What an arbiter is: shown the answer from memory and the answer with passages, it says how much it believes each.
 
-Knows answers and what they were made from; not who made them, nor what is done with a belief.
+Knows answers and what they were made from; not who made them, nor how a choice is shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from knowgate.types.records import Completion, Passage, Question, Signal
+from knowgate.types.roles import ModelIdentity
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class Belief:
 class Arbiter(Protocol):
     """Chooses after retrieval. Only asked where the two answers differ: what they agree on costs nothing.
 
-    needs: what of the LLM it reads beside the two texts (`Signal.LOGPROBS`, or nothing). wants_passages: whether it
-    reads the passages, so that records without them are no use to it.
+    A class that inherits from this one has only to give `name`, `fingerprint` and `believe`.
     """
 
     @property
@@ -55,9 +55,27 @@ class Arbiter(Protocol):
         """Names what it does, wherever it lies: a proof about a cascade holds for one arbiter."""
         ...
 
-    @property
-    def needs(self) -> frozenset[Signal]: ...
-    @property
-    def wants_passages(self) -> bool: ...
-
     def believe(self, answers: Sequence[BothAnswers]) -> list[Belief]: ...
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        """What of the LLM it reads beside the two texts: `Signal.LOGPROBS`, or nothing."""
+        return frozenset()
+
+    @property
+    def wants_passages(self) -> bool:
+        """Whether it reads the passages, so that records without them are of no use to it."""
+        return False
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the answer from memory is made for it where the gate reads no whole one."""
+        return True
+
+    def bind(self, model: ModelIdentity, prompts: str) -> Self:
+        """The arbiter ready for this model and this fingerprint of the prompts; raises if it was made for others."""
+        return self
+
+    def lets_out(self, beginning: str) -> bool:
+        """Whether an answer with passages that begins so will be given whatever follows: then it can be streamed."""
+        return False

@@ -53,7 +53,7 @@ def fit_answer(
 ) -> FitResult:
     """A small model learns whether the LLM's answer is right; for LLMs behind an API."""
     training = answer_training(epochs, batch, learning_rate, full=full, seed=seed)
-    members = crew(examples, training, seeds, folds)
+    members = crew(examples.split, training, seeds, folds, [question.text for question in examples.questions])
     read = _read(examples, tokens)
     return fit_answers("judge", examples, read, members, base=base, both=both, work=work, watch=watch)
 

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import BadSetting
-from knowgate.fitting.examples import Examples
 from knowgate.fitting.judges.settings import JudgeTraining
-from knowgate.runs import hashed_share, seen_key
+from knowgate.runs import Split, hashed_share, seen_key
 from knowgate.statistics import Bools, Floats
 
 SEEDS = "Judges to train and average."
@@ -35,13 +34,18 @@ class Member:
         return frozenset((*self.train, *self.dev))
 
 
-def crew(examples: Examples, training: JudgeTraining, seeds: int = 1, folds: int = 0) -> list[Member]:
-    """So many seeds on the train split; or a judge for each fold of all rows, with no look at a dev split."""
+def crew(
+    split: Split, training: JudgeTraining, seeds: int = 1, folds: int = 0, texts: Sequence[str] = ()
+) -> list[Member]:
+    """So many seeds on the train split; or a judge for each fold of all rows, with no look at a dev split.
+
+    texts: the questions, by which folds are made.
+    """
     _check(seeds, folds)
     if not folds:
-        rows = tuple(examples.split.train.tolist()), tuple(examples.split.dev.tolist())
+        rows = tuple(split.train.tolist()), tuple(split.dev.tolist())
         return [Member(replace(training, seed=training.seed + number), *rows) for number in range(seeds)]
-    part = fold_of([question.text for question in examples.questions], folds, training.seed)
+    part = fold_of(texts, folds, training.seed)
     lasting = replace(training, checks=1, patience=0)
     return [
         Member(replace(lasting, seed=training.seed + fold), tuple(np.flatnonzero(part != fold).tolist()), ())

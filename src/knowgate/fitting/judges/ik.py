@@ -65,7 +65,7 @@ def fit_ik_judge(
     The paper's target is closed-book correctness: examples with target 'known'.
     """
     _check_drafts(examples, tokens)
-    members = crew(examples, training or answer_training(2, 32, None))
+    members = crew(examples.split, training or answer_training(2, 32, None))
     fitted = fit_answers("ik", examples, tokens, members, base=base, work=work, watch=watch)
     notes = [*_notes(examples, tokens), *fitted.notes]
     return replace(fitted, options={"mode": "lora", **fitted.options}, notes=notes)

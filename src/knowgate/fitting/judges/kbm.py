@@ -83,7 +83,7 @@ def fit_kbm_judge(
     def lessons(judge: Judge, places: Sequence[int]) -> list[Lesson]:
         return [lesson for place in places for lesson in _lessons(judge, examples, place, taus, chosen.max_tokens)]
 
-    fit = fit_judge(crew(examples, chosen), KBM_LABELS, "kbm", lessons, base=spec, work=work, watch=watch)
+    fit = fit_judge(crew(examples.split, chosen), KBM_LABELS, "kbm", lessons, base=spec, work=work, watch=watch)
 
     def raw(places: Sequence[int]) -> Floats:
         return 1 - kbm_confidence(fit.judge, head, [kbm_text(examples.questions[place]) for place in places])

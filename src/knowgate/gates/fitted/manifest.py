@@ -127,6 +127,8 @@ class Counts:
     right_always: AtLeastZero
     right_never: AtLeastZero
     harmed: AtLeastZero
+    gained: AtLeastZero = 0
+    right_chosen: AtLeastZero | None = None
     rate: float
     accuracy: float
     loss: float
@@ -159,6 +161,7 @@ class EvidenceRecord:
     open_prompts: str | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
+    arbiter: ModelName | None = None  # who chooses after retrieval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +170,9 @@ class GuaranteeRecord(EvidenceRecord):
     delta: Share
     harmed: AtLeastZero
     p_value: Share
+    form: Literal["harm", "net"] = "harm"
+    gained: AtLeastZero = 0
+    proven: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
