@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from knowgate.arbiters.choosing import agree, believe_all, choose
     from knowgate.arbiters.features import OF_PASSAGES, SIDES, answer_features, answer_matrix, needs_of
     from knowgate.arbiters.fitted import FittedArbiter
+    from knowgate.arbiters.lora import ARBITER_LABELS, ARBITER_PROMPTS, arbiter_cuts
     from knowgate.arbiters.recorded import ArbiterChoices, arbiter_folder, arbitrate, both_answers
     from knowgate.arbiters.rules import RULES, RulesArbiter
 else:
@@ -25,7 +26,9 @@ else:
 __all__ = [
     "ARBITERS",
     "ARBITER_KIND",
+    "ARBITER_LABELS",
     "ARBITER_MANIFEST",
+    "ARBITER_PROMPTS",
     "ArbiterChoices",
     "FITTED_ARBITERS",
     "FittedArbiter",
@@ -36,6 +39,7 @@ __all__ = [
     "agree",
     "answer_features",
     "answer_matrix",
+    "arbiter_cuts",
     "arbiter_folder",
     "arbitrate",
     "believe_all",
@@ -63,6 +67,13 @@ FITTED_ARBITERS = {
         cost="nothing",
         extra="train",
         fit="knowgate.fitting.arbiters.features:fit_features",
+    ),
+    "lora": Entry(
+        "knowgate.arbiters.lora:LoraArbiter",
+        "a fine-tuned judge sees both answers and is asked of each whether it is right",
+        cost="two prefills of the judge of 100 tokens; none where the answers agree",
+        extra="train",
+        fit="knowgate.fitting.arbiters.lora:fit_lora",
     ),
 }
 

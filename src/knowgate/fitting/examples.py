@@ -80,10 +80,10 @@ class Examples:
     def weights_of(self, places: NDArray[np.int64]) -> Floats | None:
         return None if self.weights is None else self.weights[places]
 
-    @property
-    def seen(self) -> list[str]:
-        """Fingerprints of the questions that fitting looked at."""
-        used = np.concatenate([self.split.train, self.split.dev, self.split.calibration])
+    def seen(self, everything: bool = False) -> list[str]:
+        """Fingerprints of the questions that fitting looked at: all, or those that were not held out for the test."""
+        split = self.split
+        used = np.concatenate([split.train, split.dev, split.calibration, *([split.test] if everything else [])])
         return seen_keys([self.questions[number] for number in used])
 
 

@@ -84,7 +84,7 @@ def save_fitted(
         **_by_set(examples, needs),
     }
     text = card(manifest, manifest["notes"], command)
-    seen = ("\n".join(examples.seen) + "\n").encode()
+    seen = ("\n".join(examples.seen(fitted.learnt_all)) + "\n").encode()
     files = {**fitted.files, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
     write_artefact(out, manifest, {**fitted.tensors, **_ground(manifest["distance"], examples)}, text, files)
     return FitReport(out, manifest, metrics)

@@ -19,6 +19,7 @@ from knowgate.types import Gate, Model, Signal
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
+    from knowgate.gates.fitted.answers import ANSWER_LABELS, ANSWER_PROMPTS, answer_cuts
     from knowgate.gates.fitted.artefact import (
         ALWAYS,
         CARD,
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
         ADAPTER_FOLDER,
         ADAPTER_SUFFIXES,
         Judge,
+        JudgeOptions,
         adapter_digest,
+        adapter_folders,
         open_base,
         open_judge,
     )
@@ -46,7 +49,6 @@ if TYPE_CHECKING:
     from knowgate.gates.fitted.probability import to_probability
     from knowgate.gates.fitted.tensors import ExpectedTensors
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
-    from knowgate.gates.ik import IK_LABELS, ik_needs
     from knowgate.gates.kbm import (
         KBM_HEADS,
         KBM_LABELS,
@@ -81,6 +83,8 @@ __all__ = [
     "ADAPTER_FOLDER",
     "ADAPTER_SUFFIXES",
     "ALWAYS",
+    "ANSWER_LABELS",
+    "ANSWER_PROMPTS",
     "Artefact",
     "CARD",
     "CLASSES",
@@ -93,8 +97,8 @@ __all__ = [
     "FittedGate",
     "GATES",
     "GateScores",
-    "IK_LABELS",
     "Judge",
+    "JudgeOptions",
     "KBM_HEADS",
     "KBM_LABELS",
     "KIND",
@@ -115,6 +119,8 @@ __all__ = [
     "TEXT_SIGNAL",
     "Tensors",
     "adapter_digest",
+    "adapter_folders",
+    "answer_cuts",
     "apply_classes",
     "apply_head",
     "apply_heads",
@@ -135,7 +141,6 @@ __all__ = [
     "folder_of",
     "gate_name",
     "hard_tree",
-    "ik_needs",
     "is_artefact",
     "is_told",
     "kbm_confidence",
@@ -263,6 +268,15 @@ FITTED = {
         extra="train",
         paper="IK 2025",
         fit="knowgate.fitting.judges.ik:fit_ik",
+    ),
+    "judge": Entry(
+        "knowgate.gates.judge:JudgeGate",
+        "a small fine-tuned judge says that the LLM's answer is wrong; for LLMs of which only text comes back",
+        needs="draft",
+        cost="one prefill of the judge of 70 tokens",
+        extra="train",
+        paper="ours",
+        fit="knowgate.fitting.judges.answer:fit_answer",
     ),
     "kbm": Entry(
         "knowgate.gates.kbm:KbmGate",

@@ -17,7 +17,7 @@ from knowgate.types import Model
 if TYPE_CHECKING:
     from knowgate.models.backend import Backend
     from knowgate.models.hf.labels import MarkedTokens, head_logits, label_ids, read_labels
-    from knowgate.models.hf.load import explained
+    from knowgate.models.hf.load import explained, quiet
     from knowgate.models.hf.model import HFModel
     from knowgate.models.replay import RecordingModel
     from knowgate.models.sampling import check_sampling
@@ -39,6 +39,7 @@ __all__ = [
     "head_logits",
     "label_ids",
     "load_model",
+    "quiet",
     "read_labels",
 ]
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from knowgate.prompts.assess import self_assessment
     from knowgate.prompts.condense import Exchange, condense_prompt, leans_on_before
     from knowgate.prompts.judge import ik_text, kbm_text
+    from knowgate.prompts.right import SIDES, arbiter_text, right_text, search_text
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -35,8 +36,10 @@ __all__ = [
     "HAN",
     "LANGUAGES",
     "LARGEST",
+    "SIDES",
     "TemplateSet",
     "WORD",
+    "arbiter_text",
     "condense_prompt",
     "detect_language",
     "evidence",
@@ -48,6 +51,8 @@ __all__ = [
     "load_templates",
     "packaged",
     "question_language",
+    "right_text",
+    "search_text",
     "self_assessment",
     "wording",
 ]
