@@ -128,7 +128,7 @@ class Recipe:
 
 BOTH = {"closed": "memory", "open": "documents"}
 EVERY = {"known": "judge", "found": "search", **BOTH}
-TEACHERS = ("judge-1.5b", "all-1.5b")
+TEACHERS = ("judge-1.5b",)
 SMALL = {
     "135m": {"base": "smollm", "epochs": 3, "rate": 5e-5, "full": True},
     "mpnet": {"base": "mpnet", "epochs": 3, "rate": 3e-5, "full": True},
@@ -141,15 +141,16 @@ def recipes() -> list[Recipe]:
     return [
         Recipe("judge-1.5b", "big"),
         Recipe("arbiter-1.5b", "big", ARBITER, BOTH, rate=5e-5),
-        Recipe("all-1.5b", "big", ALL, EVERY, rate=7e-5, batch=64),
+        Recipe("search-1.5b", "big", ("search",), {"found": "search"}),
+        Recipe("judge-1.5b-1000", "big", rows=1000, batch=16, members=2),
+        Recipe("judge-1.5b-300", "big", rows=300, batch=8, members=2),
+        Recipe("agree-1.5b", "big", labels="agrees", members=2),
+        Recipe("question-1.5b", "big", ("question",), {"known": "question"}, members=2),
         Recipe("judge-135m-lora", "smollm", epochs=3, rate=3e-4),
         *(Recipe(f"judge-{name}", **how) for name, how in SMALL.items()),  # type: ignore[arg-type]
         Recipe("judge-frozen-mpnet", "frozen:mpnet"),
         Recipe("judge-frozen-minilm", "frozen:minilm"),
-        Recipe("question-1.5b", "big", ("question",), {"known": "question"}, members=2),
-        Recipe("judge-1.5b-1000", "big", rows=1000, batch=16, members=2),
-        Recipe("judge-1.5b-300", "big", rows=300, batch=8, members=2),
-        Recipe("agree-1.5b", "big", labels="agrees", members=2),
+        Recipe("all-1.5b", "big", ALL, EVERY, rate=7e-5, batch=64),
         Recipe("agreed-1.5b", "big", labels="agreed", members=1),
         Recipe("implied-1.5b", "big", labels="implied", members=1),
         Recipe("said-1.5b", "big", labels="said", members=1),

@@ -81,8 +81,8 @@ class Worker:
         theirs.close()
 
     def begin(self, job: Job) -> None:
-        self.job = job
         self.connection.send((job.name, job.member))
+        self.job = job
 
     @property
     def is_free(self) -> bool:
@@ -129,8 +129,9 @@ def run_all(plan: Sequence[Recipe], options: argparse.Namespace) -> list[str]:
             if not worker.process.is_alive():
                 worker = workers[number] = Worker(number, options)
             if ready := next((job for job in waiting if job.is_ready), None):
-                waiting.remove(ready)
-                worker.begin(ready)
+                with contextlib.suppress(BrokenPipeError):  # it is just ending: its successor takes the job
+                    worker.begin(ready)
+                    waiting.remove(ready)
         if all(worker.job is None for worker in workers):
             break
         time.sleep(0.1)
