@@ -2,6 +2,8 @@
 
     python benchmarks/judge.py [--json] [--predictions NAME] [--svg FILE]
     python benchmarks/judge.py --record        # answers.jsonl.gz anew, from the data set (KNOWGATE_BENCH)
+    python benchmarks/judge.py --into RUN      # what was predicted, beside the rows of a label run of the test split
+    knowgate eval --labels RUN --gates judge --arbiter judge
 
 `judge_train.py` makes the predictions on a GPU and `judge_blend.py` puts several together; see benchmarks/README.md.
 """
@@ -17,7 +19,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.judge_answers import ANSWERS, HOME, judge_names, read_judge, record
-from benchmarks.judge_cascade import chosen_judge, headline
+from benchmarks.judge_cascade import chosen_judge, headline, keep_predictions
 from benchmarks.tables.judge import figure, judge_tables
 
 
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="the headline numbers as one JSON object")
     parser.add_argument("--svg", type=Path, help="draw the figure into this file")
     parser.add_argument("--record", action="store_true", help="write answers.jsonl.gz from the data set")
+    parser.add_argument("--into", type=Path, help="label run of the test split that gets needs and beliefs")
     options = parser.parse_args()
     if options.record:
         record(options.home / ANSWERS)
@@ -38,6 +41,9 @@ def main() -> None:
         sys.exit(f"there are no predictions with known, closed and open in {options.home}: see benchmarks/README.md.")
     if options.svg:
         options.svg.write_text(figure(chosen), encoding="utf-8")
+    if options.into:
+        keep_predictions(chosen, options.into)
+        return
     print(json.dumps(headline(chosen)) if options.json else "\n".join(judge_tables(options.home, options.predictions)))
 
 

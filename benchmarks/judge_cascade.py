@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,24 @@ def headline(judge: Judge) -> dict[str, Any]:
         "predictions": judge.name,
         "rule": best_rule(judge, "judge"),
     }
+
+
+def keep_predictions(judge: Judge, run: Path, name: str = "judge") -> None:
+    """Needs and beliefs beside the rows of a label run, so that `knowgate eval` and `calibrate` find them there.
+
+    The threshold is that of 60 % retrieval on dev rows.
+    """
+    from knowgate.files import sha256_text
+    from knowgate.runs import RecordedBeliefs, RecordedNeeds, write_beliefs, write_needs
+
+    rule, answers = best_rule(judge, "judge"), judge.test.answers
+    threshold = for_rate(needs_of(judge.dev, rule), 0.6)
+    needs = dict(zip(answers.ids, needs_of(judge.test, rule).tolist(), strict=True))
+    write_needs(run, [RecordedNeeds(name, threshold, needs, f"predictions of {judge.name}")])
+    sides = {
+        side: {answers.ids[place]: float(judge.test.columns[side][place]) for place in np.flatnonzero(~answers.same)}
+        for side in ("closed", "open")
+    }
+    agreed = tuple(key for key, same in zip(answers.ids, answers.same, strict=True) if same)
+    fingerprint = sha256_text(*(f"{key} {value}" for side in sides.values() for key, value in side.items()))[:16]
+    write_beliefs(run, RecordedBeliefs(name, fingerprint, sides["closed"], sides["open"], agreed))

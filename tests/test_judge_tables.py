@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.judge_answers import ANSWERS, HOME, read_answers, read_judge
-from benchmarks.judge_cascade import best_rule, cascade_points, chosen_judge, headline
+from benchmarks.judge_cascade import best_rule, cascade_points, chosen_judge, headline, keep_predictions
 from benchmarks.tables.judge import draw_judge, judge_tables
 
 from knowgate.errors import BadInput
@@ -124,3 +124,18 @@ def test_the_script_prints_one_json_object(home):
     command = [sys.executable, "benchmarks/judge.py", "--home", str(home), "--predictions", "good", "--json"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert json.loads(printed)["predictions"] == "good"
+
+
+def test_predictions_beside_a_label_run_are_evaluated_like_any_gate_and_arbiter(home, tmp_path):
+    from knowgate.evaluation import evaluate
+
+    run = tmp_path / "run"
+    run.mkdir()
+    packed = HOME / "gate_llama3_8b-test"
+    for name in ("labels.jsonl.gz", "run.json"):
+        (run / name).write_bytes((packed / name).read_bytes())
+    judge = read_judge(home, "good")
+    keep_predictions(judge, run)
+    found = evaluate("judge", run, arbiter="judge", resamples=20).cascade
+    assert found.lines[1].rate == pytest.approx(0.6, abs=0.03)
+    assert found.from_memory == pytest.approx(float(judge.test.from_memory.mean()))

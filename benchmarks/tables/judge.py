@@ -210,7 +210,7 @@ def _all_judges(judges: dict[str, Judge]) -> Iterator[str]:
     rows = [_judge_row(judge) for judge in judges.values() if "known" in judge.dev.columns or judge.dev.can_choose]
     columns = ("predictions", "base", "rows", "AUROC of known, 95 % interval",
                *(f"judge at {rate:.0%}" for rate in JUDGE_RATES), "arbiter", "tokens per question",
-               "seconds of training")  # fmt: skip
+               "ms per question, GPU", "ms, two CPU cores", "seconds of training")  # fmt: skip
     yield table(columns, rows)
 
 
@@ -222,12 +222,22 @@ def _judge_row(judge: Judge) -> tuple[str, ...]:
         ranked = estimate_quality(closed, judge.test.columns["known"])["auroc"]
         cells = [_plain(ranked), *(_cell(curve.at(rate)) for rate in JUDGE_RATES)]
     arbiter = _share(judge.test.given) if judge.test.can_choose else "-"
-    noted = [_noted(about.get(key)) for key in ("base", "rows", "tokens_per_question", "seconds")]
-    return (judge.name, *noted[:2], *cells, arbiter, *noted[2:])
+    noted = [_noted(about.get(key)) for key in ("base", "rows", "tokens_per_question", "cpu_ms", "seconds")]
+    return (judge.name, *noted[:2], *cells, arbiter, noted[2], _noted(_gpu_ms(judge)), *noted[3:])
+
+
+def _gpu_ms(judge: Judge) -> float | None:
+    """Of one question, as its scoring was timed: every member scores all test rows and its share of the dev rows."""
+    seconds, members = judge.about.get("scoring_seconds"), judge.about.get("members")
+    if not seconds or not members:
+        return None
+    return float(1000 * seconds / (members * len(judge.test.answers) + len(judge.dev.answers)))
 
 
 def _noted(value: Any) -> str:
-    return "-" if value is None else f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+    if isinstance(value, int | float):
+        return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+    return "-" if value is None else str(value)
 
 
 # --- words ----------------------------------------------------------------------------------------

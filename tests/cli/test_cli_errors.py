@@ -32,6 +32,8 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
         (["--nope"], "unknown option '--nope'. Known: --arbiter, --beta, --config, --docs"),
         (["--retriever", "nope"], "unknown retriever 'nope'. Known: bm25, dense, hybrid."),
+        (["--arbiter", "nope"], "unknown arbiter 'nope'. Known: rules."),
+        (["--arbiter", "features"], "knowgate fit arbiter --mode features"),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
         (["--threshold", "2"], "the threshold is 2.0; it must be between 0 and 1."),
         (["--threshold", "nan"], "it must be between 0 and 1."),

@@ -97,6 +97,7 @@ class Place:
             "history list": "history list --history log.db",
             "history search": "history search Who --history log.db",
             "history forget": "history forget --history log.db",
+            "fit arbiter": f"fit arbiter {fit}",
             **{f"fit {kind}": f"fit {kind} {fit}" for kind in ("probe", "uar", "adaptive", "ik", "kbm", "fusion")},
         }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from knowgate.gates import ExpectedTensors, apply_network, expect_network
 from knowgate.signals import geometric_mean, least_probability
 from knowgate.statistics import Floats
 from knowgate.text import contains_tokens, spaced, tokens
+from knowgate.typed import read_record
 from knowgate.types import BothAnswers, Completion, Signal, Token, Vector
 
 Feature = Callable[[BothAnswers], float | None]
@@ -138,6 +140,13 @@ def answer_matrix(names: Sequence[str], answers: Sequence[BothAnswers]) -> Vecto
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(names))
 
 
+@dataclass(frozen=True)
+class FeatureOptions:
+    """What its fit leaves in `arbiter.json`."""
+
+    features: tuple[str, ...]
+
+
 class FeaturesArbiter(FittedArbiter):
     """Lengths, agreement, abstaining, log-probabilities and passages, weighed by two logistic regressions.
 
@@ -145,8 +154,8 @@ class FeaturesArbiter(FittedArbiter):
     """
 
     def check(self, tensors: ExpectedTensors) -> None:
-        names = self.artefact.options.get("features")
-        if not isinstance(names, list) or not names or any(name not in ANSWER_FEATURES for name in names):
+        names = read_record(FeatureOptions, self.artefact.options, "options").features
+        if not names or not set(names) <= set(ANSWER_FEATURES):
             raise BadInput("its features are not those of a features arbiter.")
         for side in SIDES:
             expect_network(tensors, f"{side}.", len(names))
