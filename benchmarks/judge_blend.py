@@ -1,4 +1,5 @@
-"""Predictions of several judges put together: columns averaged as log-odds, then made probabilities on the dev rows.
+"""Predictions of several judges put together: columns averaged as log-odds, then made probabilities on the dev rows;
+those of the arbiter from all columns together, for the judge's opinion counts after retrieval, too.
 
     python -m benchmarks.judge_blend FOLDER --recipes judge-1.5b arbiter-1.5b all-1.5b --name cascade
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.judge_recipes import Case, load_cases
+from benchmarks.judge_recipes import FOLDS, Case, load_cases
 from benchmarks.judge_train import SIDE
 from knowgate.files import write_json, write_text
+from knowgate.fitting.judges.crew import fold_of
 from knowgate.fitting.probability import fit_calibration
 from knowgate.gates import to_probability
 from knowgate.statistics import auroc, logit, sigmoid
@@ -70,13 +72,40 @@ def _table(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _calibrated(found: dict[str, Scores]) -> dict[str, Scores]:
-    """Log-odds to probabilities by Platt's two numbers, learnt on dev."""
+    """Log-odds to probabilities, learnt on dev: before retrieval by Platt's two numbers for each column; after it, what
+    is known by then speaks together (`_stacked`)."""
     dev = found["dev"]
     maps = {column: fit_calibration(sigmoid(odds), dev.right(SIDE[column])) for column, odds in dev.columns.items()}
-    return {
+    alone = {
         split: Scores(one.cases, {c: to_probability(sigmoid(odds), maps[c]) for c, odds in one.columns.items()})
         for split, one in found.items()
     }
+    if not {"closed", "open", "known"} <= set(dev.columns):
+        return alone
+    for column in ("closed", "open"):
+        for split, values in _stacked(found, dev.right(SIDE[column])).items():
+            alone[split].columns[column] = values
+    return alone
+
+
+def _stacked(found: dict[str, Scores], right: NDArray[np.bool_]) -> dict[str, Floats]:
+    """P(right) from the log-odds of all columns. Dev rows are told by fits on the other four fifths of them."""
+    dev, test = (np.column_stack(list(found[split].columns.values())) for split in SPLITS)
+    fold = fold_of([case.question.text for case in found["dev"].cases], FOLDS)
+    told = np.zeros(len(dev))
+    for k in range(FOLDS):
+        there = fold == k
+        if there.any():
+            told[there] = _fitted(dev[~there], right[~there])(dev[there])
+    return {"dev": told, "test": _fitted(dev, right)(test)}
+
+
+def _fitted(odds: Floats, right: NDArray[np.bool_]) -> Callable[[Floats], Floats]:
+    from sklearn.linear_model import LogisticRegression
+
+    middle, spread = odds.mean(axis=0), odds.std(axis=0) + 1e-9
+    model = LogisticRegression(max_iter=2_000).fit((odds - middle) / spread, right)
+    return lambda rows: np.asarray(model.predict_proba((rows - middle) / spread)[:, 1], dtype=np.float64)
 
 
 def chosen_right(scores: Scores) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from knowgate.thresholds.choice import for_rate
 RATES = (0.9, 0.8, 0.7, 0.6, 0.5)
 CLOSE = 0.02  # how far the rate of a threshold on test rows may be from the one wanted
 RESAMPLES = 2_000
+KEPT = 0.6  # the rate of the threshold that is kept beside recorded needs
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Point:
     p: float
     gained: int
     lost: int
+    rule: str = ""  # what the threshold is for
 
     @property
     def is_close(self) -> bool:
@@ -54,23 +56,25 @@ def after(predicted: Predicted, arbiter: str) -> Bools:
     return np.where(answers.rules, answers.closed, answers.open) if arbiter == "rules" else answers.open
 
 
-def best_rule(judge: Judge, arbiter: str) -> str:
-    """The rule whose cascade is right most often on dev rows, over all rates; test rows have no say."""
-    return max(rules_of(judge), key=lambda rule: _on_dev(judge, rule, arbiter))
+def best_rule(judge: Judge, arbiter: str, rate: float) -> str:
+    """The rule whose cascade is right most often on dev rows at this rate; test rows have no say."""
+    return max(rules_of(judge), key=lambda rule: _on_dev(judge, rule, arbiter, rate))
 
 
-def _on_dev(judge: Judge, rule: str, arbiter: str) -> float:
-    needs, given = needs_of(judge.dev, rule), after(judge.dev, arbiter)
-    cuts = [needs > for_rate(needs, rate) for rate in RATES]
-    return float(np.mean([np.where(cut, given, judge.dev.answers.closed).mean() for cut in cuts]))
+def _on_dev(judge: Judge, rule: str, arbiter: str, rate: float) -> float:
+    needs = needs_of(judge.dev, rule)
+    retrieve = needs > for_rate(needs, rate)
+    return float(np.where(retrieve, after(judge.dev, arbiter), judge.dev.answers.closed).mean())
 
 
 def cascade_points(judge: Judge, arbiter: str, rule: str | None = None) -> list[Point]:
     """The cascade at every rate: threshold by dev needs, everything else on test rows."""
-    chosen = rule or best_rule(judge, arbiter)
-    dev, test = needs_of(judge.dev, chosen), needs_of(judge.test, chosen)
-    thresholds = [for_rate(dev, rate) for rate in RATES]
-    return [_point(judge.test, test, rate, edge, arbiter) for rate, edge in zip(RATES, thresholds, strict=True)]
+    return [_at_rate(judge, arbiter, rule or best_rule(judge, arbiter, rate), rate) for rate in RATES]
+
+
+def _at_rate(judge: Judge, arbiter: str, rule: str, rate: float) -> Point:
+    threshold = for_rate(needs_of(judge.dev, rule), rate)
+    return replace(_point(judge.test, needs_of(judge.test, rule), rate, threshold, arbiter), rule=rule)
 
 
 def _point(test: Predicted, needs: Floats, wanted: float, threshold: float, arbiter: str) -> Point:
@@ -105,7 +109,12 @@ def chosen_judge(judges: Mapping[str, Judge], wanted: str | None = None) -> Judg
     if wanted or "cascade" in judges:
         return judges[wanted or "cascade"]
     able = [one for one in judges.values() if one.dev.can_choose and "known" in one.dev.columns]
-    return max(able, key=lambda one: _on_dev(one, best_rule(one, "judge"), "judge"), default=None)
+    return max(able, key=_over_rates, default=None)
+
+
+def _over_rates(judge: Judge) -> float:
+    """What its cascade comes to on dev rows, over all rates."""
+    return float(np.mean([_on_dev(judge, best_rule(judge, "judge", rate), "judge", rate) for rate in RATES]))
 
 
 def headline(judge: Judge) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def headline(judge: Judge) -> dict[str, Any]:
         "cascade": {f"{one.wanted:g}": round(one.accuracy.value or 0.0, 4) for one in points},
         "retrieval": {f"{one.wanted:g}": round(one.rate, 4) for one in points},
         "predictions": judge.name,
-        "rule": best_rule(judge, "judge"),
+        "rule": {f"{rate:g}": best_rule(judge, "judge", rate) for rate in RATES},
     }
 
 
@@ -133,8 +142,8 @@ def keep_predictions(judge: Judge, run: Path, name: str = "judge") -> None:
     from knowgate.files import sha256_text
     from knowgate.runs import RecordedBeliefs, RecordedNeeds, write_beliefs, write_needs
 
-    rule, answers = best_rule(judge, "judge"), judge.test.answers
-    threshold = for_rate(needs_of(judge.dev, rule), 0.6)
+    rule, answers = best_rule(judge, "judge", KEPT), judge.test.answers
+    threshold = for_rate(needs_of(judge.dev, rule), KEPT)
     needs = dict(zip(answers.ids, needs_of(judge.test, rule).tolist(), strict=True))
     write_needs(run, [RecordedNeeds(name, threshold, needs, f"predictions of {judge.name}")])
     sides = {

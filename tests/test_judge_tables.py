@@ -91,8 +91,8 @@ def test_test_rows_have_no_say_in_the_threshold(home, tmp_path):
 
 def test_what_documents_would_add_is_a_rule_where_it_is_predicted(home):
     write_predictions(home, "found", columns=("known", "found", "closed", "open"))
-    assert best_rule(read_judge(home, "found"), "none") == "gain"
-    assert best_rule(read_judge(home, "good"), "none") == "known"
+    assert best_rule(read_judge(home, "found"), "none", 0.6) == "gain"
+    assert best_rule(read_judge(home, "good"), "none", 0.6) == "known"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.judge_answers import HOME, Answers, Bools, Floats, Judge, judge_names, read_judge
 from benchmarks.judge_cascade import (
+    KEPT,
     RATES,
     Point,
     after,
@@ -126,7 +127,7 @@ def _cascade(judge: Judge) -> Iterator[str]:
     lines = [
         ("rules alone", point_of(after(judge.test, "rules"), answers)),
         ("arbiter alone", point_of(judge.test.given, answers)),
-        *((f"cascade, {one.wanted:.0%} wanted", one) for one in cascade_points(judge, "judge")),
+        *((f"cascade, {one.wanted:.0%} wanted, by {one.rule}", one) for one in cascade_points(judge, "judge")),
     ]
     rows = [
         (name, f"{one.rate:.1%}", _interval(one.accuracy), _interval(one.against_always, signed=True), str(one.gained),
@@ -140,13 +141,12 @@ def _cascade(judge: Judge) -> Iterator[str]:
 def _by_set(judge: Judge) -> Iterator[str]:
     yield "### By data set\n"
     answers, points = judge.test.answers, {f"{one.wanted:g}": one for one in cascade_points(judge, "judge")}
-    needs = needs_of(judge.test, best_rule(judge, "judge"))
     rows: Rows = []
     for name in sorted(set(answers.sets)):
         inside = np.array([own == name for own in answers.sets])
         cells = []
         for rate in ("0.9", "0.8", "0.6", "0.5"):
-            retrieve = needs > points[rate].threshold
+            retrieve = needs_of(judge.test, points[rate].rule) > points[rate].threshold
             right = np.where(retrieve, judge.test.given, answers.closed)[inside]
             against = measured({"right": right, "always": answers.open[inside]})
             gap = estimate(against["right"] - against["always"])
@@ -171,7 +171,7 @@ def _guarantees(judge: Judge) -> Iterator[str]:
         "Thresholds chosen on the dev rows at 95 % confidence, in both forms: 'harm' bounds the answers lost, 'net' "
         "those lost less those gained. Beside them what the threshold came to on the test rows.\n"
     )
-    rule, rows = best_rule(judge, "judge"), Rows()
+    rule, rows = best_rule(judge, "judge", KEPT), Rows()
     for arbiter, name in (("none", "judge"), ("rules", "judge, then rules"), ("judge", "cascade")):
         dev, test = (
             Outcomes(needs_of(part, rule), part.answers.closed, part.answers.open, after(part, arbiter))
@@ -270,7 +270,7 @@ def draw_judge(folder: Path, home: Path = HOME) -> None:
 def figure(judge: Judge) -> str:
     """Accuracy against the share of questions retrieved for, as SVG: exact top-k curves of the test rows."""
     answers = judge.test.answers
-    needs = needs_of(judge.test, best_rule(judge, "judge"))
+    needs = needs_of(judge.test, best_rule(judge, "judge", KEPT))
     ends = [Place(0.0, float(answers.closed.mean())), Place(1.0, float(answers.open.mean()))]
     always = [Place(0.0, ends[1].y), Place(1.0, ends[1].y)]
     curves = [
