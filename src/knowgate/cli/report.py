@@ -20,7 +20,7 @@ def report(
         Path | None,
         typer.Option(parser=path, metavar="FILE", show_default="report.html", help="The page: one HTML file."),
     ] = None,
-    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page (needs the 'report' extra).")] = True,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
 ) -> None:
     """Show the knowledge boundary of one or more label runs, side by side."""

@@ -15,8 +15,28 @@ if TYPE_CHECKING:
     from knowgate.evaluation.boundary.slices import NOT_GIVEN, Slice, summarise
     from knowgate.evaluation.compare_gates import evaluate
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
+    from knowgate.evaluation.comparison.frontier import Frontier
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult, majority_share
     from knowgate.evaluation.comparison.overview import main_sheet
+    from knowgate.evaluation.comparison.recommend import (
+        FEWEST,
+        MAX_LOSS,
+        ROUNDS,
+        WORTH,
+        Recommendation,
+        recommend,
+        recommendation_json,
+    )
+    from knowgate.evaluation.comparison.spending import (
+        PER,
+        PRICE_SEARCH,
+        PRICE_TOKEN,
+        SEARCH_SECONDS,
+        Assumed,
+        Spending,
+        spend_always,
+        spend_gated,
+    )
     from knowgate.evaluation.dhicl_tables import EXAMPLE_COUNTS, WORD_PAIRS, Variants, history_tables
     from knowgate.evaluation.ik_ablations import sweep_ik
     from knowgate.evaluation.latency import latency_sheet, time_gates
@@ -40,28 +60,40 @@ else:
 __all__ = [
     "Answering",
     "Assessment",
+    "Assumed",
     "EXAMPLE_COUNTS",
     "Evaluation",
+    "FEWEST",
+    "Frontier",
     "GateResult",
     "HeldOut",
     "INDICATORS",
     "Interval",
     "KeptScores",
     "Log",
+    "MAX_LOSS",
     "NOT_GIVEN",
+    "PER",
+    "PRICE_SEARCH",
+    "PRICE_TOKEN",
     "Point",
     "Prices",
     "RATES",
+    "ROUNDS",
+    "Recommendation",
     "RowCounts",
     "RunReport",
+    "SEARCH_SECONDS",
     "Saving",
     "Slice",
     "SliceTable",
+    "Spending",
     "ThresholdLine",
     "Traffic",
     "TrafficSaving",
     "Variants",
     "WORD_PAIRS",
+    "WORTH",
     "assess_direct",
     "assess_freely",
     "assess_gate",
@@ -80,12 +112,16 @@ __all__ = [
     "read_log",
     "read_run",
     "read_runs",
+    "recommend",
+    "recommendation_json",
     "replay",
     "rerank_json",
     "rerank_sheets",
     "run_report_json",
     "second_sheet",
     "shown_bad",
+    "spend_always",
+    "spend_gated",
     "summarise",
     "sweep_betas",
     "sweep_ik",

@@ -11,6 +11,7 @@ from knowgate.doors import check_seed, check_whole
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluation.comparison.evaluation import Evaluation, compare
 from knowgate.evaluation.comparison.gate_results import baselines
+from knowgate.evaluation.comparison.promised import read_promises
 from knowgate.evaluation.live import AUTO, answer_now, ask_now
 from knowgate.evaluation.second_look import look_again, second_lines
 from knowgate.gates import GateScores, record_scores, score_gates, without_seen
@@ -90,6 +91,7 @@ def evaluate(
         if record:
             record_scores(trial, scores)
         compared = compare(trial, scores, resamples=resamples, seed=seed)
+        compared = replace(compared, promises=read_promises(trial, asked, plug_in=plug_in))
         return _with_second_look(compared, scores, looking[0], seed) if looking else compared
     except ModuleNotFoundError as error:
         raise MissingExtra("evaluating", "train") from error

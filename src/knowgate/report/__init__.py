@@ -11,15 +11,19 @@ if TYPE_CHECKING:
     from knowgate.report.boundary.terminal import tables
     from knowgate.report.comparison.page import write_eval_page
     from knowgate.report.comparison.sheets import all_sheets
+    from knowgate.report.comparison.verdict import Verdict, verdict
     from knowgate.report.terminal import render
-    from knowgate.report.write import check_report_folder, write_report
+    from knowgate.report.write import check_report_folder, summary_json, write_report
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "Verdict",
     "all_sheets",
     "check_report_folder",
     "render",
+    "summary_json",
     "tables",
+    "verdict",
     "write_eval_page",
     "write_page",
     "write_report",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from knowgate.runs.rows import GradedAnswer, LabelRow, side_of, to_json
     from knowgate.runs.run_folder import RunFolder, settings_hash
     from knowgate.runs.slices import DIMENSIONS, FREQUENCY, THIRDS, frequency_thirds, slice_values
-    from knowgate.runs.split import Split, held_out, loose_key, question_key, seen_key, split_questions
+    from knowgate.runs.split import Split, hashed_share, held_out, loose_key, question_key, seen_key, split_questions
     from knowgate.runs.together import check_named_once, names_of
     from knowgate.runs.trial import Trial, load_trial, tell_unfinished
     from knowgate.runs.usefulness import RecordedUse, read_use, write_use
@@ -37,6 +37,7 @@ __all__ = [
     "check_named_once",
     "disk_error",
     "frequency_thirds",
+    "hashed_share",
     "held_out",
     "load_trial",
     "loose_key",

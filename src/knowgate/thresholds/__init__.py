@@ -9,7 +9,7 @@ from knowgate.lazy import hand_on
 if TYPE_CHECKING:
     from knowgate.thresholds.calibrate_gate import calibrate
     from knowgate.thresholds.calibration import Calibration, Target, store, usable
-    from knowgate.thresholds.choice import NEVER, for_accuracy
+    from knowgate.thresholds.choice import NEVER, candidates, for_accuracy
     from knowgate.thresholds.evidence import sentence
     from knowgate.thresholds.outcomes import Outcomes, ThresholdResult, try_threshold
     from knowgate.thresholds.promises import Deployment, objections, promise
@@ -23,6 +23,7 @@ __all__ = [
     "Target",
     "ThresholdResult",
     "calibrate",
+    "candidates",
     "for_accuracy",
     "objections",
     "promise",
