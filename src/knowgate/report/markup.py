@@ -17,7 +17,7 @@ def text(words: str) -> str:
 
 def table(sheet: Sheet, how: Mapping[str, str] | None = None, kind: str = "") -> str:
     """A table that scrolls sideways by itself on a narrow screen. how: columns whose head links to its definition."""
-    head = "".join(f'<th scope="col">{_head(column, how or {})}</th>' for column in sheet.columns)
+    head = "".join(_head(column, how or {}) for column in sheet.columns)
     body = "\n".join(_line(row, len(sheet.columns)) for row in sheet.rows)
     return _scrolling(f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>", sheet.title, kind)
 
@@ -37,9 +37,11 @@ def _scrolling(inside: str, title: str, kind: str) -> str:
 
 
 def _head(column: str, how: Mapping[str, str]) -> str:
+    if not column:
+        return "<td></td>"
     if column not in how:
-        return escape(column)
-    return f'<a href="#{anchor(column)}" title="{escape(how[column])}">{escape(column)}</a>'
+        return f'<th scope="col">{escape(column)}</th>'
+    return f'<th scope="col"><a href="#{anchor(column)}" title="{escape(how[column])}">{escape(column)}</a></th>'
 
 
 def anchor(name: str) -> str:
@@ -59,7 +61,8 @@ def definitions(title: str, how: Mapping[str, str]) -> str:
 
 def _line(row: Sequence[str], width: int, *, is_chosen: bool = False) -> str:
     first, *rest = row
-    cells = [f'<th scope="row">{text(first)}</th>', *(f"<td>{escape(cell)}</td>" for cell in rest)]
+    name = f'<th scope="row">{text(first)}</th>' if first else "<td></td>"
+    cells = [name, *(f"<td>{escape(cell)}</td>" for cell in rest)]
     if len(row) < width:  # a remark
         cells[-1] = f'<td class="remark" colspan="{width - len(row) + 1}">{escape(row[-1])}</td>'
     mark = ' class="chosen"' if is_chosen else ""

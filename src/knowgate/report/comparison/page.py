@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from knowgate.display import NOTHING, Sheet, percent, points_with_interval
-from knowgate.evaluation import MAX_LOSS, PER, Assumed, Evaluation, second_sheet
+from knowgate.evaluation import MAX_LOSS, PER, Assumed, Evaluation, GateResult, second_sheet
 from knowgate.files import write_text
 from knowgate.markup import escape
 from knowgate.report import markup
@@ -146,7 +146,7 @@ def _folded(evaluation: Evaluation, policy: Policy | None) -> Iterator[str]:
     every = markup.wide_table(sheets.every(evaluation), sheets.HOW, chosen)
     hint = f"{len(evaluation.gates)} rows, each gate at its own threshold"
     yield markup.folded("gates", "All gates, all numbers", "Heads sort; 95 % intervals in brackets.", [every], hint)
-    yield _ranking(evaluation)
+    yield _ranking(evaluation, policy)
     if evaluation.trial.open_right is not None:
         yield _comparisons(evaluation)
         yield _slices(evaluation)
@@ -154,15 +154,22 @@ def _folded(evaluation: Evaluation, policy: Policy | None) -> Iterator[str]:
     yield _how()
 
 
-def _ranking(evaluation: Evaluation) -> str:
+def _ranking(evaluation: Evaluation, policy: Policy | None) -> str:
     intro = "How well need tells what the LLM does not know, whatever the threshold; and whether it is a probability."
-    gates = ranked_gates(evaluation)
+    gates = _tellers(evaluation, policy)
     drawn = [markup.figure(charts.roc(evaluation, gates[:CURVES]), "ROC curves, with AUROC")] if gates else []
     for gate in gates[:CHARTED]:
         drawn.append(markup.figure(charts.reliability(evaluation, gate), f"Calibration: {gate.gate}"))
         drawn.append(markup.figure(charts.histogram(evaluation, gate), f"Needs: {gate.gate}"))
-    hint = f"the best {min(CHARTED, len(gates))} gates"
+    hint = f"{min(CHARTED, len(gates))} gates, the best by AUROC among them"
     return markup.folded("ranking", "Calibration and ROC", intro, [markup.pair(drawn)], hint)
+
+
+def _tellers(evaluation: Evaluation, policy: Policy | None) -> list[GateResult]:
+    """The gate that is looked at closely, then those that best tell what the LLM does not know."""
+    first = [policy.gate] if policy else []
+    ranked = sorted(ranked_gates(evaluation), key=lambda gate: -(gate.measures["auroc"].value or 0.0))
+    return first + [gate for gate in ranked if gate not in first]
 
 
 def _comparisons(evaluation: Evaluation) -> str:
