@@ -41,8 +41,16 @@ if TYPE_CHECKING:
     from knowgate.evaluation.ik_ablations import sweep_ik
     from knowgate.evaluation.latency import latency_sheet, time_gates
     from knowgate.evaluation.reranking.answers import Answering
-    from knowgate.evaluation.reranking.compare import HeldOut, compare_rerankers, held_out
+    from knowgate.evaluation.reranking.compare import (
+        HeldOut,
+        RerankComparison,
+        compare_rerankers,
+        held_out,
+        is_reranker,
+    )
+    from knowgate.evaluation.reranking.controls import PassageMeans, ShortestFirst
     from knowgate.evaluation.reranking.kept_scores import KeptScores
+    from knowgate.evaluation.reranking.rankers import BARE, ORACLE, RETRIEVER, Measured
     from knowgate.evaluation.reranking.tables import prediction_lines, rerank_json, rerank_sheets
     from knowgate.evaluation.second_look import second_sheet
     from knowgate.evaluation.self_assessment import (
@@ -61,6 +69,7 @@ __all__ = [
     "Answering",
     "Assessment",
     "Assumed",
+    "BARE",
     "EXAMPLE_COUNTS",
     "Evaluation",
     "FEWEST",
@@ -72,19 +81,25 @@ __all__ = [
     "KeptScores",
     "Log",
     "MAX_LOSS",
+    "Measured",
     "NOT_GIVEN",
+    "ORACLE",
     "PER",
     "PRICE_SEARCH",
     "PRICE_TOKEN",
+    "PassageMeans",
     "Point",
     "Prices",
     "RATES",
+    "RETRIEVER",
     "ROUNDS",
     "Recommendation",
+    "RerankComparison",
     "RowCounts",
     "RunReport",
     "SEARCH_SECONDS",
     "Saving",
+    "ShortestFirst",
     "Slice",
     "SliceTable",
     "Spending",
@@ -105,6 +120,7 @@ __all__ = [
     "evaluation_json",
     "held_out",
     "history_tables",
+    "is_reranker",
     "latency_sheet",
     "main_sheet",
     "majority_share",

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from knowgate.report.comparison.page import write_eval_page
     from knowgate.report.comparison.sheets import all_sheets
     from knowgate.report.comparison.verdict import Verdict, verdict
+    from knowgate.report.reranking.page import write_rerank_page
+    from knowgate.report.reranking.verdict import rerank_verdict
     from knowgate.report.terminal import render
     from knowgate.report.write import check_report_folder, summary_json, write_report
 else:
@@ -21,10 +23,12 @@ __all__ = [
     "all_sheets",
     "check_report_folder",
     "render",
+    "rerank_verdict",
     "summary_json",
     "tables",
     "verdict",
     "write_eval_page",
     "write_page",
     "write_report",
+    "write_rerank_page",
 ]
