@@ -12,7 +12,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from knowgate.cli.console import WORDS, plain_console, print_json
+from knowgate.cli.console import WORDS, plain_console, print_json, say_page
 from knowgate.cli.label import labelling_bar
 from knowgate.cli.options import Candidates, Rerank
 from knowgate.cli.paths import path
@@ -120,7 +120,8 @@ def eval_(
         _say_verdict(verdict(evaluation, assumed, max_loss))
     if out is not None:
         write_report(evaluation, out, html=html, assumed=assumed, max_loss=max_loss)
-        _say_page(out / "report.html", html=html)
+        if html:
+            say_page(out / "report.html")
     if data is not None:
         kept = " ".join(f"--labels {run}" for run in evaluation.trial.runs)
         WORDS.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}")
@@ -155,9 +156,3 @@ def _say_verdict(said: Verdict) -> None:
     """Last, where it is still on the screen."""
     words = " ".join([said.label + ":", said.text, *([said.note] if said.note else [])])
     wide_console().print(Text(one_harmless_line(words)), soft_wrap=True)
-
-
-def _say_page(page: Path, *, html: bool) -> None:
-    if html:
-        WORDS.print(f"{page.resolve()}: {page.stat().st_size / 1e6:.1f} MB, readable without network")
-    sys.stdout.flush()

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         spend_always,
         spend_gated,
     )
+    from knowgate.evaluation.contrast.contrast import Change, Contrast, GateContrast, contrast_json, hold_against
+    from knowgate.evaluation.contrast.side import DECISIONS, SUMMARY, decisions_json, read_side
     from knowgate.evaluation.dhicl_tables import EXAMPLE_COUNTS, WORD_PAIRS, Variants, history_tables
     from knowgate.evaluation.ik_ablations import sweep_ik
     from knowgate.evaluation.latency import latency_sheet, time_gates
@@ -70,10 +72,14 @@ __all__ = [
     "Assessment",
     "Assumed",
     "BARE",
+    "Change",
+    "Contrast",
+    "DECISIONS",
     "EXAMPLE_COUNTS",
     "Evaluation",
     "FEWEST",
     "Frontier",
+    "GateContrast",
     "GateResult",
     "HeldOut",
     "INDICATORS",
@@ -98,6 +104,7 @@ __all__ = [
     "RowCounts",
     "RunReport",
     "SEARCH_SECONDS",
+    "SUMMARY",
     "Saving",
     "ShortestFirst",
     "Slice",
@@ -116,10 +123,13 @@ __all__ = [
     "beta_sheets",
     "change",
     "compare_rerankers",
+    "contrast_json",
+    "decisions_json",
     "evaluate",
     "evaluation_json",
     "held_out",
     "history_tables",
+    "hold_against",
     "is_reranker",
     "latency_sheet",
     "main_sheet",
@@ -128,6 +138,7 @@ __all__ = [
     "read_log",
     "read_run",
     "read_runs",
+    "read_side",
     "recommend",
     "recommendation_json",
     "replay",

@@ -107,7 +107,7 @@ def dot_rows(rows: Sequence[Row], title: str, about: str, axis: str) -> str:
     parts = [f'<path class="axis" d="M{zero:.1f} 8V{height - 44}"/>']
     for number, row in enumerate(rows):
         parts += _row(x, row, 8 + ROW * (number + 0.5))
-    for value in (min(ends), 0.0, max(ends)):
+    for value in sorted({min(ends), 0.0, max(ends)}):
         parts.append(words(_place(x, value), height - 26, f"{100 * value:+.1f}" if value else "0", "middle"))
     parts.append(words((BESIDE + 686) / 2, height - 6, axis, "middle", "title"))
     return drawing(field, parts, title, about, kind="rows")

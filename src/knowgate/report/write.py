@@ -8,9 +8,12 @@ from typing import Any
 from knowgate.display import Sheet, markdown_tables
 from knowgate.doors import user_path
 from knowgate.evaluation import (
+    DECISIONS,
     MAX_LOSS,
+    SUMMARY,
     Assumed,
     Evaluation,
+    decisions_json,
     evaluation_json,
     read_runs,
     recommend,
@@ -24,7 +27,7 @@ from knowgate.report.comparison.page import write_eval_page
 from knowgate.report.comparison.sheets import all_sheets
 from knowgate.runs import Runs, run_paths
 
-PAGE, SUMMARY, TABLES = "report.html", "summary.json", "table.md"
+PAGE, TABLES = "report.html", "table.md"
 RUNS = "runs"  # where an evaluation keeps the questions it has answered
 
 
@@ -45,6 +48,7 @@ def write_report(
     check_report_folder(folder)
     if isinstance(about, Evaluation):
         _write(folder, summary_json(about, max_loss), list(all_sheets(about)))
+        write_json(folder / DECISIONS, decisions_json(about, recommend(about, max_loss)))
         if html:
             write_eval_page(about, folder / PAGE, assumed=assumed, max_loss=max_loss)
         return folder
@@ -62,7 +66,7 @@ def summary_json(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> dict[str
 
 def check_report_folder(folder: Path) -> None:
     """Refuse a folder of other things, before there is a report to write."""
-    check_own(folder, [PAGE, SUMMARY, TABLES, RUNS], "a report's")
+    check_own(folder, [PAGE, SUMMARY, TABLES, DECISIONS, RUNS], "a report's")
 
 
 def _write(folder: Path, summary: dict[str, Any], sheets: list[Sheet]) -> None:
