@@ -59,7 +59,8 @@ def compare(
     else:
         console = wide_console()
         console.print(render(short(found)))
-        console.print(one_harmless_line(f"{headline(found)[1]} {basis(found)}"), soft_wrap=True)
+        head = headline(found)
+        console.print(one_harmless_line(f"{head.said} {head.told} {basis(found)}"), soft_wrap=True)
     if html:
         file = out or Path("compare.html")
         write_contrast_page(found, file)

@@ -34,9 +34,10 @@ def write_contrast_page(found: Contrast, out: Path) -> None:
 
 
 def sections(found: Contrast) -> Iterator[str]:
-    light, words = sheets.headline(found)
-    said = f'<p class="light">{LABELS[light]}</p><h2>{markup.text(words)}</h2><p>{escape(sheets.basis(found))}</p>'
-    yield f'<section class="verdict {light}" id="verdict">{said}</section>'
+    head = sheets.headline(found)
+    words = f"<h2>{escape(head.said)}</h2><p>{escape(head.told)} {escape(sheets.basis(found))}</p>"
+    label = f'<p class="light">{LABELS[head.light]}</p>'
+    yield f'<section class="verdict {head.light}" id="verdict">{label}{words}</section>'
     yield _picture(found)
     yield markup.section("sides", "What is compared", "", [markup.table(sheets.sides(found), kind="text")])
     every = markup.wide_table(sheets.differences(found), HOW, found.watched)

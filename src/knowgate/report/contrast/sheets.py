@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from knowgate.display import NOTHING, Sheet, percent, points_with_interval, share_with_interval
+from dataclasses import dataclass
+from typing import Literal
+
+from knowgate.display import NOTHING, Sheet, percent, points, points_with_interval, share_with_interval
 from knowgate.evaluation import Change, Contrast, GateContrast
 from knowgate.statistics import Estimate
 
@@ -13,8 +16,13 @@ MANY = 12  # gates on a terminal; the page has all
 def short(found: Contrast) -> Sheet:
     """For a terminal: the gates that count and those that changed most."""
     kind = "accuracy" if any("accuracy" in one.changes for one in found.gates) else "auroc"
-    rows = tuple((one.gate, *_plain(one, kind), _plain(one, "rate")[2]) for one in picked(found))
-    return Sheet("B less A, in points", ("gate", f"{SHOWN[kind]}, A", "B", "B - A", "searches, B - A"), rows)
+    rows = tuple((one.gate, *_plain(one, kind), _moved(one)) for one in picked(found))
+    return Sheet("B less A, in points", ("gate", f"{SHOWN[kind]}, A", "B", "B - A", "searches"), rows)
+
+
+def _moved(one: GateContrast) -> str:
+    value = one.changes["rate"].difference.value if "rate" in one.changes else None
+    return NOTHING if value is None else points(value)
 
 
 def _plain(one: GateContrast, kind: str) -> tuple[str, str, str]:
@@ -76,8 +84,17 @@ def basis(found: Contrast) -> str:
     return "A and B do not share their questions (or not enough), so differences are those of independent samples."
 
 
-def headline(found: Contrast) -> tuple[str, str]:
-    """The light, and what it means."""
+@dataclass(frozen=True)
+class Headline:
+    """light: as on every report. said: better, worse or neither. told: by how much."""
+
+    light: Literal["use", "leave", "unknown"]
+    said: str
+    told: str = ""
+
+
+def headline(found: Contrast) -> Headline:
+    """By the accuracy of the gates that count: one that fell for certain is enough for 'worse'."""
     changes = {
         one.gate: one.changes["accuracy"].difference
         for one in found.gates
@@ -86,16 +103,17 @@ def headline(found: Contrast) -> tuple[str, str]:
     down = {gate: one for gate, one in changes.items() if one.high is not None and one.high < 0}
     up = {gate: one for gate, one in changes.items() if one.low is not None and one.low > 0}
     if down:
-        return "leave", f"B is worse than A: {_told(down)}."
+        return Headline("leave", "B is worse than A.", _told(down))
     if up:
-        return "use", f"B is better than A: {_told(up)}."
+        return Headline("use", "B is better than A.", _told(up))
     if not changes:
-        return "unknown", "No gate that counts has answers on both sides: see how well needs rank, below."
-    return "unknown", "No difference between A and B is shown for the gates that count."
+        return Headline("unknown", "B and A cannot be told apart by their answers.", "See how needs rank, below.")
+    return Headline("unknown", "No difference between A and B is shown.", _told(changes))
 
 
 def _told(changes: dict[str, Estimate]) -> str:
-    return "; ".join(f"'{gate}' {points_with_interval(one)} points" for gate, one in changes.items())
+    told = (f"'{gate}' {points_with_interval(one)}" for gate, one in changes.items())
+    return f"Points of accuracy, with 95 % intervals: {'; '.join(told)}."
 
 
 def is_shown(change: Change) -> bool:
