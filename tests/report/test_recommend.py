@@ -7,6 +7,8 @@ from knowgate.evaluation.comparison.choosing import Answered, Lever, choose_gate
 from knowgate.evaluation.comparison.promised import Promised
 from knowgate.report import verdict
 from knowgate.runs.needs import RecordedNeeds, write_needs
+from knowgate.thresholds import calibrate
+from tests.support.hand_gate import varied_rows, write_gate, write_rows
 from tests.support.runs_by_hand import row, side, write_run
 from tests.support.trials_by_hand import SETTINGS, trial_run
 
@@ -59,11 +61,24 @@ def test_few_questions_show_nothing(tmp_path):
     assert recommend(evaluated(planted(tmp_path / "run", known=4, n=60))).light == "unknown"
 
 
+def test_a_question_asked_many_times_is_one(tmp_path):
+    rows = [row(f"q{i}", side(i % 4 == 0), side(True), question=f"what is {i % 8}?") for i in range(N)]
+    assert recommend(evaluated(trial_run(tmp_path / "run", rows))).light == "unknown"
+
+
 def test_a_guarantee_that_holds_comes_first_at_its_own_threshold(tmp_path):
     evaluation = evaluated(planted(tmp_path / "run", known=4))
-    evaluation.promises["good"] = Promised("It loses at most 2 %.", holds=True)
+    evaluation.promises["good"] = Promised("It loses at most 2 %.", holds=True, loss=0.02)
     found = recommend(evaluation)
     assert (found.light, found.threshold, found.guarantee, found.agreed) == ("use", 0.5, "It loses at most 2 %.", 0)
+
+
+def test_a_guarantee_that_the_questions_speak_against_is_not_counted_on(tmp_path):
+    run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
+    evaluation = evaluated(run)
+    evaluation.promises["good"] = Promised("It loses at most 2 %.", holds=True, loss=0.02)
+    found = recommend(evaluation)
+    assert (found.light, found.guarantee) == ("leave", "")
 
 
 def test_a_guarantee_that_does_not_hold_here_is_not_counted_on(tmp_path):
@@ -115,3 +130,15 @@ def test_without_open_book_answers_the_cost_of_skipping_is_not_guessed(tmp_path)
 def test_a_negative_price_is_refused():
     with pytest.raises(BadSetting, match="--price-search is -1"):
         Assumed(price_search=-1)
+
+
+def test_the_guarantee_of_a_calibrated_gate_is_read_from_its_folder(tmp_path):
+    gate = write_gate(tmp_path / "gate")
+    rows = varied_rows(600)
+    calibrate(gate, write_rows(tmp_path / "calibration", rows[::2]), max_loss=0.2, confidence=0.9)
+    said = verdict(evaluate([gate], write_rows(tmp_path / "test", rows[1::2]), resamples=50), Assumed(), 0.02)
+    assert said.advice.gate == "gate"
+    assert said.advice.chosen_on == 0
+    assert "loses at most 20 % of the answers against always retrieving, with 90 % confidence" in said.text
+    again = recommend(evaluate([gate], tmp_path / "calibration", resamples=50))
+    assert 100 < again.chosen_on < 200  # half of the 300

@@ -67,7 +67,7 @@ def grid(field: Field, *, names: Sequence[str] | None = None) -> Iterator[str]:
     yield f'<path class="axis" d="M{LEFT} {field.foot}H{field.width - RIGHT}"/>'
     middle = (TOP + field.foot) / 2
     yield words((LEFT + field.width - RIGHT) / 2, field.height - 10, field.x.title, "middle", "title")
-    yield words(16, middle, field.y.title, "middle", "title", turned=True)
+    yield words(16, middle, field.y.title, "middle", "title side", turned=True)
 
 
 def ticks(axis: Axis) -> list[float]:

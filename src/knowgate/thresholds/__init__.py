@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from knowgate.thresholds.calibrate_gate import calibrate
     from knowgate.thresholds.calibration import Calibration, Target, store, usable
     from knowgate.thresholds.choice import NEVER, candidates, for_accuracy
-    from knowgate.thresholds.evidence import sentence
+    from knowgate.thresholds.evidence import CALIBRATED, sentence
     from knowgate.thresholds.outcomes import Outcomes, ThresholdResult, try_threshold
     from knowgate.thresholds.promises import Deployment, objections, promise
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "CALIBRATED",
     "Calibration",
     "Deployment",
     "NEVER",

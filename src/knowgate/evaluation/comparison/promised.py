@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from knowgate.doors import read_text
 from knowgate.gates import ALWAYS, FittedGate, folder_of, gate_name, load_gate
 from knowgate.labels import passages_shown
-from knowgate.runs import Trial
-from knowgate.thresholds import Deployment, objections, promise
+from knowgate.runs import Trial, question_key
+from knowgate.thresholds import CALIBRATED, Deployment, objections, promise
 from knowgate.types import Gate
 
 
 @dataclass(frozen=True)
 class Promised:
-    """A guarantee in words. holds: for the LLM, the passages and the answers of these questions, and for skipping."""
+    """A guarantee in words. holds: for the LLM, the passages and the answers of these questions, and for skipping.
+
+    loss: what it allows. chosen_on: how many of these questions the threshold was chosen on.
+    """
 
     words: str
     holds: bool
+    loss: float = 0.0
+    chosen_on: int = 0
 
 
 def read_promises(trial: Trial, gates: Sequence[str | Gate], *, plug_in: bool = False) -> dict[str, Promised]:
@@ -39,5 +45,10 @@ def _promised(trial: Trial, gate: Gate) -> Promised:
         max_tokens=settings.get("max_tokens"),
         open_prompts=settings.get("open_prompts"),
     )
-    skips = isinstance(gate, FittedGate) and gate.threshold != ALWAYS
-    return Promised(promise(gate, used), skips and not objections(gate, used))
+    if not isinstance(gate, FittedGate):
+        return Promised("", holds=False)
+    holds = gate.threshold != ALWAYS and not objections(gate, used)
+    file = gate.artefact.path / CALIBRATED
+    chosen = set(read_text(file).split()) if file.is_file() else set()
+    loss = float((gate.artefact.manifest.get("guarantee") or {}).get("epsilon", 0.0))
+    return Promised(promise(gate, used), holds, loss, sum(question_key(one) in chosen for one in trial.questions))

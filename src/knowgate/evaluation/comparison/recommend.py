@@ -1,9 +1,9 @@
 """What to do after an evaluation: which gate, at which threshold, and how far that is shown. Says so if none will do.
 
-A gate whose stored guarantee holds here is taken at its own threshold. Else gate and threshold are chosen on these
-questions (see `choosing`), aiming at half the loss that is accepted, for what is best where it was chosen is a little
-worse elsewhere. What the choice is worth is measured by repeating it: five times without a fifth of the questions, each
-time tried on that fifth. So no question speaks for a choice that it had a part in.
+A gate whose stored guarantee holds here is taken at its own threshold, unless what is measured speaks against it. Else
+gate and threshold are chosen on these questions (see `choosing`), aiming at half the loss that is accepted, for what is
+best where it was chosen is a little worse elsewhere. What the choice is worth is measured by repeating it: five times
+without a fifth of the questions, each time tried on that fifth. So no question speaks for a choice it had a part in.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Recommendation:
     gain: Estimate = UNKNOWN
     agreed: int = 0
     guarantee: str = ""
+    chosen_on: int = 0  # of these questions; the guarantee rests on them
     skips: Bools = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
     right: Bools = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
 
@@ -73,11 +74,12 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
         return Recommendation("unknown", n, max_loss)
     answered = Answered(trial.closed_right, trial.open_right)
     guaranteed = _guaranteed(evaluation)
-    if guaranteed is not None:
-        return _as_promised(evaluation, guaranteed, answered, max_loss)
+    promised = _as_promised(evaluation, guaranteed, answered) if guaranteed else None
+    if promised is not None and promised.is_worth_it:
+        return promised
     choice = choose_gate(_levers(evaluation), answered, np.ones(n, dtype=bool), max_loss / 2)
     if choice is None:
-        return Recommendation("unknown" if n < FEWEST else "leave", n, max_loss)
+        return Recommendation("unknown" if _different(evaluation) < FEWEST else "leave", n, max_loss)
     return _as_measured(evaluation, choice, answered, max_loss)
 
 
@@ -111,13 +113,14 @@ def _guaranteed(evaluation: Evaluation) -> GateResult | None:
     return min(held, key=lambda gate: float((gate.needs > gate.threshold).mean()), default=None)
 
 
-def _as_promised(evaluation: Evaluation, gate: GateResult, answered: Answered, max_loss: float) -> Recommendation:
-    skips = gate.needs <= gate.threshold
+def _as_promised(evaluation: Evaluation, gate: GateResult, answered: Answered) -> Recommendation:
+    """The loss that is accepted is the one it was calibrated for."""
+    skips, promised = gate.needs <= gate.threshold, evaluation.promises[gate.gate]
     found = _measure(evaluation, answered, skips, gate.right.astype(float) - answered.opened)
     return Recommendation(
-        _light(found, max_loss, is_proven=True), len(skips), max_loss, gate.gate, gate.threshold, found.skipped,
-        found.skipped, found.difference, found.gain, guarantee=evaluation.promises[gate.gate].words, skips=skips,
-        right=gate.right,
+        _light(found, promised.loss, is_proven=True), len(skips), promised.loss, gate.gate, gate.threshold,
+        found.skipped, found.skipped, found.difference, found.gain, guarantee=promised.words, chosen_on=promised.chosen_on,
+        skips=skips, right=gate.right,
     )  # fmt: skip
 
 
@@ -135,12 +138,18 @@ def _as_measured(evaluation: Evaluation, choice: Choice, answered: Answered, max
     found = _measure(evaluation, answered, skips, changes)
     found = replace(found, gain=UNKNOWN) if choice.lever.gate == NEVER else found
     own = choice.skips(every)
+    light = _light(found, max_loss) if _different(evaluation) >= FEWEST else "unknown"
     return Recommendation(
-        _light(found, max_loss) if n >= FEWEST else "unknown", n, max_loss, choice.lever.gate, choice.threshold,
+        light, n, max_loss, choice.lever.gate, choice.threshold,
         estimate_mean(own.astype(float), evaluation.resamples), found.skipped, found.difference, found.gain,
         agreed=Counter(chosen.lever.gate for _, chosen in rounds if chosen)[choice.lever.gate],
         skips=own, right=answered.right(choice, every),
     )  # fmt: skip
+
+
+def _different(evaluation: Evaluation) -> int:
+    """A question asked many times is still one."""
+    return len({question_key(question) for question in evaluation.trial.questions})
 
 
 def _rounds(evaluation: Evaluation, answered: Answered, aim: float) -> Sequence[tuple[Bools, Choice | None]]:

@@ -10,6 +10,7 @@ from knowgate.evaluation import (
     FEWEST,
     PER,
     ROUNDS,
+    WORTH,
     Assumed,
     Evaluation,
     Recommendation,
@@ -179,7 +180,7 @@ def _no_headline(advice: Recommendation, evaluation: Evaluation) -> str:
     if evaluation.trial.open_right is None:
         return "What skipping would cost cannot be seen: no question was answered with passages."
     if advice.light == "unknown":
-        shown = f"{advice.n} questions cannot" if advice.n != 1 else "One question cannot"
+        shown = f"Fewer than {FEWEST} different questions cannot" if advice.n > 1 else "One question cannot"
         return f"{shown} show whether a gate pays here."
     return "No gate is worth using here: retrieve for every question."
 
@@ -210,7 +211,7 @@ def _why(advice: Recommendation, evaluation: Evaluation) -> str:
             f"The LLM knows {percent(knows)} of these questions, but no gate tells which: the best AUROC is "
             f"{max(aurocs):.2f}."
         )
-    if advice.gain.value is not None and advice.gain.value <= 0:
+    if advice.gain.value is not None and advice.gain.value <= 0 and (advice.tried.value or 0.0) >= WORTH:
         return "The searches that gates would skip are no better chosen than at random."
     return (
         f"The LLM knows {percent(knows)} of these questions, but no threshold of a gate keeps the loss within "
