@@ -119,8 +119,8 @@ def _as_promised(evaluation: Evaluation, gate: GateResult, answered: Answered) -
     found = _measure(evaluation, answered, skips, gate.right.astype(float) - answered.opened)
     return Recommendation(
         _light(found, promised.loss, is_proven=True), len(skips), promised.loss, gate.gate, gate.threshold,
-        found.skipped, found.skipped, found.difference, found.gain, guarantee=promised.words, chosen_on=promised.chosen_on,
-        skips=skips, right=gate.right,
+        found.skipped, found.skipped, found.difference, found.gain,
+        guarantee=promised.words, chosen_on=promised.chosen_on, skips=skips, right=gate.right,
     )  # fmt: skip
 
 
