@@ -84,8 +84,9 @@ def every(evaluation: Evaluation) -> Sheet:
         found = [
             cell.get(gate.gate, (NOTHING,) * (len(part.columns) - 1)) for cell, part in zip(cells, parts, strict=True)
         ]
-        rows.append((gate.gate, f"{gate.threshold:.3g}", *(value for part in found for value in part)))
-    return Sheet("All gates, all numbers", ("gate", "threshold", *columns), tuple(rows))
+        cells_of_gate = [value for part in found for value in part]
+        rows.append((gate.gate, f"{gate.threshold:.3g}", *cells_of_gate, gate.note or NOTHING))
+    return Sheet("All gates, all numbers", ("gate", "threshold", *columns, "about the gate"), tuple(rows))
 
 
 def main(evaluation: Evaluation) -> Sheet:

@@ -19,6 +19,7 @@ from knowgate.evaluation import (
     spend_always,
     spend_gated,
 )
+from knowgate.gates import far_words
 from knowgate.statistics import Estimate
 
 LABELS = {"use": "Worth using", "try": "Worth a try", "leave": "Not worth it", "unknown": "Cannot be said"}
@@ -62,10 +63,19 @@ def verdict(evaluation: Evaluation, assumed: Assumed, max_loss: float) -> Verdic
     if not advice.is_worth_it:
         return Verdict(advice, _no_headline(advice, evaluation), _reasons(advice, evaluation), [], always, gated)
     told = [_skips(advice), *([advice.guarantee] if advice.guarantee else []), _measured(advice)]
+    told += [far] if (far := _far(advice, evaluation)) else []
     return Verdict(
         advice, _headline(advice), [*told, _saves(always, gated, assumed)], _tiles(advice, always, gated, assumed),
         always, gated, "" if advice.guarantee else _aimed(advice),
     )  # fmt: skip
+
+
+def _far(advice: Recommendation, evaluation: Evaluation) -> str:
+    """A warning where many questions are unlike those the gate was fitted on."""
+    if advice.does_without:
+        return ""
+    gate = evaluation.gate(str(advice.gate))
+    return far_words(gate.gate, gate.far, advice.n)
 
 
 def _spent(evaluation: Evaluation, advice: Recommendation) -> Spending:
@@ -211,8 +221,11 @@ def _why(advice: Recommendation, evaluation: Evaluation) -> str:
             f"The LLM knows {percent(knows)} of these questions, but no gate tells which: the best AUROC is "
             f"{max(aurocs):.2f}."
         )
-    if advice.gain.value is not None and advice.gain.value <= 0 and (advice.tried.value or 0.0) >= WORTH:
-        return "The searches that gates would skip are no better chosen than at random."
+    if (advice.tried.value or 0.0) >= WORTH and (advice.gain.low or 0.0) <= 0:
+        return (
+            f"The LLM knows {percent(knows)} of these questions, but that gates choose better than chance which "
+            "searches to skip is not shown."
+        )
     return (
         f"The LLM knows {percent(knows)} of these questions, but no threshold of a gate keeps the loss within "
         f"{points_plain(advice.max_loss)} and skips enough."
