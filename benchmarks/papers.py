@@ -2,9 +2,12 @@
 
     python -m benchmarks.papers --model gguf:FILE --bench FOLDER --work FOLDER [--only NAME ...] [--print]
 
-A GPU is advised. Full runs (questions, passages, hidden states) come to WORK/full; `python benchmarks/record.py
-WORK/full OUT` makes of them what is committed under `benchmarks/runs`. Printed tables come to WORK/out. CBDR's own
-tables are made by `benchmarks/cbdr.py`.
+A GPU is advised. Full runs (questions, passages, hidden states) come to WORK/full, printed tables to WORK/out. What is
+committed under `benchmarks/runs` is made of them by (runs/LLM: a folder there)
+
+    python -m benchmarks.record WORK/full runs/LLM --gate WORK/uar --pack WORK/boundary-test --printed WORK/out
+
+CBDR's own tables are made by `benchmarks/cbdr.py`.
 """
 
 from __future__ import annotations
@@ -143,7 +146,7 @@ class Plan:
         words = ["fit", "kbm", "--labels", self.at("boundary-train"), "--epochs", "2", "--out", self.at("kbm-seen")]
         yield Step("second-fit", words, self.work / "kbm-seen")
         words = ["eval", "--labels", self.at("boundary-test"), "--model", self.model, "--gates", self.at("kbm-seen")]
-        words += ["--second-look", self.at("kbm-seen"), "--no-html", "--out", self.at("out", "second-look")]
+        words += ["--second-look", self.at("kbm-seen"), "--record", "--no-html", "--out", self.at("out", "second-look")]
         yield Step("second-look", words, self.work / "out" / "second-look", "second-look.txt")
 
     def ablations(self) -> Iterator[Step]:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import knowgate
+from knowgate.arbiters.manifest import ArbiterRecord
 from knowgate.gates import FITTED, GATES
 from knowgate.pipeline import Settings
+from knowgate.runs.beliefs import RecordedBeliefs
 from knowgate.runs.needs import RecordedNeeds
 from knowgate.runs.rows import LabelRow
 from tests.support import house
@@ -167,6 +169,13 @@ def test_the_keys_of_a_manifest_are_those_on_the_page(file):
     assert documented(file) - never_in_these.get(file, set()) == written
 
 
-@pytest.mark.parametrize(("file", "record"), [("labels.jsonl", LabelRow), ("needs.jsonl", RecordedNeeds)])
+ROW_RECORDS = [("labels.jsonl", LabelRow), ("needs.jsonl", RecordedNeeds), ("beliefs.jsonl", RecordedBeliefs)]
+
+
+@pytest.mark.parametrize(("file", "record"), ROW_RECORDS)
 def test_the_keys_of_rows_are_those_on_the_page(file, record):
     assert documented(file) == {field.name for field in dataclasses.fields(record)}
+
+
+def test_the_keys_of_an_arbiter_are_those_on_the_page():
+    assert documented("arbiter.json") == {field.name for field in dataclasses.fields(ArbiterRecord)} | {"version"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.tables.common import Rows, bold_best, evaluations, gate_names, shown, table
+from benchmarks.tables.common import GROUPS, Rows, bold_best, evaluations, gate_names, table
+from benchmarks.tables.names import shown
 from benchmarks.tables.operating import operating_tables
 
 
@@ -29,10 +30,7 @@ def by_data(found: dict[str, Any], cell: Any) -> str:
 
 
 def auroc_cell(gate: Any) -> str:
-    value = gate.measures["auroc"]
-    if value.value is None:
-        return "–"
-    return f"{value.value:.3f} [{value.low:.2f}, {value.high:.2f}]"
+    return _with_interval(gate.measures["auroc"])
 
 
 def rate_cell(rate: float) -> Any:
@@ -45,12 +43,17 @@ def rate_cell(rate: float) -> Any:
 
 def tuned_cell(gate: Any) -> str:
     tuned = gate.tuned
+    if tuned is None:
+        return "–"
     return f"{100 * (tuned.accuracy - tuned.always):+.1f} @ {100 * tuned.rate:.0f} %"
 
 
 def benefit_cell(gate: Any) -> str:
-    value = gate.measures["auroc_benefit"]
-    return f"{value.value:.3f} [{value.low:.2f}, {value.high:.2f}]"
+    return _with_interval(gate.measures["auroc_benefit"])
+
+
+def _with_interval(value: Any) -> str:
+    return "–" if value.value is None else f"{value.value:.3f} [{value.low:.2f}, {value.high:.2f}]"
 
 
 def ece_cell(gate: Any) -> str:
@@ -58,10 +61,14 @@ def ece_cell(gate: Any) -> str:
 
 
 def main_tables(model: str, title: str) -> Iterator[str]:
-    found = evaluations(model)
-    if not found:
-        return
     yield f"## {title}\n"
+    for group, names in GROUPS.items():
+        if found := evaluations(model, names):
+            yield f"### {group}\n"
+            yield from _group_tables(found)
+
+
+def _group_tables(found: dict[str, Any]) -> Iterator[str]:
     yield facts(found)
     yield from operating_tables(found)
     yield '\n**AUROC of "does not know"** (95 % bootstrap interval; best of a column in bold).\n'

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tables.common import Rows, gate_names, shown, table
+from benchmarks.tables.common import Rows, decided, gate_names, table
+from benchmarks.tables.names import shown
 
 HALF = 0.5
 
@@ -50,17 +51,14 @@ def _cell(gate: Any, *, with_random: bool = True) -> str:
 
 
 def _ceiling(found: dict[str, Any]) -> tuple[str, ...]:
-    return ("ceiling", *(_ceiling_cell(one.trial) for one in found.values()))
+    return ("ceiling", *(ceiling_cell(one.trial) for one in found.values()))
 
 
-def _ceiling_cell(trial: Any) -> str:
+def ceiling_cell(trial: Any) -> str:
     mastered = [row.closed.mastery for row in trial.rows]
     if any(one is None for one in mastered):
         return "–"
-    retrieve = np.array(mastered, dtype=float) < HALF
-    right, rate = np.where(retrieve, trial.always_right, trial.closed_right).mean(), retrieve.mean()
-    random = rate * trial.always_right.mean() + (1 - rate) * trial.closed_right.mean()
-    return f"{100 * right:.1f} ({100 * rate:.0f} %) / {100 * random:.1f}"
+    return decided(trial, np.array(mastered, dtype=float) < HALF)
 
 
 def _verdicts(found: dict[str, Any]) -> Rows:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.arbiters import FittedArbiter, load_arbiter
     from knowgate.datasets import load_questions
     from knowgate.errors import KnowgateError
     from knowgate.evaluation import Evaluation, evaluate
-    from knowgate.fitting import fit
+    from knowgate.fitting import fit, fit_arbiter
     from knowgate.gates import FittedGate, default_gate, load_gate
     from knowgate.labels import label
     from knowgate.models import Backend, load_model
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from knowgate.types import (
         Answer,
         AnswerEvent,
+        Arbiter,
+        Belief,
+        BothAnswers,
+        Choice,
         Completion,
         Decision,
         DecisionEvent,
@@ -62,12 +67,17 @@ __all__ = [
     "AdaptiveRAG",
     "Answer",
     "AnswerEvent",
+    "Arbiter",
     "Backend",
+    "Belief",
+    "BothAnswers",
     "Calibration",
+    "Choice",
     "Completion",
     "Decision",
     "DecisionEvent",
     "Evaluation",
+    "FittedArbiter",
     "FittedGate",
     "Gate",
     "KnowgateError",
@@ -91,7 +101,9 @@ __all__ = [
     "default_gate",
     "evaluate",
     "fit",
+    "fit_arbiter",
     "label",
+    "load_arbiter",
     "load_gate",
     "load_model",
     "load_questions",

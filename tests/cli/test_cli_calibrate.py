@@ -34,12 +34,23 @@ def test_a_plain_gate_says_how_to_pass_its_threshold(call, made):
     assert "knowgate ask --gate logprob:first --threshold 0." in outcome.err
 
 
+def test_a_cascade_says_how_it_is_used(call, made):
+    options = ["--max-loss", "0.1", "--confidence", "0.9", "--net", "--arbiter", "rules"]
+    outcome = call("calibrate", "gate", "--labels", "run", *options)
+    assert outcome.code == 0
+    assert "accuracy, always and then the arbiter" in outcome.out
+    assert "net of those gained" in outcome.err
+    assert "knowgate ask --gate gate --arbiter rules" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ([], "one of --max-loss"),
         (["--max-loss", "0.1", "--best-accuracy"], "one of --max-loss"),
         (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence belongs to --max-loss"),
+        (["--retrieval-rate", "0.5", "--net"], "--net belongs to --max-loss"),
+        (["--retrieval-rate", "0.5", "--arbiter", "rulez"], "rules"),
         (["--max-loss", "0"], "must be above 0 and below 1"),
         (["--max-loss", "0.1", "--confidence", "1"], "the confidence is 1"),
         (["--retrieval-rate", "2"], "between 0 and 1"),

@@ -30,7 +30,7 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--gate", "logprob:nope"], "allowed: first, mean, min, entropy, margin"),
         (["--gate", "logprob:foo=1"], "unknown option 'foo'. Known options: statistic"),
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
-        (["--nope"], "unknown option '--nope'. Known: --beta, --config, --docs"),
+        (["--nope"], "unknown option '--nope'. Known: --arbiter, --beta, --config, --docs"),
         (["--retriever", "nope"], "unknown retriever 'nope'. Known: bm25, dense, hybrid."),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
         (["--threshold", "2"], "the threshold is 2.0; it must be between 0 and 1."),
@@ -92,7 +92,9 @@ def test_blank_lines_on_stdin_are_no_questions(call: Call):
 
 def test_a_line_of_stdin_that_is_not_utf8_is_named(call: Call):
     outcome = call("decide", "--model", "fake", stdin=b"good\ncaf\xe9\n")
-    assert "line 2 of standard input is not UTF-8 text" in sentence(outcome)
+    assert outcome.code == 1
+    assert "line 2 of standard input is not UTF-8 text" in outcome.err
+    assert "good" in outcome.out  # what came before it was decided already
 
 
 def test_a_question_with_half_characters_is_refused(call: Call):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Call
 
-KEYS = {"question", "answer", "retrieve", "need", "threshold", "gate", "model", "passages", "seconds"}
+KEYS = {"question", "answer", "retrieve", "need", "threshold", "gate", "model", "passages", "tokens"}
 
 
 def test_json_is_one_object_per_question(call: Call, docs: Path):
@@ -24,6 +24,21 @@ def test_decide_reads_all_of_stdin_in_order(call: Call):
     asked = [f"question {number}" for number in range(150)]  # more than two batches
     outcome = call("decide", "--model", "fake", "--json", stdin="\n".join(asked).encode())
     assert [json.loads(line)["question"] for line in outcome.out.splitlines()] == asked
+
+
+def test_empty_lines_keep_their_number(call: Call):
+    outcome = call("ask", "--model", "fake", "--gate", "never", "--json", stdin=b"a\n\nb\n\n")
+    records = [json.loads(line) for line in outcome.out.splitlines()]
+    assert [(record["id"], "skipped" in record) for record in records] == [
+        ("1", False), ("2", True), ("3", False), ("4", True),
+    ]  # fmt: skip
+
+
+def test_questions_answered_together_share_their_seconds(call: Call):
+    outcome = call("ask", *"abc", "--model", "fake", "--gate", "never", "--json")
+    alone, *together = [json.loads(line) for line in outcome.out.splitlines()]
+    assert "seconds" in alone
+    assert [record["batch"]["questions"] for record in together] == [2, 2]
 
 
 def test_markup_in_questions_and_passages_is_printed_literally(call: Call, docs: Path):

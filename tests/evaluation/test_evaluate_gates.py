@@ -1,12 +1,14 @@
 """The verb `evaluate`: gates and runs in every form, and fresh questions."""
 
+from pathlib import Path
+
 import pytest
 
 from knowgate.errors import BadSetting, NotOffered, UnknownName
 from knowgate.evaluation import evaluate
 from knowgate.gates import load_gate
 from knowgate.models import load_model
-from knowgate.prompts import self_assessment
+from knowgate.prompts import load_answer_prompts, self_assessment
 from knowgate.runs import RunFolder, read_needs
 from knowgate.signals import ASSESSMENT_LABELS
 from knowgate.types import Gate, Signal, Want
@@ -135,6 +137,12 @@ def test_gates_of_one_name_are_kept_apart_on_record(made, tmp_path):
         [Numbered(), Numbered(0.4)], data=made.data, model=made.model, out=tmp_path / "out", resamples=10
     )
     assert names(evaluation) == ["numbered", "numbered (2)"]
+
+
+def test_fresh_questions_are_answered_in_the_wording_that_was_named(made, tmp_path):
+    asked = {"data": made.data, "model": made.model, "out": tmp_path / "out", "resamples": 10}
+    settings = evaluate("prompt", prompts="free", **asked).trial.settings
+    assert settings["prompts_fingerprint"] == load_answer_prompts(Path("free")).fingerprint
 
 
 def test_several_data_specs_are_one_evaluation(made, tmp_path):

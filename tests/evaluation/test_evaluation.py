@@ -143,6 +143,13 @@ def test_runs_of_different_models_are_not_mixed(tmp_path):
         load_trial(runs)
 
 
+def test_runs_of_different_rerankers_are_not_mixed(tmp_path):
+    chosen = {"reranker": "aligned", "reranker_fingerprint": "r1", "candidates": 20}
+    runs = [trial_run(tmp_path / "a"), trial_run(tmp_path / "b", **chosen)]
+    with pytest.raises(BadSetting, match=r"different rerankers .*side by side: knowgate sweep beta"):
+        load_trial(runs)
+
+
 def test_a_manifest_that_was_edited_is_named_with_what_it_lacks(tmp_path):
     run = trial_run(tmp_path / "run")
     manifest = json.loads((run / "run.json").read_text())

@@ -56,6 +56,23 @@ def test_a_skipped_line_says_what_reading_and_going_on_took():
     assert event.loses is None
 
 
+def test_what_a_rule_decided_it_would_decide_at_any_threshold():
+    assert event_of({**SKIPPED, "need": 0.9, "rule": "thanks"}).need == 0.0
+    assert event_of({**RETRIEVED, "need": 0.1, "rule": "fresh events"}).need == 1.0
+
+
+def test_empty_lines_of_what_was_asked_are_no_traffic(tmp_path):
+    log = read_log(write_log(tmp_path / "log", {"id": "1", "question": "", "skipped": "the line is empty"}, SKIPPED))
+    assert (len(log.events), log.bad) == (1, {})
+
+
+def test_questions_answered_together_have_no_seconds_of_their_own():
+    batch = {key: value for key, value in SKIPPED.items() if key != "seconds"} | {
+        "batch": {"questions": 4, "seconds": 8.0}
+    }
+    assert math.isnan(event_of(batch).read.seconds)
+
+
 def test_a_retrieved_line_says_what_looking_up_took():
     event = event_of(RETRIEVED)
     assert costs(event.opened) == (3.25, 80, 6)

@@ -16,6 +16,7 @@ from knowgate.fitting.fit_options import handed_to, wanted_by
 from knowgate.gates import FITTED
 from knowgate.gates.probe import ProbeGate
 from knowgate.runs import RunFolder
+from tests.support.pairs_by_hand import pair_run
 from tests.support.planted_run import planted_rows, scored_elsewhere, write_run
 
 
@@ -48,6 +49,32 @@ def test_the_notes_of_a_fit_are_in_the_manifest(run, tmp_path):
     fit("fusion", run, out=tmp_path / "gate", cheap=True)
     notes = json.loads((tmp_path / "gate" / "gate.json").read_text(encoding="utf-8"))["notes"]
     assert notes[0].startswith("all signals: dev AUROC")
+
+
+def test_a_gate_of_benefit_says_what_its_default_threshold_will_do(tmp_path):
+    made = fit("fusion", pair_run(tmp_path / "both", 300), out=tmp_path / "gate").artefact.manifest
+    told = "lose at most 1 point of accuracy: on the [0-9]+ dev and calibration questions it spares [0-9]+%"
+    assert any(re.search(told, note) for note in made["notes"])
+    assert made["threshold"] != 0.5
+
+
+def test_a_larger_loss_spares_more_searches(tmp_path):
+    run = pair_run(tmp_path / "both", 300)
+    strict, lax = (fit("fusion", run, out=tmp_path / str(loss), max_loss=loss).threshold for loss in (0.0, 0.3))
+    assert strict < lax
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "known", "max_loss": 0.02}, "fitted on 'known'"),
+        ({"threshold": 0.3, "max_loss": 0.02}, "not both"),
+        ({"max_loss": 1.5}, "the largest loss is 1.5"),
+    ],
+)
+def test_a_largest_loss_where_it_makes_no_sense_is_refused(run, tmp_path, options, said):
+    with pytest.raises(BadSetting, match=said):
+        fit("fusion", run, out=tmp_path / "gate", cheap=True, **options)
 
 
 def test_another_seed_splits_otherwise(run, tmp_path):

@@ -15,7 +15,7 @@ from knowgate.gates import load_fitted
 from knowgate.signals.dispersion import SAMPLES as SEAKR_SAMPLES
 from knowgate.signals.features import FEATURES, feature_matrix
 from knowgate.statistics.measures import auroc
-from knowgate.types import Completion, Signal
+from knowgate.types import Completion, Sampling, Signal
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.planted_run import LAYER, SAMPLES, planted_rows, scored_elsewhere, write_run
 
@@ -53,6 +53,13 @@ def test_it_learns_a_rule_that_no_single_signal_shows(fusion, examples):
     alone += [on_test(fit_probe(examples, kind="linear", position=p), examples) for p in ("pre", "post")]
     assert all(0.1 < score < 0.9 for score in alone)
     assert on_test(fusion, examples) > 0.95
+
+
+def test_it_draws_samples_as_those_of_the_run_were_drawn(examples):
+    assert fit_fusion(examples).want.sampling == Sampling()
+    colder = {**examples.settings, "temperature": 0.6, "top_p": 0.9, "top_k": 50}
+    drawn = replace(examples, trial=replace(examples.trial, settings=colder))
+    assert fit_fusion(drawn).want.sampling == Sampling(0.6, 0.9, 50)
 
 
 def test_it_reads_every_signal_of_the_run(fusion):

@@ -7,14 +7,19 @@ import pytest
 import torch
 
 from knowgate.errors import BadInput, BadSetting
+from knowgate.fitting.judges.answer import answer_training
 from knowgate.fitting.judges.checkpoint import forget_training, training_folder
 from knowgate.fitting.judges.ik import fit_ik, fit_ik_judge
 from knowgate.fitting.judges.kbm import fit_kbm, fit_kbm_judge
-from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson, learning_rate, mean_loss
+from knowgate.fitting.judges.lessons import Lesson
+from knowgate.fitting.judges.pupils import CausalPupil
+from knowgate.fitting.judges.settings import JudgeTraining, one_cycle, warm_cosine
+from knowgate.fitting.judges.training import train_judge
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate
 from knowgate.gates.fitted.judge import Judge, open_base
 from knowgate.gates.kbm import KBM_LABELS, START, encode_kbm_answer
+from knowgate.models import MarkedTokens
 from knowgate.statistics.measures import auroc
 from tests.support.judge_data import QUICK, planted, quick
 from tests.support.tiny_models import save_word_llama
@@ -39,14 +44,14 @@ def judge(base):
 
 
 def lesson(judge, text, word):
-    return Lesson(encode_kbm_answer(judge, text, word), (judge.columns[KBM_LABELS.index(word)], judge.columns[1]))
+    return Lesson(encode_kbm_answer(judge, text, word), (float(word == "True"), 0.0))
 
 
 # --- schedule and loss ----------------------------------------------------------------------------
 
 
 def test_the_learning_rate_climbs_for_two_percent_of_the_updates_and_falls_along_a_cosine():
-    rates = [learning_rate(update, 100) for update in range(100)]
+    rates = [warm_cosine(update, 100) for update in range(100)]
     assert rates[:2] == [0.5, 1.0]
     assert rates[51] == pytest.approx(0.5, abs=1e-9)
     assert rates[-1] == pytest.approx(0.5 * (1 + math.cos(math.pi * 97 / 98)))
@@ -74,16 +79,18 @@ def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
     for item in lessons:
         with torch.no_grad():
             rows = judge.model.loaded.model(torch.tensor([item.cut.ids])).logits[0].log_softmax(-1)
-        expected += [-float(rows[mark, target]) for mark, target in zip(item.cut.marks, item.targets, strict=True)]
+        targets = [judge.columns[0 if share else 1] for share in item.shares]
+        expected += [-float(rows[mark, target]) for mark, target in zip(item.cut.marks, targets, strict=True)]
+    pupil = CausalPupil(judge.model, judge.columns, whole_vocabulary=True)
     with torch.no_grad():
-        assert float(mean_loss(judge.model, lessons)) == pytest.approx(np.mean(expected), abs=1e-4)
+        assert float(pupil.loss(lessons)) == pytest.approx(np.mean(expected), abs=1e-4)
 
 
 # --- training -------------------------------------------------------------------------------------
 
 
 def test_gradients_added_up_over_portions_train_like_a_whole_batch(base, tmp_path, monkeypatch):
-    monkeypatch.setattr("knowgate.fitting.judges.trained_model.DROPOUT", 0.0)
+    monkeypatch.setattr("knowgate.fitting.judges.pupils.DROPOUT", 0.0)
     examples = planted(base, 60)
     whole, parts = JudgeTraining(1, 8, 1, 1e-3), JudgeTraining(1, 8, 2, 1e-3)
     notes = [
@@ -93,16 +100,20 @@ def test_gradients_added_up_over_portions_train_like_a_whole_batch(base, tmp_pat
     assert notes[0] == notes[1]
 
 
-@pytest.mark.parametrize("fit", [fit_ik, fit_kbm])
-def test_the_options_of_a_fit_make_its_training(base, tmp_path, fit):
+@pytest.mark.parametrize(
+    ("fit", "inner", "training", "looks"),
+    [
+        (fit_ik, fit_ik_judge, answer_training(1, 32, 5e-4, accumulate=2, seed=3), ["0.5", "1"]),
+        (fit_kbm, fit_kbm_judge, JudgeTraining(epochs=2, rate=5e-4, accumulate=2, seed=3), ["1", "2"]),
+    ],
+)
+def test_the_options_of_a_fit_make_its_training(base, tmp_path, fit, inner, training, looks):
     steps = []
-    options = {"epochs": 2, "learning_rate": 5e-3, "accumulate": 2, "seed": 3, "full": False}
+    options = {"epochs": training.epochs, "learning_rate": 5e-4, "accumulate": 2, "seed": 3, "full": False}
     by_options = fit(planted(base, 60), **options, work=tmp_path / "a", watch=steps.append)
-    inner = {fit_ik: fit_ik_judge, fit_kbm: fit_kbm_judge}[fit]
-    training = JudgeTraining(epochs=2, rate=5e-3, accumulate=2, seed=3)
     assert by_options.files == inner(planted(base, 60), training=training, work=tmp_path / "b").files
     ends = [step for step in steps if step.is_milestone]
-    assert [step.words.split(",")[0] for step in ends] == ["epoch 1", "epoch 2"]
+    assert [step.words.split(",")[0] for step in ends] == [f"epoch {look}" for look in looks]
     assert (ends[-1].done, ends[-1].unit, ends[-1].stage) == (ends[-1].total, "examples", "training")
 
 
@@ -163,3 +174,98 @@ def test_settings_that_cannot_be_used_are_refused(wrong):
 def test_a_base_without_weights_is_refused(base, tmp_path):
     with pytest.raises(BadSetting, match="'fake' has none here"):
         fit_ik_judge(planted(base, 60), tokens=0, base="fake", training=QUICK, work=tmp_path / "w")
+
+
+# --- looks, skipped updates, order ----------------------------------------------------------------
+
+
+class Sum:
+    """A pupil of one number: the loss is what a test says."""
+
+    fingerprint = "sum"
+
+    def __init__(self, losses):
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.losses, self.looks = iter(losses), []
+
+    def begin(self, training):
+        return [self.weight]
+
+    def set_training(self, on):
+        self.is_training = on
+
+    def loss(self, lessons):
+        if self.is_training:
+            self.looks.append([len(item.cut.ids) for item in lessons])
+            return self.weight.sum() * next(self.losses)
+        return torch.tensor(next(self.losses))
+
+    def margins(self, lessons):
+        return [item.shares[0] for item in lessons]
+
+    def save(self, folder):
+        (folder / "weights.json").write_text("{}")
+
+
+def plain(n, length=3):
+    return [Lesson(MarkedTokens([1] * (length + i), [0]), (float(i % 2),)) for i in range(n)]
+
+
+def taught(tmp_path, losses, n=8, dev=0, **settings):
+    how = JudgeTraining(**{"batch": 2, "epochs": 1, "rate": 1e-3, **settings})
+    pupil = Sum(losses)
+    return train_judge(pupil, plain(n), plain(dev), how, tmp_path / "w", lambda step: None), pupil
+
+
+def test_an_update_whose_gradient_is_no_number_is_skipped_and_counted(tmp_path):
+    trained, pupil = taught(tmp_path, [1.0, math.nan, 1.0, 1.0])
+    assert trained.state.skipped == 1
+    assert math.isfinite(float(pupil.weight.detach()))
+    assert "1 updates were skipped: their gradients were no numbers" in trained.notes()
+
+
+def test_a_training_that_skips_most_updates_is_refused(tmp_path):
+    with pytest.raises(BadSetting, match="3 of 4 updates had gradients that are no numbers"):
+        taught(tmp_path, [1.0, math.nan, math.nan, math.nan])
+
+
+def test_it_stops_when_looks_at_the_dev_split_bring_nothing_better(tmp_path):
+    # four epochs of one update, with a look behind each: dev losses .5, .6, .7
+    losses = [1.0, 0.5, 1.0, 0.6, 1.0, 0.7]
+    trained, _ = taught(tmp_path, losses, n=2, dev=2, epochs=4, patience=2)
+    assert trained.state.dev_losses == pytest.approx((0.5, 0.6, 0.7))
+    assert (trained.state.best, trained.state.legs) == (0, 3)
+    assert "stopped early: 2 looks at the dev split brought no lower loss" in trained.notes()
+
+
+def test_the_learning_curve_has_the_dev_auroc_of_every_look(tmp_path):
+    trained, _ = taught(tmp_path, [1.0, 1.0, 0.5, 1.0, 1.0, 0.4], n=8, dev=2, checks=2)
+    looks = [line.split(", ")[1:] for line in trained.notes()[:2]]
+    assert looks == [["dev loss 0.5000", "dev AUROC 1.000"], ["dev loss 0.4000", "dev AUROC 1.000"]]
+
+
+def test_examples_of_like_length_come_together_within_a_window(tmp_path):
+    _, pupil = taught(tmp_path, [1.0] * 4, window=4)
+    assert sorted(pupil.looks) == [[3, 4], [5, 6], [7, 8], [9, 10]]
+
+
+def test_a_one_cycle_rate_begins_low_peaks_at_three_tenths_and_ends_near_nothing():
+    rates = [one_cycle(update, 100) for update in range(100)]
+    assert rates[0] == pytest.approx(1 / 25)
+    assert rates[29] == pytest.approx(1.0)
+    assert max(rates) <= 1.0
+    assert rates[-1] == pytest.approx(1 / 250_000)
+
+
+def test_a_share_between_no_and_yes_is_learnt_as_it_is(judge):
+    soft = Lesson(encode_kbm_answer(judge, "a b c", "True"), (0.3, 0.8))
+    pupil = CausalPupil(judge.model, judge.columns)
+    with torch.no_grad():
+        logits = judge.model.loaded.model(torch.tensor([soft.cut.ids])).logits[0].double()
+        margins = [float(logits[mark, judge.columns[0]] - logits[mark, judge.columns[1]]) for mark in soft.cut.marks]
+        loss = float(pupil.loss([soft]))
+    expected = [
+        math.log1p(math.exp(-m)) * s + math.log1p(math.exp(m)) * (1 - s)
+        for m, s in zip(margins, soft.shares, strict=True)
+    ]
+    assert loss == pytest.approx(np.mean(expected), abs=1e-4)

@@ -11,10 +11,12 @@ from knowgate.fitting.examples import load_examples
 from knowgate.fitting.probability import fit_calibration
 from knowgate.fitting.probe import fit_probe
 from knowgate.fitting.save import save_fitted
+from knowgate.gates import load_gate
 from knowgate.gates.fitted.artefact import read_artefact
 from knowgate.gates.fitted.probability import to_probability
 from knowgate.runs.split import seen_key
 from knowgate.statistics.measures import ece
+from knowgate.types import Sampling, Want
 from tests.support.planted_run import MODEL, planted_rows, write_run
 
 
@@ -36,6 +38,13 @@ def fitted(examples):
 def saved(fitted, examples, tmp_path_factory):
     out = tmp_path_factory.mktemp("fitted") / "probe"
     return save_fitted(replace(fitted, notes=["a note"]), examples, out, command="knowgate fit", threshold=0.3)
+
+
+def test_how_samples_are_drawn_comes_back_from_the_folder(fitted, examples, tmp_path):
+    drawn = Want(draft_tokens=8, layers=fitted.want.layers, samples=10, sampling=Sampling(0.6, 0.9, 50), seed=0)
+    folder = save_fitted(replace(fitted, want=drawn), examples, tmp_path / "gate").path
+    assert load_gate(str(folder)).want == drawn
+    assert read_artefact(folder).manifest["want"]["top_k"] == 50
 
 
 # --- calibration ----------------------------------------------------------------------------------

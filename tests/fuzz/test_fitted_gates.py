@@ -15,11 +15,15 @@ from pathlib import Path
 import pytest
 
 from knowgate.fitting import fit
+from knowgate.fitting.examples import load_examples
+from knowgate.fitting.save import save_fitted
+from knowgate.fitting.uar import fit_heads
 from knowgate.folders import file_digests
 from knowgate.gates import FittedGate, load_gate, read_artefact, revise_artefact, seen_by
 from knowgate.gates.fitted.artefact import checksum
 from knowgate.runs import Trial, load_trial
 from knowgate.thresholds import Deployment, promise
+from tests.support.fitted_gates import CRITERIA, MODEL, label_facts
 from tests.support.fuzz import attempt, tries
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.mutations import damaged_copies
@@ -107,6 +111,15 @@ def test_a_damaged_gate_is_refused_or_the_same(name: str, form: str, home: Path,
 @pytest.mark.parametrize("name", JUDGES)
 def test_a_damaged_judge_is_refused_or_the_same(name: str, home: Path, trial: Trial, tmp_path: Path) -> None:
     try_gate(home / "sealed" / name, tmp_path / "gate", trial.subset(range(2)), tries(1, 15), sealed=True)
+
+
+def test_a_damaged_gate_of_uar_as_it_is_fitted_now_is_refused_or_the_same(tmp_path: Path) -> None:
+    """Heads with a mean and a scale of their own; the folder of an earlier version has one number for all."""
+    run = label_facts(tmp_path / "run")
+    examples = load_examples([run], target="known")
+    save_fitted(fit_heads(examples, MODEL, CRITERIA), examples, tmp_path / "uar")
+    assert "knowledge.mean" in read_artefact(tmp_path / "uar").tensors
+    try_gate(tmp_path / "uar", tmp_path / "gate", load_trial([run]).subset(range(12)), tries(4, 60), sealed=True)
 
 
 def test_a_damaged_gate_that_knows_distances_is_refused_or_the_same(tmp_path: Path) -> None:

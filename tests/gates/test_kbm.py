@@ -48,7 +48,7 @@ def made(tmp_path_factory):
     for head in ("certainty", "mastery"):
         fitted = fit_kbm_judge(examples, head=head, tau=0.8, training=QUICK, work=folder / "work", watch=seen.append)
         save_fitted(fitted, examples, folder / head)
-    assert sum(step.dev_loss is not None for step in seen) == QUICK.epochs
+    assert sum(step.is_milestone for step in seen) == QUICK.epochs
     return Made(folder, examples, fitted)
 
 

@@ -9,14 +9,14 @@ from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Question
 
 QUESTIONS = [
-    Question("Capital of France?", id="1", answers=("Paris",), meta={"alone": "Lyon", "with": "Paris"}),
-    Question("Capital of Peru?", id="2", answers=("Lima",), meta={"alone": "Lima", "with": "Lima"}),
+    Question("Capital of France?", id="1", answers=("Paris",), meta={"alone": "Lyon", "with": "Paris", "long": "Nice"}),
+    Question("Capital of Peru?", id="2", answers=("Lima",), meta={"alone": "Lima", "with": "Lima", "long": "Lima"}),
 ]
 
 
-def imported(tmp_path, closed="alone", opened="with"):
+def imported(tmp_path, closed="alone", opened="with", **more):
     folder = RunFolder(tmp_path / "run")
-    import_answers(folder, QUESTIONS, StringGrader(), llm="x", data="jsonl:x", closed=closed, opened=opened)
+    import_answers(folder, QUESTIONS, StringGrader(), llm="x", data="jsonl:x", closed=closed, opened=opened, **more)
     return folder
 
 
@@ -37,5 +37,10 @@ def test_without_open_book_answers_there_is_no_benefit(tmp_path):
 
 
 def test_a_missing_answer_names_the_keys_there_are(tmp_path):
-    with pytest.raises(BadInput, match=r"no text in meta\.nothing. It has: alone, with"):
+    with pytest.raises(BadInput, match=r"no text in meta\.nothing. It has: alone, long, with"):
         imported(tmp_path, closed="nothing")
+
+
+def test_answers_after_several_rounds_of_retrieval_come_along(tmp_path):
+    rows = list(imported(tmp_path, iterative="long").rows())
+    assert [(row.iterative.text, row.iterative.correct) for row in rows] == [("Nice", False), ("Lima", True)]

@@ -355,7 +355,7 @@ def test_a_skipped_question_has_the_times_of_its_stages():
 
 def test_a_retrieved_question_has_the_times_of_its_stages():
     seconds = build(reranker=Shortest(), second_look=Judge(True)).answer(QUESTION_UNKNOWN).seconds
-    assert set(seconds) == {"read", "gate", "retrieve", "rerank", "second look", "fit", "answer", "total"}
+    assert set(seconds) == {"read", "gate", "retrieve", "rerank", "second look", "fit", "answer", "arbiter", "total"}
     assert seconds["total"] == pytest.approx(sum(seconds.values()) / 2)
     assert all(value >= 0 for value in seconds.values())
 

@@ -6,9 +6,11 @@ from knowgate.evaluation import Assumed, evaluate, recommend
 from knowgate.evaluation.comparison.choosing import Answered, Lever, choose_gate
 from knowgate.evaluation.comparison.promised import Promised
 from knowgate.report import verdict
+from knowgate.report.comparison.page import write_eval_page
 from knowgate.runs.needs import RecordedNeeds, write_needs
 from knowgate.thresholds import calibrate
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
+from tests.support.pairs_by_hand import Prefers
 from tests.support.runs_by_hand import row, side, write_run
 from tests.support.trials_by_hand import SETTINGS, trial_run
 
@@ -142,3 +144,11 @@ def test_the_guarantee_of_a_calibrated_gate_is_read_from_its_folder(tmp_path):
     assert "loses at most 20 % of the answers against always retrieving, with 90 % confidence" in said.text
     again = recommend(evaluate([gate], tmp_path / "calibration", resamples=50))
     assert 100 < again.chosen_on < 200  # half of the 300
+
+
+def test_an_arbiter_is_told_of_in_the_verdict_and_on_the_page(tmp_path):
+    run = write_rows(tmp_path / "run", varied_rows(40))
+    evaluation = evaluate("logprob:first", run, arbiter=Prefers("pick"), resamples=20)
+    assert "The arbiter 'prefers' after every search: " in verdict(evaluation, Assumed(), 0.02).text
+    write_eval_page(evaluation, tmp_path / "p.html")
+    assert "With an arbiter behind the gate" in (tmp_path / "p.html").read_text(encoding="utf-8")

@@ -12,6 +12,8 @@ from pathlib import Path
 from knowgate.fitting.adaptive import fit_adaptive
 from knowgate.fitting.examples import Examples, load_examples
 from knowgate.fitting.fusion import fit_fusion
+from knowgate.fitting.judges.answer import fit_answers
+from knowgate.fitting.judges.crew import crew
 from knowgate.fitting.judges.ik import fit_ik_text
 from knowgate.fitting.judges.kbm import fit_kbm_judge
 from knowgate.fitting.probe import fit_probe
@@ -50,6 +52,14 @@ FITS: dict[str, Fit] = {
     "uar": lambda examples, work: fit_heads(examples, MODEL, CRITERIA),
     "adaptive": lambda examples, work: fit_adaptive(examples, embedder=HashEmbedder()),
     "ik": lambda examples, work: fit_ik_text(examples, embedder=HashEmbedder()),
+    "judge": lambda examples, work: fit_answers(
+        "judge",
+        examples,
+        16,
+        crew(examples.split, replace(QUICK, epochs=1), seeds=2),
+        base=f"hf:{save_word_llama(work / 'llama')}",
+        work=work / "judging",
+    ),
     "kbm": lambda examples, work: fit_kbm_judge(
         examples,
         base=f"hf:{save_word_llama(work / 'llama')}",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from knowgate.fitting.examples import Examples
-from knowgate.fitting.judges.trained_model import JudgeTraining
+from knowgate.fitting.judges.settings import JudgeTraining
 from knowgate.runs.rows import GradedAnswer, LabelRow
 from knowgate.runs.split import split_questions
 from knowgate.runs.trial import Trial

@@ -43,7 +43,7 @@ def save_tiny_llama(folder: Path, seed: int = 0, window: int = 512, more: tuple[
 
 def save_word_llama(folder: Path, seed: int = 0, window: int = 256) -> Path:
     """Of the words that judges are asked with."""
-    asked = " ".join(text for name in ("ik", "kbm") for text in packaged(name).templates["en"].values())
+    asked = " ".join(text for name in ("ik", "kbm", "right") for text in packaged(name).templates["en"].values())
     words = [*JUDGED, *re.findall(r"\w+|[^\w\s]+", asked)]
     tokenizer = _tokenizer(words, pre_tokenizers.Whitespace(), extra_special_tokens=["<user>", "<bot>"])
     tokenizer.chat_template = "{% for m in messages %}<user> {{ m['content'] }} <bot>{% endfor %}"

@@ -51,7 +51,20 @@ def test_the_evidence_names_what_it_is_bound_to(gate, run):
     assert (evidence["epsilon"], evidence["delta"], evidence["k"], evidence["runs"]) == (0.1, 0.1, 3, ["run"])
     assert evidence["grader"] == "contains"
     assert evidence["max_tokens"] == 8
+    assert evidence["reranker"] is None
     assert len(evidence["data_hash"]) == 16
+
+
+def test_the_evidence_names_the_reranker_of_the_passages(gate, tmp_path):
+    chosen = {"reranker": "aligned", "reranker_fingerprint": "r1", "candidates": 20}
+    run = write_rows(tmp_path / "reranked", varied_rows(300), **chosen)
+    named = {"name": "aligned", "fingerprint": "r1", "candidates": 20}
+    assert find_threshold(gate, [run], LOSS).evidence["reranker"] == named
+
+
+def test_runs_of_different_rerankers_have_no_common_threshold(gate, run, tmp_path):
+    other = write_rows(tmp_path / "other", varied_rows(300, 1), reranker="aligned", reranker_fingerprint="r1")
+    assert "chosen by different rerankers" in refused(gate, [run, other])
 
 
 def test_a_budget_is_kept_on_the_questions_it_was_chosen_on(gate, run):

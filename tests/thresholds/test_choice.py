@@ -1,4 +1,4 @@
-"""Thresholds by rate and by accuracy, worked out by hand."""
+"""Thresholds by rate, by accuracy and by a largest loss, worked out by hand."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.fitted.artefact import ALWAYS
 from knowgate.runs.split import held_out, seen_key, split_questions
-from knowgate.thresholds.choice import candidates, for_accuracy, for_rate
+from knowgate.thresholds.choice import NEVER, candidates, for_accuracy, for_loss, for_rate
 from knowgate.thresholds.outcomes import Outcomes, try_threshold
 
 NEEDS = np.array([0.1, 0.2, 0.4, 0.8])
@@ -148,3 +148,28 @@ def test_the_test_split_of_a_fit_is_halved_too():
     texts = [f"question {i}?" for i in range(4000)]
     left = split_questions(texts, seed=0).test
     assert 0.4 < held_out([seen_key(texts[place]) for place in left], 0.5).mean() < 0.6
+
+
+# --- by a largest loss ----------------------------------------------------------------------------
+
+
+def test_as_little_is_retrieved_as_the_loss_allows():
+    needs = np.arange(10) / 10
+    closed, opened = np.array([1, 1, 0, 1, 0, 1, 0, 0, 0, 0], dtype=bool), np.ones(10, dtype=bool)
+    outcomes = Outcomes(needs, closed, opened)
+    assert for_loss(outcomes, 0.0) == 0.15  # the third question would be lost
+    assert for_loss(outcomes, 0.1) == 0.35  # it may be, the fifth may not
+    assert for_loss(outcomes, 0.2) == 0.55
+    assert for_loss(outcomes, 1.0) == NEVER
+
+
+def test_no_threshold_beyond_the_first_that_loses_too_much_is_taken():
+    needs = np.arange(4) / 4
+    outcomes = Outcomes(needs, np.array([0, 1, 1, 1], dtype=bool), np.array([1, 0, 0, 1], dtype=bool))
+    assert for_loss(outcomes, 0.0) == ALWAYS  # skipping three would gain one answer
+
+
+def test_a_loss_that_always_retrieving_has_with_an_arbiter_leaves_nothing_else():
+    two = np.array([0.2, 0.6])
+    harmful = Outcomes(two, np.zeros(2, dtype=bool), np.ones(2, dtype=bool), np.zeros(2, dtype=bool))
+    assert for_loss(harmful, 0.5) == ALWAYS

@@ -49,6 +49,18 @@ class Index:
         return [[Passage("p", "words", score=1.0)] for _ in queries]
 
 
+class Ranker:
+    """A reranker that finds all passages as good."""
+
+    name = "aligned"
+
+    def __init__(self, fingerprint):
+        self.fingerprint = fingerprint
+
+    def score(self, questions, passages):
+        return [[0.0 for _ in found] for found in passages]
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -134,12 +146,34 @@ def test_the_guarantee_is_said_where_it_holds(tmp_path):
         ({"index": "index-2"}, r"passages from bm25 \(index-1\), not for those of this index \(index-2\)"),
         ({"k": 5}, "shown for 3 passages, not for 5"),
         ({"threshold": 0.4}, "the threshold used is 0.4"),
-        ({"second_look": object()}, "without reranking or a second look"),
+        ({"second_look": object()}, "without a second look"),
+        ({"reranker": Ranker("r1")}, "without reranking"),
     ],
 )
 def test_what_keeps_it_from_holding_is_named(tmp_path, options, reason):
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(used(saved(tmp_path), **options))
+
+
+@pytest.mark.parametrize(
+    ("candidates", "options", "reason"),
+    [
+        (20, {}, r"chosen by the reranker aligned \(r1\), not as they are found"),
+        (20, {"reranker": Ranker("r2")}, r"chosen by the reranker aligned \(r1\), not by this one \(r2\)"),
+        (5, {"reranker": Ranker("r1")}, "chosen from 5 candidates, not 20"),
+        (20, {"reranker": Ranker("r1"), "rerank_margin": 0.1}, "that were always reranked"),
+    ],
+)
+def test_a_guarantee_for_reranked_passages_is_bound_to_the_reranker(tmp_path, candidates, options, reason):
+    proven = {"name": "aligned", "fingerprint": "r1", "candidates": candidates}
+    with pytest.raises(AssertionError, match=f"does not hold here: it was shown for passages {reason}"):
+        raise AssertionError(used(saved(tmp_path, reranker=proven), **options))
+
+
+def test_it_holds_for_the_same_reranker(tmp_path):
+    folder = saved(tmp_path, reranker={"name": "aligned", "fingerprint": "r1", "candidates": 20})
+    assert "does not hold" not in used(folder, reranker=Ranker("r1"))
+    assert "bm25 (index-1), chosen by the reranker aligned (r1), 3 at a time" in (folder / CARD).read_text()
 
 
 def test_a_run_with_an_index_and_no_k_showed_three_passages(tmp_path):

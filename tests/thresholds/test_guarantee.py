@@ -6,7 +6,7 @@ from mapie.risk_control import BinaryClassificationController, BinaryRisk
 
 from knowgate.errors import BadSetting
 from knowgate.gates.fitted.artefact import ALWAYS
-from knowgate.thresholds.guarantee import GRID, harmed_skips, learn_then_test, p_values, rows_needed
+from knowgate.thresholds.guarantee import GRID, harmed_by, learn_then_test, p_values, rows_needed
 from knowgate.thresholds.outcomes import Outcomes
 
 
@@ -26,9 +26,9 @@ def uniform(n, slope, seed):
 # --- by hand --------------------------------------------------------------------------------------
 
 
-def test_harmed_skips_are_counted_up_to_and_with_the_threshold():
+def test_harmed_by_are_counted_up_to_and_with_the_threshold():
     found = outcomes([0.1, 0.2, 0.2, 0.9], [False, True, True, True])
-    assert harmed_skips(found, np.array([ALWAYS, 0.1, 0.2, 0.89, 0.9])).tolist() == [0, 0, 2, 2, 3]
+    assert harmed_by(found, np.array([ALWAYS, 0.1, 0.2, 0.89, 0.9])).tolist() == [0, 0, 2, 2, 3]
 
 
 def test_only_an_open_right_and_closed_wrong_answer_is_harm():
@@ -153,6 +153,6 @@ def test_p_values_and_threshold_are_those_of_mapie(seed):
     found, epsilon, delta = uniform(512, 0.3, seed), 0.04, 0.1
     grid = GRID[1::25]  # MAPIE's parameters lie in [0, 1]
     controller = mapie_controller(found, epsilon, delta, grid)
-    assert controller.p_values.ravel() == pytest.approx(p_values(harmed_skips(found, grid), 512, epsilon))
+    assert controller.p_values.ravel() == pytest.approx(p_values(harmed_by(found, grid), 512, epsilon))
     laxest = 1 - np.min(controller.valid_predict_params)
     assert learn_then_test(found, epsilon, delta, grid).threshold == pytest.approx(laxest)

@@ -1,4 +1,5 @@
-"""A threshold chosen anywhere is chosen by one rule: the same rows get the same threshold from everybody."""
+"""Thresholds are chosen in one place: by accuracy or, of a fit, by a loss not to be exceeded. Where nothing may be
+gained by losing, the same rows get the same threshold from everybody."""
 
 import numpy as np
 import pytest

@@ -9,6 +9,7 @@ import typer
 
 from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.paths import path
+from knowgate.cli.weighing import weighing_bar
 from knowgate.gates import ALWAYS, is_artefact
 from knowgate.report import render
 from knowgate.thresholds import calibrate
@@ -32,6 +33,16 @@ def calibrate_command(
     best_accuracy: Annotated[
         bool, typer.Option("--best-accuracy", help="Most right answers; of several thresholds the one that skips most.")
     ] = False,
+    net: Annotated[
+        bool, typer.Option("--net", help="With --max-loss: count answers gained too. Default: harm alone, stricter.")
+    ] = False,
+    arbiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|rules",
+            help="Who chooses after retrieval: the threshold is that of the cascade, gate and arbiter.",
+        ),
+    ] = None,
     held_out: Annotated[
         float, typer.Option(min=0, max=0.95, help="Share of the questions kept back to try the threshold on.")
     ] = 0.5,
@@ -43,33 +54,43 @@ def calibrate_command(
 ) -> None:
     """Choose a gate's threshold: by guarantee, by budget or by accuracy.
 
-    Questions the gate was fitted on are left out; no LLM is run.
+    Questions the gate or the arbiter was fitted on are left out; no LLM is run. With --arbiter the threshold is that of
+    the cascade, and what is lost is still counted against always retrieving without it.
 
     Example: knowgate calibrate my-gate --labels run --max-loss 0.02 --confidence 0.95
     """
-    calibration = calibrate(
-        gate,
-        labels,
-        max_loss=max_loss,
-        confidence=confidence,
-        retrieval_rate=retrieval_rate,
-        best_accuracy=best_accuracy,
-        held_out=held_out,
-        out=out,
-        seed=seed,
-    )
+    with weighing_bar(arbiter) as weighed:
+        calibration = calibrate(
+            gate,
+            labels,
+            max_loss=max_loss,
+            confidence=confidence,
+            retrieval_rate=retrieval_rate,
+            best_accuracy=best_accuracy,
+            net=net,
+            arbiter=arbiter,
+            held_out=held_out,
+            out=out,
+            seed=seed,
+            on_weighed=weighed,
+        )
     plain_console(soft_wrap=False).print(render(calibration.sheet))
     WORDS.print(calibration.sentence)
     if calibration.left_out:
         left_out = ", ".join(f"{count} {reason}" for reason, count in calibration.left_out.items())
         WORDS.print(f"Left out: {left_out}.")
     if is_artefact(gate):
-        WORDS.print(f"Written to {calibration.source}. Use it: knowgate ask --gate {calibration.source}")
+        used = f"knowgate ask --gate {calibration.source}{_with(arbiter)}"
+        WORDS.print(f"Written to {calibration.source}. Use it: {used}")
     else:
-        WORDS.print(_how_to_pass(gate, calibration.threshold))
+        WORDS.print(_how_to_pass(gate, calibration.threshold) + _with(arbiter))
 
 
 def _how_to_pass(gate: str, threshold: float) -> str:
     if threshold == ALWAYS:
         return "Use it: knowgate ask --gate always"
     return f"A plain gate keeps no threshold; pass it: knowgate ask --gate {gate} --threshold {threshold:g}"
+
+
+def _with(arbiter: str | None) -> str:
+    return f" --arbiter {arbiter}" if arbiter else ""

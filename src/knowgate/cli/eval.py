@@ -16,6 +16,7 @@ from knowgate.cli.console import WORDS, plain_console, print_json, say_page
 from knowgate.cli.label import labelling_bar
 from knowgate.cli.options import Candidates, Rerank
 from knowgate.cli.paths import path
+from knowgate.cli.weighing import weighing_bar
 from knowgate.display import one_harmless_line
 from knowgate.errors import BadSetting
 from knowgate.evaluation import MAX_LOSS, PRICE_SEARCH, PRICE_TOKEN, SEARCH_SECONDS, Assumed, Evaluation, evaluate
@@ -41,7 +42,11 @@ def eval_(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(parser=path, metavar="FILE", help="With --model and --labels: the runs' own answer prompts."),
+        typer.Option(
+            parser=path,
+            metavar="free|FILE",
+            help="Wording of the answers, as in `label`. With --labels and --model: that of the runs.",
+        ),
     ] = None,
     index: Annotated[str | None, typer.Option(help="With --data: index folder or http:URL.")] = None,
     rerank: Rerank = None,
@@ -66,13 +71,32 @@ def eval_(
             metavar="DIR", help="Fitted kbm gate that judges the passages of every row: each gate with and without it."
         ),
     ] = None,
+    arbiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|rules",
+            help="Who chooses after retrieval: each gate with and without it. Asked once, then on record in the runs.",
+        ),
+    ] = None,
+    price_retrieval: Annotated[
+        float | None,
+        typer.Option(
+            help="Price of one search: also skip, one retrieval or several, by expected gain (needs --iterative rows)."
+        ),
+    ] = None,
+    price_wrong: Annotated[
+        float, typer.Option(help="Price of a wrong answer, in the currency of --price-retrieval.")
+    ] = 1.0,
     record: Annotated[bool, typer.Option("--record", help="Keep what the gates said in the label runs.")] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 2_000,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
     max_loss: Annotated[
         float, typer.Option(min=0, max=1, help="For the recommendation: share of the answers that skipping may cost.")
     ] = MAX_LOSS,
-    price_search: Annotated[float, typer.Option(min=0, help="For savings: price of one search.")] = PRICE_SEARCH,
+    price_search: Annotated[
+        float | None,
+        typer.Option(min=0, help="For savings: price of one search. [default: that of --price-retrieval, else 0.005]"),
+    ] = None,
     price_token: Annotated[
         float, typer.Option(min=0, help="For savings: price of one token that the LLM reads or writes.")
     ] = PRICE_TOKEN,
@@ -88,7 +112,7 @@ def eval_(
     """
     if out is not None:
         check_report_folder(out)  # before the work, not after it
-    with labelling_bar() if data else nullcontext(lambda tally: None) as show:
+    with labelling_bar() if data else nullcontext(lambda tally: None) as show, weighing_bar(arbiter) as weighed:
         evaluation = evaluate(
             split_specs(gates),
             labels or None,
@@ -104,15 +128,20 @@ def eval_(
             plug_in=plug_in,
             drop_seen=drop_seen,
             second_look=second_look,
+            arbiter=arbiter,
+            price_retrieval=price_retrieval,
+            price_wrong=price_wrong,
             record=record,
             resamples=resamples,
             seed=seed,
             on_progress=show,
+            on_weighed=weighed,
         )
     for gate in evaluation.gates:
         if said := far_words(gate.gate, gate.far, len(evaluation.trial.rows)):
             WORDS.print(said, style="yellow")
-    assumed = Assumed(price_search, price_token, search_seconds)
+    given = [price for price in (price_search, price_retrieval, PRICE_SEARCH) if price is not None]
+    assumed = Assumed(given[0], price_token, search_seconds)
     if as_json:
         print_json(summary_json(evaluation, max_loss))
     else:

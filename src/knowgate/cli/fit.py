@@ -16,23 +16,24 @@ from rich.table import Table
 from rich.text import Text
 
 from knowgate.cli.console import WORDS, plain_console
+from knowgate.cli.fit_parts import estimate_shown, fit_parameter, watching
 from knowgate.cli.lazy_group import LazyGroup, Verb, make_command
 from knowgate.cli.made_by import made_by
 from knowgate.cli.options import Seed
 from knowgate.cli.paths import path
-from knowgate.cli.progress import Show, progress
+from knowgate.cli.progress import progress
 from knowgate.errors import KnowgateError, UnknownName
-from knowgate.fitting import FitOption, FitStep, fit, fit_function, fit_names, majority, options_of
+from knowgate.fitting import FitFunction, fit, fit_function, fit_names, majority, options_of, wanted_by
 from knowgate.gates import FITTED, retrieval_rule
 
 if TYPE_CHECKING:
     from knowgate.gates import FittedGate
 
-RERANKER, GATES = "reranker", "Gates, and when they retrieve"
+ARBITER, RERANKER, GATES = "arbiter", "reranker", "Gates, and when they retrieve"
 RENAMED = {"--rate": "--learning-rate"}
 RENAMED_OF = {"uar": {"--base": "--model"}}
 ENOUGH, ENOUGH_TESTED = 300, 50
-SHARED = ("labels", "out", "target", "threshold", "balance_sets", "seed")
+SHARED = ("labels", "out", "target", "threshold", "max_loss", "balance_sets", "seed")
 
 FitLabels = Annotated[
     list[Path] | None,
@@ -57,7 +58,16 @@ FitThreshold = Annotated[
         metavar="0..1",
         min=0,
         max=1,
-        help="Retrieve when need is above this. Default: 0.5; chosen on dev for benefit.",
+        help="Retrieve when need is above this. Default: 0.5; for benefit by --max-loss.",
+    ),
+]
+FitMaxLoss = Annotated[
+    float | None,
+    typer.Option(
+        "--max-loss",
+        metavar="0..1",
+        show_default="0.01",
+        help="For benefit: accuracy lost, at most.",
     ),
 ]
 FitBalance = Annotated[
@@ -92,13 +102,27 @@ def elsewhere(option: str) -> str:
     return f" It is an option of: {', '.join(owners)}." if owners else ""
 
 
+@dataclass(frozen=True)
+class ArbiterVerb(Verb):
+    """The line of the arbiter: its command has the options of every mode."""
+
+    def load(self, name: str) -> Any:
+        from knowgate.cli.fit_arbiter import arbiter_command
+
+        return make_command(name, arbiter_command(), RENAMED)
+
+
 class FitGroup(LazyGroup):
-    """The gates of the table, those of other packages, and the reranker."""
+    """The gates of the table, those of other packages, the arbiter and the reranker."""
 
     def verbs(self) -> Mapping[str, Verb]:
         gates: dict[str, Verb] = {name: FitVerb("", "", GATES) for name in fit_names()}
         reranker = Verb("knowgate.cli.fit_reranker:reranker", "which passages the LLM can use", "Rerankers", RENAMED)
-        return {**gates, RERANKER: reranker}
+        return {
+            **gates,
+            ARBITER: ArbiterVerb("", "which of two answers is given after retrieval", "Arbiters"),
+            RERANKER: reranker,
+        }
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands and not cmd_name.startswith("-") and not ctx.resilient_parsing:
@@ -120,15 +144,20 @@ def gate_command(name: str) -> Callable[..., None]:
     own = options_of(function)
 
     def command(**given: Any) -> None:
-        shared = {key: given.pop(key) for key in SHARED}
+        shared = {key: given.pop(key) for key in SHARED if key in given}
         fit_and_tell(name, shared, given)
 
-    shared = inspect.signature(_shared, eval_str=True).parameters.values()
-    parameters = [*shared, *(_parameter(option, name) for option in own.values())]
+    shared = [each for each in inspect.signature(_shared, eval_str=True).parameters.values() if _has(function, each)]
+    parameters = [*shared, *(fit_parameter(option, name) for option in own.values())]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     example = f"Example: knowgate fit {name} --labels RUN --out my-{name}"
     command.__doc__ = f"{inspect.getdoc(function) or f'Fit {name}.'}".split("\n\n")[0] + f"\n\n{example}"
     return command
+
+
+def _has(function: FitFunction, parameter: inspect.Parameter) -> bool:
+    """A gate that only ever learns what the LLM knows has no --max-loss."""
+    return parameter.name != "max_loss" or wanted_by(function).target != "known"
 
 
 def _shared(
@@ -137,39 +166,24 @@ def _shared(
     out: FitOut,
     target: FitTarget = None,
     threshold: FitThreshold = None,
+    max_loss: FitMaxLoss = None,
     balance_sets: FitBalance = False,
     seed: Seed = 0,
 ) -> None:
     """The options of every fit."""
 
 
-def _parameter(option: FitOption, gate: str) -> inspect.Parameter:
-    """An option of a fit function as typer reads it. Which values are allowed is checked by the library."""
-    values = [str(value) for value in option.allowed]
-    shown = typer.Option(
-        help=option.help,
-        metavar="|".join(values) or None,
-        rich_help_panel=f"Options of {gate}",
-        autocompletion=(lambda incomplete: [value for value in values if value.startswith(incomplete)])
-        if values
-        else None,
-    )
-    kind: Any = option.kind | None if option.may_be_none else option.kind
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(option.name, keyword, default=option.default, annotation=Annotated[kind, shown])
-
-
 def fit_and_tell(name: str, shared: dict[str, Any], options: dict[str, Any]) -> None:
     """Fit, and say what came out and what a reader of the measures should know."""
     out, labels = shared.pop("out"), shared.pop("labels") or []
     with progress(f"fitting {name}", "examples", WORDS) as show:
-        gate = fit(name, labels, out=out, command=made_by(), watch=_watching(show), **shared, **options)
+        gate = fit(name, labels, out=out, command=made_by(), watch=watching(show), **shared, **options)
     made = gate.artefact.manifest
     for note in made["notes"]:
         WORDS.print(note)
     table = Table("measure", "test split", box=None)
     for measure, estimate in made["metrics"].items():
-        table.add_row(measure, _shown(estimate))
+        table.add_row(measure, estimate_shown(estimate))
         if measure == "accuracy":
             table.add_row("(majority)", f"{majority(made):.3f}")
     console = plain_console(soft_wrap=False)
@@ -185,25 +199,8 @@ def _by_set(sets: Mapping[str, Mapping[str, Any]]) -> Table:
     """How it does on the part of each label run; a pooled number hides a set it fails on."""
     table = Table("label run", "test questions", "AUROC", box=None)
     for name, one in sets.items():
-        table.add_row(name, str(one["n"]), _shown(one["auroc"]))
+        table.add_row(name, str(one["n"]), estimate_shown(one["auroc"]))
     return table
-
-
-def _watching(show: Show) -> Callable[[FitStep], None]:
-    def watch(step: FitStep) -> None:
-        show(step.done, step.total, step.words, stage=step.stage, unit=step.unit)
-        if step.is_milestone:
-            show.say(step.words)
-
-    return watch
-
-
-def _shown(estimate: Mapping[str, float | None]) -> str:
-    if estimate["value"] is None:
-        return "not defined"
-    if estimate["low"] is None:
-        return f"{estimate['value']:.3f}"
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 
 def _decides(gate: FittedGate) -> Text:

@@ -22,11 +22,14 @@ def import_answers(
     closed: Annotated[str, typer.Option(help="Key in meta of the closed-book answer.")],
     out: Annotated[Path, typer.Option(parser=path, metavar="RUN", help="Run folder.")],
     opened: Annotated[str, typer.Option("--open", help="Key in meta of the open-book answer, if there is one.")] = "",
+    iterative: Annotated[str, typer.Option(help="Key in meta of the answer after several retrievals, if any.")] = "",
     grade: Annotated[str, typer.Option(help="exact, contains or choice.")] = "contains",
     limit: Limit = None,
 ) -> None:
     """Make a label run from recorded answers, for LLMs whose weights nobody has; fit gates on it as on any other."""
     questions = load_questions(data, limit)
     grader = load_grader(grade)
-    done = run_import(RunFolder(out), questions, grader, llm=model, data=data, closed=closed, opened=opened)
+    done = run_import(
+        RunFolder(out), questions, grader, llm=model, data=data, closed=closed, opened=opened, iterative=iterative
+    )
     WORDS.print(f"{done} of {len(questions)} questions imported into {out}. Look: knowgate report {out}")

@@ -1,42 +1,85 @@
-"""Questions from the arguments, or one per line from standard input."""
+"""Questions from the arguments, or one per line from standard input or a file. Each knows its number."""
 
 from __future__ import annotations
 
 import codecs
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 
 from knowgate.errors import BadInput
+from knowgate.types import Question
+
+STDIN = "standard input"
 
 
-def read_arguments(questions: list[str] | None) -> Iterable[str]:
+@dataclass
+class Asked:
+    """Questions in their order, numbered from 1 as their lines are; `skipped`: the numbers of lines that are empty."""
+
+    questions: Iterator[Question]
+    skipped: list[int] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Question]:
+        return self.questions
+
+    def skipped_before(self, number: int | None = None) -> list[int]:
+        """Empty lines before this one (None: all) that were not told yet."""
+        told = [one for one in self.skipped if number is None or one < number]
+        del self.skipped[: len(told)]  # the reader of the lines adds to the same list
+        return told
+
+
+def read_arguments(questions: list[str] | None) -> Asked:
     """Questions from the arguments, else one per line from standard input. What is wrong at once is said at once."""
     if questions:
-        return [_checked(question) for question in questions]
+        checked = [_checked(question) for question in questions]
+        alone = len(checked) == 1
+        return Asked(Question(text, "" if alone else str(number)) for number, text in enumerate(checked, start=1))
     if sys.stdin is None or sys.stdin.isatty():
         raise BadInput("no question given: write it as an argument, or pipe questions in, one per line.")
-    lines = _lines(sys.stdin.buffer)
-    first = next(lines)  # says that nothing came in before a model is loaded for it
-    return chain([first], lines)
+    return _read(sys.stdin.buffer, STDIN)
 
 
-def _lines(lines: Iterable[bytes]) -> Iterator[str]:
+def read_file(file: Path) -> Asked:
+    """Questions from a file, one per line."""
+    return _read(_lines_of(file), f"'{file}'")
+
+
+def _lines_of(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as lines:
+        yield from lines
+
+
+def _read(lines: Iterable[bytes], where: str) -> Asked:
+    asked = Asked(iter(()))
+    found = _numbered(lines, where, asked.skipped)
+    first = next(found)  # says that nothing came in before a model is loaded for it
+    asked.questions = chain([first], found)
+    return asked
+
+
+def _numbered(lines: Iterable[bytes], where: str, skipped: list[int]) -> Iterator[Question]:
     found = False
     for number, line in enumerate(lines, start=1):
-        text = _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, number).strip()
+        text = _decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, number, where).strip()
         if text:
             found = True
-            yield text
+            yield Question(text, str(number))
+        else:
+            skipped.append(number)
     if not found:
-        raise BadInput("no question came in on standard input: write one per line.")
+        came = "came in on" if where == STDIN else "stands in"
+        raise BadInput(f"no question {came} {where}: write one per line.")
 
 
-def _decoded(line: bytes, number: int) -> str:
+def _decoded(line: bytes, number: int, where: str) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
-        raise BadInput(f"line {number} of standard input is not UTF-8 text: convert it, as with iconv.") from None
+        raise BadInput(f"line {number} of {where} is not UTF-8 text: convert it, as with iconv.") from None
 
 
 def _checked(text: str) -> str:

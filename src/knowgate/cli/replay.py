@@ -39,6 +39,10 @@ def replay_command(
         str | None,
         typer.Option(help="For a label run: the gate to try. For a log: a fitted gate whose threshold to add."),
     ] = None,
+    arbiter: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|rules", help="For a label run: who chooses after retrieval; a log says so itself."),
+    ] = None,
     thresholds: Annotated[str, typer.Option(help="As 0.1..0.9 (steps of 0.1) or 0.25,0.5,0.75.")] = "0.1..0.9",
     price_retrieval: Annotated[float, typer.Option(help="Price of one search.")] = 0.0,
     price_input_token: Annotated[float, typer.Option(help="Price of one prompt token, e.g. 3e-7.")] = 0.0,
@@ -53,7 +57,9 @@ def replay_command(
     """
     prices = Prices(price_retrieval, price_input_token, price_output_token)
     tried = parse_thresholds(thresholds)
-    logged = read_run(log, gate) if log.is_dir() else read_log(log)
+    if arbiter is not None and not log.is_dir():
+        raise BadSetting("--arbiter goes with a label run; the lines of a log hold the answers that were given.")
+    logged = read_run(log, gate, arbiter) if log.is_dir() else read_log(log)
     marks = _marks(logged, gate)
     traffic = Traffic(logged.events)
     lines = replay(traffic, [*tried, *marks], prices)

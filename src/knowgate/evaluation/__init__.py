@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.evaluation.actions import action_sheet
     from knowgate.evaluation.beta_table import beta_sheets
     from knowgate.evaluation.boundary.boundary import Interval, RowCounts, change
     from knowgate.evaluation.boundary.facts import INDICATORS
     from knowgate.evaluation.boundary.run_report import RunReport, read_runs, run_report_json
     from knowgate.evaluation.boundary.saving import Point, Saving
     from knowgate.evaluation.boundary.slices import NOT_GIVEN, Slice, summarise
+    from knowgate.evaluation.cascade import CASCADE_RATES, cascade_sheet
     from knowgate.evaluation.compare_gates import evaluate
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
     from knowgate.evaluation.comparison.frontier import Frontier
@@ -72,6 +74,7 @@ __all__ = [
     "Assessment",
     "Assumed",
     "BARE",
+    "CASCADE_RATES",
     "Change",
     "Contrast",
     "DECISIONS",
@@ -116,11 +119,13 @@ __all__ = [
     "Variants",
     "WORD_PAIRS",
     "WORTH",
+    "action_sheet",
     "assess_direct",
     "assess_freely",
     "assess_gate",
     "assess_with_history",
     "beta_sheets",
+    "cascade_sheet",
     "change",
     "compare_rerankers",
     "contrast_json",

@@ -66,6 +66,7 @@ def answer_now(
     *,
     model: str | Model,
     out: str | Path,
+    prompts: str | Path | None = None,
     index: str | Path | Retriever | None = None,
     rerank: str | Path | Reranker | None = None,
     candidates: int = CANDIDATES,
@@ -76,15 +77,16 @@ def answer_now(
 ) -> LiveRuns:
     """Label the questions and let the gates decide on them. data: one or several specs, between commas, or questions.
 
+    prompts: the wording of the answers, 'free' or a TOML file; the packaged one unless given.
     Answers that are in `out` already are not given again, nor are the decisions of plain gates.
     """
     parts = split_data(data)
-    llm, prompts = as_model(model), load_answer_prompts()
+    llm, wording = as_model(model), load_answer_prompts(None if prompts is None else Path(prompts))
     retriever = as_retriever(index) if index is not None else None
     reranker = as_reranker(rerank) if rerank is not None else None
     names = record_names(gates)
     bound = [
-        _bound(name, gate, llm, prompts, plug_in=plug_in)
+        _bound(name, gate, llm, wording, plug_in=plug_in)
         for name, gate in zip(names, gates, strict=True)
         if gate != AUTO
     ]
@@ -93,6 +95,7 @@ def answer_now(
         run = label(
             part,
             model=llm,
+            prompts=prompts,
             index=retriever,
             rerank=reranker,
             candidates=candidates,
@@ -104,7 +107,7 @@ def answer_now(
             limit=limit,
             on_progress=on_progress,
         )
-        decide_on(run, llm, prompts, bound)
+        decide_on(run, llm, wording, bound)
         runs.append(run.path)
     return LiveRuns(runs, names)
 

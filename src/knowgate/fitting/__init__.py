@@ -8,14 +8,16 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.fitting.adaptive import fit_adaptive
+    from knowgate.fitting.arbiters.fit_arbiter import arbiter_fit, fit_arbiter
     from knowgate.fitting.card import majority
     from knowgate.fitting.examples import FEWEST_OF_A_KIND, Examples, load_examples
     from knowgate.fitting.fit_gate import fit, fit_function, fit_names
-    from knowgate.fitting.fit_options import HANDED, FitOption, Wanted, options_of
+    from knowgate.fitting.fit_options import HANDED, FitFunction, FitOption, Wanted, options_of, wanted_by
     from knowgate.fitting.fit_result import FitResult
     from knowgate.fitting.fusion import fit_fusion
     from knowgate.fitting.judges.ik import fewer, fit_ik, fit_ik_text
     from knowgate.fitting.judges.kbm import fit_kbm
+    from knowgate.fitting.probability import fit_calibration
     from knowgate.fitting.probe import fit_probe
     from knowgate.fitting.reranker.alignment import RELEVANCE, AlignedReranker, fit_relevance, fit_reranker
     from knowgate.fitting.reranker.base import MINILM
@@ -31,6 +33,7 @@ __all__ = [
     "AlignedReranker",
     "Examples",
     "FEWEST_OF_A_KIND",
+    "FitFunction",
     "FitOption",
     "FitReport",
     "FitResult",
@@ -45,9 +48,12 @@ __all__ = [
     "RerankTraining",
     "Wanted",
     "WatchFit",
+    "arbiter_fit",
     "fewer",
     "fit",
     "fit_adaptive",
+    "fit_arbiter",
+    "fit_calibration",
     "fit_function",
     "fit_fusion",
     "fit_ik",
@@ -66,4 +72,5 @@ __all__ = [
     "save_fitted",
     "save_relevance",
     "save_reranker",
+    "wanted_by",
 ]

@@ -80,14 +80,17 @@ class Examples:
     def weights_of(self, places: NDArray[np.int64]) -> Floats | None:
         return None if self.weights is None else self.weights[places]
 
-    @property
-    def seen(self) -> list[str]:
-        """Fingerprints of the questions that fitting looked at."""
-        used = np.concatenate([self.split.train, self.split.dev, self.split.calibration])
-        asked = [self.questions[number] for number in used]
-        # by text, whole and loosely, and by id for rows that were packed without their texts
-        keys = ((seen_key(one.text), loose_key(one.text), seen_key(f"id:{one.id}")) for one in asked)
-        return sorted({key for each in keys for key in each})
+    def seen(self, everything: bool = False) -> list[str]:
+        """Fingerprints of the questions that fitting looked at: all, or those that were not held out for the test."""
+        split = self.split
+        used = np.concatenate([split.train, split.dev, split.calibration, *([split.test] if everything else [])])
+        return seen_keys([self.questions[number] for number in used])
+
+
+def seen_keys(questions: Sequence[Question]) -> list[str]:
+    """By text, whole and loosely, and by id for rows that were packed without their texts."""
+    keys = ((seen_key(one.text), loose_key(one.text), seen_key(f"id:{one.id}")) for one in questions)
+    return sorted({key for each in keys for key in each})
 
 
 def load_examples(

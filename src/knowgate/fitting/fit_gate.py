@@ -34,6 +34,7 @@ def fit(
     out: str | Path,
     target: Target | None = None,
     threshold: float | None = None,
+    max_loss: float | None = None,
     balance_sets: bool = False,
     seed: int = 0,
     watch: WatchFit | None = None,
@@ -42,13 +43,15 @@ def fit(
 ) -> FittedGate:
     """Fit a gate on label runs, measure it on questions held out, write its folder, and load it from there.
 
-    target: known or benefit; None for what suits the gate and the runs. threshold: None for 0.5, or what answers most
-    questions right where need means that retrieval helps. balance_sets: label runs of different size count the same,
+    target: known or benefit; None for what suits the gate and the runs. threshold: None for 0.5 or, where need means
+    that retrieval helps, for what retrieves least and loses at most max_loss (0.01) against always retrieving on
+    questions it was not trained on. balance_sets: label runs of different size count the same,
     in losses and calibration; measures and thresholds stay those of the questions as they are. command: what the card
     says it was made by. options: those of the gate, see `options_of(fit_function(name))`.
     """
     function, folder = fit_function(name), Path(out)
     _check(name, runs, target, threshold)
+    _check_max_loss(max_loss, threshold)
     check_seed(seed)
     check_replaceable(folder, MANIFEST, KIND)  # before the work, not after it
     paths = run_paths(runs)
@@ -59,10 +62,11 @@ def fit(
         from knowgate.fitting.save import save_fitted
 
         examples = _examples(paths, function, target, seed, balance_sets)
+        _check_rule(max_loss, examples)
         things = {"seed": seed, "work": training_folder(folder), "watch": watch or unwatched}
         fitted: FitResult = function(examples, **handed_to(function, things), **options)
         noted = replace(fitted, notes=[*fitted.notes, *_why(examples, function, target)])
-        save_fitted(noted, examples, folder, command=command, threshold=threshold)
+        save_fitted(noted, examples, folder, command=command, threshold=threshold, max_loss=max_loss)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("knowgate"):
             raise
@@ -98,6 +102,23 @@ def _check(name: str, runs: Runs, target: str | None, threshold: float | None) -
         raise BadSetting(f"fit {name}: target is '{target}'; allowed: {', '.join(get_args(Target))}.")
     if threshold is not None and not 0 <= threshold <= 1:
         raise BadSetting(f"fit {name}: the threshold is {threshold}; it must be between 0 and 1.")
+
+
+def _check_max_loss(max_loss: float | None, threshold: float | None) -> None:
+    if max_loss is None:
+        return
+    if threshold is not None:
+        raise BadSetting("give --threshold, or --max-loss to have one chosen; not both.")
+    if not 0 <= max_loss < 1:
+        raise BadSetting(f"the largest loss is {max_loss}; it must be at least 0 and below 1 (0.01 is one point).")
+
+
+def _check_rule(max_loss: float | None, examples: Examples) -> None:
+    if max_loss is not None and examples.target != "benefit":
+        raise BadSetting(
+            "--max-loss chooses the threshold of a gate fitted on 'benefit'; this one is fitted on 'known', and its "
+            "threshold is 0.5. Choose another for it with knowgate calibrate."
+        )
 
 
 def _check_balance(name: str, function: FitFunction, runs: int) -> None:

@@ -15,7 +15,8 @@ from knowgate.types import Signal, Want
 class FitResult:
     """What a fit gives: the gate's name and options, what it must read, and its weights.
 
-    raw: uncalibrated need of the given row numbers. notes: lines for the card.
+    raw: uncalibrated need of the given row numbers. notes: lines for the card. learnt_all: every row taught it, the
+    held-out ones too, which `raw` scores with a part of it that did not see them.
     """
 
     gate: str
@@ -26,3 +27,4 @@ class FitResult:
     raw: Callable[[Sequence[int]], Floats]
     notes: Sequence[str] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
+    learnt_all: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from knowgate.fitting.probe import DRAFT_TOKENS, out_of_fold
 from knowgate.gates import TEXT_SIGNAL, apply_network, draft_embeddings
 from knowgate.signals import COSTLY, SAMPLES, SEAKR, SEAKR_END, available_features, feature_matrix, hidden_states
 from knowgate.statistics import Floats, logit
-from knowgate.types import Embedder, Signal, Vector, Want
+from knowgate.types import Embedder, Sampling, Signal, Vector, Want
 
 EARLY = ("first", "question_length")  # known with the first answer token
 DISPERSION = {SEAKR, SEAKR_END}
@@ -146,6 +147,12 @@ def _needs(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> frozenset[
     return frozenset(needs)
 
 
+def _drawn(settings: Mapping[str, Any]) -> Sampling:
+    """As the samples of the run were: a gate that draws others would read something else than it was fitted on."""
+    usual = asdict(Sampling())
+    return Sampling(**{key: value if settings.get(key) is None else settings[key] for key, value in usual.items()})
+
+
 def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> Want:
     sampled = bool({"certainty", "agreement"} & set(names))
     dispersed = DISPERSION & set(names)
@@ -156,6 +163,7 @@ def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Exam
         after_draft=any(probe["position"] == "post" for probe in probes),
         samples=max(samples, default=0),
         sample_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
+        sampling=_drawn(examples.settings) if samples else Sampling(),
         seed=0 if samples else None,  # so that the same question gets the same need every time
         sample_layer=examples.settings["seakr_layer"] if dispersed else None,
         sample_end=SEAKR_END in names,

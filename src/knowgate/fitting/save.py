@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,12 +26,13 @@ from knowgate.gates import (
     write_artefact,
 )
 from knowgate.statistics import Estimate, Floats, estimate_quality
-from knowgate.thresholds import NEVER, Outcomes, for_accuracy
+from knowgate.thresholds import NEVER, Outcomes, ThresholdResult, for_loss, try_threshold
 from knowgate.types import Want
 
+MAX_LOSS = 0.01  # accuracy that the default threshold may lose against always retrieving: one point
 NOTHING_GAINED = (
-    "on the dev and calibration questions no threshold answered more of them right than never retrieving, so the gate "
-    "never retrieves: fit it on more questions, or choose a threshold on others with knowgate calibrate"
+    "on the dev and calibration questions never retrieving loses no more than that, so the gate never retrieves: fit "
+    "it on more questions, or choose a threshold on others with knowgate calibrate"
 )
 
 
@@ -50,13 +51,19 @@ class FitReport:
 
 
 def save_fitted(
-    fitted: FitResult, examples: Examples, out: Path, *, command: str = "", threshold: float | None = None
+    fitted: FitResult,
+    examples: Examples,
+    out: Path,
+    *,
+    command: str = "",
+    threshold: float | None = None,
+    max_loss: float | None = None,
 ) -> FitReport:
     """Calibrate on the calibration split, measure on the test split, write the folder whole.
 
-    threshold: None for 0.5, or, where need is the probability that retrieval helps, for what answers most dev and
-    calibration questions right (`thresholds.choice`): helping is rarer than one in two, so 0.5 would hardly ever
-    retrieve.
+    threshold: None for 0.5, or, where need is the probability that retrieval helps, for what retrieves least and loses
+    at most `max_loss` (one point) on the dev and calibration questions (`thresholds.choice`): helping is rarer than one
+    in two, so 0.5 would hardly ever retrieve.
     """
     split = examples.split
     counts = examples.weights_of(split.calibration)
@@ -65,18 +72,19 @@ def save_fitted(
     needs = to_probability(fitted.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
     truth = examples.needed[split.test]
     metrics = estimate_quality(truth, needs)
-    chosen = _threshold(fitted, examples, calibration) if threshold is None else threshold
+    default = _threshold(fitted, examples, calibration, max_loss)
+    chosen = default.threshold if threshold is None else threshold
+    told = default.notes if threshold is None else []
     manifest = {
-        **describe(fitted, examples),
+        **describe(replace(fitted, notes=[*fitted.notes, *told]), examples),
         "distance": what_it_reads(fitted.want.layers),
         "calibration": calibration,
         "metrics": {name: asdict(value) for name, value in metrics.items()},
         "threshold": chosen,
         **_by_set(examples, needs),
     }
-    notes = [*fitted.notes, *([NOTHING_GAINED] if threshold is None and chosen == NEVER else [])]
-    text = card(manifest, notes, command)
-    seen = ("\n".join(examples.seen) + "\n").encode()
+    text = card(manifest, manifest["notes"], command)
+    seen = ("\n".join(examples.seen(fitted.learnt_all)) + "\n").encode()
     files = {**fitted.files, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
     write_artefact(out, manifest, {**fitted.tensors, **_ground(manifest["distance"], examples)}, text, files)
     return FitReport(out, manifest, metrics)
@@ -105,24 +113,57 @@ def _ground(source: Mapping[str, Any], examples: Examples) -> Tensors:
     return measure_ground(found[learnt], found[others if len(others) else learnt])
 
 
-def _threshold(fitted: FitResult, examples: Examples, calibration: Mapping[str, Any]) -> float:
-    """0.5 for a probability of not knowing; for one of retrieval helping, what `for_accuracy` chooses."""
+class DefaultThreshold(NamedTuple):
+    """A threshold nobody asked for, and what it will do, in words."""
+
+    threshold: float
+    notes: list[str]
+
+
+def _threshold(
+    fitted: FitResult, examples: Examples, calibration: Mapping[str, Any], max_loss: float | None
+) -> DefaultThreshold:
+    """0.5 for a probability of not knowing; for one of retrieval helping, what `for_loss` chooses."""
     chosen_on = np.concatenate([examples.split.dev, examples.split.calibration])
     if examples.target == "known" or not len(chosen_on):
-        return 0.5
+        return DefaultThreshold(0.5, [])
+    most = MAX_LOSS if max_loss is None else max_loss
     trial, needs = examples.trial, to_probability(fitted.raw(chosen_on.tolist()), calibration)
-    return for_accuracy(Outcomes(needs, trial.closed_right[chosen_on], trial.always_right[chosen_on]))
+    outcomes = Outcomes(needs, trial.closed_right[chosen_on], trial.always_right[chosen_on])
+    threshold = for_loss(outcomes, most)
+    notes = [in_words(try_threshold(outcomes, threshold), most)]
+    return DefaultThreshold(threshold, notes + [NOTHING_GAINED] * (threshold == NEVER))
+
+
+def counted(share: float) -> str:
+    return f"{100 * share:g} point" + ("" if share == MAX_LOSS else "s")
+
+
+def in_words(result: ThresholdResult, most: float) -> str:
+    """What a threshold that was chosen by a largest loss will do."""
+    lost = f"loses {100 * result.loss:.1f}" if result.loss > 0 else f"gains {-100 * result.loss:.1f}"
+    return (
+        f"its threshold retrieves least among those that lose at most {counted(most)} of accuracy: on the "
+        f"{result.n} dev and calibration questions it spares {1 - result.rate:.0%} of the searches and {lost} points "
+        f"({result.accuracy:.1%} right, always retrieving {result.right_always / result.n:.1%}); that is no guarantee, "
+        "which knowgate calibrate --max-loss gives"
+    )
+
+
+def _unusual(want: Want) -> dict[str, Any]:
+    """What is not as it would be anyway; how samples are drawn stands beside the rest, as `label` keeps it."""
+    usual, own = ({**one.pop("sampling"), **one} for one in (asdict(Want()), asdict(want)))
+    return {key: value for key, value in own.items() if value != usual[key]}
 
 
 def describe(fitted: FitResult, examples: Examples) -> dict[str, Any]:
     """Everything the gate is bound to."""
     settings = examples.settings
-    want = {key: value for key, value in asdict(fitted.want).items() if value != asdict(Want())[key]}
     return {
         "gate": fitted.gate,
         "options": dict(fitted.options),
         "needs": sorted(fitted.needs),
-        "want": {**want, "layers": list(fitted.want.layers)},
+        "want": {**_unusual(fitted.want), "layers": list(fitted.want.layers)},
         "target": examples.target,
         "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
         "prompts": settings["prompts_fingerprint"],

@@ -5,23 +5,21 @@ From outside the package: an entry point in the group 'knowgate.gates'. Importin
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.errors import BadSetting, NotOffered
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
 from knowgate.gates.fitted.spec import Verdict, fitted_spec
-from knowgate.gates.outside import blamed
 from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, resolve, split_spec
-from knowgate.types import Gate, Model, Question, Reading, Scored, Signal
+from knowgate.types import Gate, Model, Signal
 
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
+    from knowgate.gates.fitted.answers import ANSWER_LABELS, ANSWER_PROMPTS, answer_cuts
     from knowgate.gates.fitted.artefact import (
         ALWAYS,
         CARD,
@@ -39,15 +37,18 @@ if TYPE_CHECKING:
         ADAPTER_FOLDER,
         ADAPTER_SUFFIXES,
         Judge,
+        JudgeOptions,
         adapter_digest,
+        adapter_folders,
         open_base,
         open_judge,
     )
-    from knowgate.gates.fitted.network import apply_network
+    from knowgate.gates.fitted.manifest import CalibrationRecord, Measured, ModelName, RunName, check_calibration
+    from knowgate.gates.fitted.network import apply_network, expect_network
     from knowgate.gates.fitted.overview import retrieval_rule
     from knowgate.gates.fitted.probability import to_probability
+    from knowgate.gates.fitted.tensors import ExpectedTensors
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
-    from knowgate.gates.ik import IK_LABELS, ik_needs
     from knowgate.gates.kbm import (
         KBM_HEADS,
         KBM_LABELS,
@@ -57,10 +58,12 @@ if TYPE_CHECKING:
         kbm_text_with_passages,
     )
     from knowgate.gates.live import bind_gate, read_questions
+    from knowgate.gates.outside import blamed
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
     from knowgate.gates.recorded import (
         GateScores,
+        RunIdentity,
         check_unseen,
         folder_of,
         gate_name,
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
         verdict_of,
         without_seen,
     )
+    from knowgate.gates.scoring import check_count, measure_distances, score_both, score_questions
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -79,53 +83,64 @@ __all__ = [
     "ADAPTER_FOLDER",
     "ADAPTER_SUFFIXES",
     "ALWAYS",
+    "ANSWER_LABELS",
+    "ANSWER_PROMPTS",
     "Artefact",
     "CARD",
     "CLASSES",
     "CRITERIA",
+    "CalibrationRecord",
     "DEFAULT",
     "DhiclGate",
+    "ExpectedTensors",
     "FITTED",
     "FittedGate",
     "GATES",
     "GateScores",
-    "IK_LABELS",
     "Judge",
+    "JudgeOptions",
     "KBM_HEADS",
     "KBM_LABELS",
     "KIND",
     "MANIFEST",
     "MIDDLE",
+    "Measured",
+    "ModelName",
     "PACKAGED",
     "PASSAGE_LESSONS",
     "PLAIN",
     "ProbeGate",
     "PromptGate",
+    "RunIdentity",
+    "RunName",
     "SEEN",
     "SELF",
     "Sign",
     "TEXT_SIGNAL",
     "Tensors",
     "adapter_digest",
+    "adapter_folders",
+    "answer_cuts",
     "apply_classes",
     "apply_head",
     "apply_heads",
     "apply_network",
     "bind_gate",
     "blamed",
+    "check_calibration",
     "check_count",
     "check_offers",
     "check_unseen",
     "default_gate",
     "draft_embeddings",
     "encode_kbm_answer",
+    "expect_network",
     "far_share",
     "far_words",
     "fitted_spec",
     "folder_of",
     "gate_name",
     "hard_tree",
-    "ik_needs",
     "is_artefact",
     "is_told",
     "kbm_confidence",
@@ -254,6 +269,15 @@ FITTED = {
         paper="IK 2025",
         fit="knowgate.fitting.judges.ik:fit_ik",
     ),
+    "judge": Entry(
+        "knowgate.gates.judge:JudgeGate",
+        "a small fine-tuned judge says that the LLM's answer is wrong; for LLMs of which only text comes back",
+        needs="draft",
+        cost="one prefill of the judge of 70 tokens",
+        extra="train",
+        paper="ours",
+        fit="knowgate.fitting.judges.answer:fit_answer",
+    ),
     "kbm": Entry(
         "knowgate.gates.kbm:KbmGate",
         "a fine-tuned judge of the question denies mastery or certainty; also a second look at passages",
@@ -350,42 +374,3 @@ def markdown_table() -> str:
         for name, entry in FITTED.items()
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
-
-
-def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-    """The gate's needs, checked: one per question, each a number in [0, 1]."""
-    return score_both(gate, questions, readings).needs
-
-
-def score_both(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
-    """Checked needs, with the raw scores of a fitted gate beside them."""
-    with blamed(gate):
-        scored = gate.score_both(questions, readings)
-    try:
-        needs = [float(need) for need in scored.needs]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"gate '{gate.name}' gave no list of numbers ({error}): `score` gives a need each.") from error
-    check_count(gate, "needs", needs, questions)
-    for question, need in zip(questions, needs, strict=True):
-        if not (math.isfinite(need) and 0 <= need <= 1):
-            raise ModelError(f"gate '{gate.name}' gave {need} for '{question.text[:60]}': not a number in [0, 1].")
-    if scored.raw is not None:
-        check_count(gate, "raw scores", scored.raw, questions)
-    return Scored(needs, scored.raw)
-
-
-def measure_distances(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-    """How far the questions lie from those of the gate's fit, checked: one each, a number from 0 on or nothing."""
-    with blamed(gate):
-        found = gate.distances(questions, readings)
-    check_count(gate, "distances", found, questions)
-    for question, distance in zip(questions, found, strict=True):
-        if distance is not None and not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
-            raise ModelError(f"gate '{gate.name}' gave the distance {distance} for '{question.text[:60]}': no number.")
-    return found
-
-
-def check_count(gate: Gate, what: str, given: Sequence[object], questions: Sequence[Question]) -> None:
-    """A gate of another package may give too few or too many; nobody would know whose is whose."""
-    if len(given) != len(questions):
-        raise ModelError(f"gate '{gate.name}' gave {len(given)} {what} for {len(questions)} questions; one each.")

@@ -18,5 +18,7 @@ class AlwaysGate(Gate):
         [1.0]
     """
 
+    may_be_overruled = False
+
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [1.0 for _ in questions]

@@ -12,7 +12,7 @@ from knowgate.errors import BadInput
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.encoder import fitted_encoder
 from knowgate.gates.fitted.manifest import Position
-from knowgate.gates.fitted.network import apply_network, expect_network
+from knowgate.gates.fitted.network import apply_network, expect_network, linear_parts
 from knowgate.gates.fitted.probability import Floats
 from knowgate.gates.fitted.tensors import ExpectedTensors
 from knowgate.prompts import self_assessment
@@ -23,6 +23,7 @@ from knowgate.signals import (
     draft_texts,
     feature_matrix,
     hidden_states,
+    say_feature,
     self_assessment_logit,
     text_features,
 )
@@ -32,6 +33,7 @@ from knowgate.types import Embedder, LabelPrompt, Question, Reading, Vector
 
 TEXT_SIGNAL = "text"  # the signal: a linear head over embeddings
 TEXT_TOKENS = 32
+SPOKEN, QUIET = 2, 0.1  # signals named on each side; logits below which one hardly counts
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,18 @@ class FusionGate(FittedGate):
             columns.append(logit(need)[:, None].astype(np.float32))
         return np.hstack(columns)
 
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """The signals that spoke loudest for looking it up, and against."""
+        if not questions or "embedder" in self.artefact.options:  # not embedded twice for the sake of words
+            return ["" for _ in questions]
+        found = self.signals(questions, [_with_assessment(reading, self.name) for reading in readings])
+        parts = linear_parts(self.artefact.tensors, found, "fusion.")
+        if parts is None:
+            return ["" for _ in questions]
+        options = self.artefact.options
+        names = [*options["features"], *(probe["name"] for probe in options["probes"])]
+        return [_spoken(names, values, weights) for values, weights in zip(found, parts, strict=True)]
+
     @functools.cached_property
     def encoder(self) -> Embedder:
         return fitted_encoder(self.artefact, self.embedder)
@@ -112,6 +126,18 @@ class FusionGate(FittedGate):
 def draft_embeddings(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
     """Sentence embeddings of the question and of question + draft, side by side."""
     return text_features(encoder, questions, draft_texts(readings), TEXT_TOKENS)
+
+
+def _spoken(names: Sequence[str], values: Vector, weights: Floats) -> str:
+    """For and against, two each, the loudest first; what hardly counts is left out."""
+    order = sorted(range(len(names)), key=lambda place: -abs(weights[place]))
+    loud = [place for place in order if abs(weights[place]) >= QUIET]
+    said = {place: say_feature(names[place], float(values[place])) for place in loud}
+    sides = {
+        "for looking it up": [said[place] for place in loud if weights[place] > 0][:SPOKEN],
+        "against, compared with other questions": [said[place] for place in loud if weights[place] < 0][:SPOKEN],
+    }
+    return "; ".join(f"{side}: {', '.join(words)}" for side, words in sides.items() if words)
 
 
 def _with_assessment(reading: Reading, name: str) -> Reading:

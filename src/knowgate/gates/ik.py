@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from knowgate.gates.fitted.answers import answer_needs
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.encoder import EncoderOptions, fitted_encoder
 from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, JudgeOptions, open_judge
 from knowgate.gates.fitted.network import apply_network, expect_network
 from knowgate.gates.fitted.probability import Floats
 from knowgate.gates.fitted.tensors import ExpectedTensors
-from knowgate.prompts import ik_text
 from knowgate.signals import draft_texts, text_features
 from knowgate.typed import Between, read_record
 from knowgate.types import Embedder, Question, Reading
-
-IK_LABELS = ("Yes", "No")
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class IkGate(FittedGate):
             return apply_network(
                 self.artefact.tensors, text_features(self.encoder, questions, texts, options["tokens"])
             )
-        return ik_needs(self.judge, questions, texts, options["tokens"])
+        return answer_needs("ik", self.judge, questions, texts, options["tokens"])
 
     @functools.cached_property
     def judge(self) -> Judge:
@@ -68,10 +66,3 @@ class IkGate(FittedGate):
     @functools.cached_property
     def encoder(self) -> Embedder:
         return fitted_encoder(self.artefact, self.embedder)
-
-
-def ik_needs(judge: Judge, questions: Sequence[Question], texts: Sequence[str], tokens: int) -> Floats:
-    """Uncalibrated needs from the fine-tuned judge."""
-    pairs = zip(questions, texts, strict=True)
-    cuts = [judge.encode(ik_text(question, judge.beginning(text, tokens))) for question, text in pairs]
-    return 1 - judge.known(cuts)

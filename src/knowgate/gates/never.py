@@ -18,5 +18,7 @@ class NeverGate(Gate):
         [0.0]
     """
 
+    may_be_overruled = False
+
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [0.0 for _ in questions]

@@ -10,13 +10,14 @@ import numpy as np
 
 from knowgate.doors import read_text, user_path
 from knowgate.errors import BadInput, BadSetting, NotOffered
-from knowgate.gates import load_gate, measure_distances, score_both
+from knowgate.gates import load_gate
 from knowgate.gates.fitted.artefact import SEEN, read_artefact
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.distance import far_share
 from knowgate.gates.fitted.spec import FittedSpec, Verdict, fitted_spec
 from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
+from knowgate.gates.scoring import measure_distances, score_both
 from knowgate.runs import RecordedNeeds, Trial, loose_key, names_of, question_key, write_needs
 from knowgate.signals import SEAKR, SEAKR_END, SELF_ASSESSMENT
 from knowgate.statistics import Floats
@@ -248,9 +249,12 @@ def seen_by(trial: Trial, folder: str | Path) -> list[bool]:
     ]
 
 
-def without_seen(trial: Trial, gates: Sequence[str | Gate]) -> Trial:
-    """The trial without the rows that any of these gates was fitted on; they are counted as left out."""
-    folders = [folder for gate in gates if (folder := folder_of(gate)) is not None]
+def without_seen(trial: Trial, gates: Sequence[str | Gate], *others: str | None) -> Trial:
+    """The trial without the rows that any of these gates was fitted on; they are counted as left out.
+
+    others: folders of what else was fitted on rows and keeps a list of them.
+    """
+    folders = [folder for folder in (*map(folder_of, gates), *others) if folder is not None]
     seen = [any(marks) for marks in zip(*(seen_by(trial, folder) for folder in folders), strict=True)]
     if not any(seen):
         return trial

@@ -30,8 +30,12 @@ def import_answers(
     data: str,
     closed: str,
     opened: str = "",
+    iterative: str = "",
 ) -> int:
-    """Write a run of recorded answers; `closed` and `opened` are keys of the questions' meta."""
+    """Write a run of recorded answers; `closed`, `opened` and `iterative` are keys of the questions' meta.
+
+    iterative: of the answer after several rounds of retrieval.
+    """
     settings = _settings(questions, grader, llm, data)
     with folder.exclusive():
         folder.start(settings, about())
@@ -39,22 +43,29 @@ def import_answers(
         waiting = [question for question in questions if question.id not in done]
         for place in range(0, len(waiting), BATCH):
             part = waiting[place : place + BATCH]
-            folder.append(_rows(part, grader, closed, opened), {})
+            folder.append(_rows(part, grader, closed, opened, iterative), {})
     return len(waiting)
 
 
-def _rows(questions: Sequence[Question], grader: Grader, closed: str, opened: str) -> list[LabelRow]:
+def _rows(questions: Sequence[Question], grader: Grader, closed: str, opened: str, iterative: str) -> list[LabelRow]:
     first = [_answer(question, closed) for question in questions]
     rows = [_blank(question, grader) for question in questions]
     verdicts = grader.grade(first, questions)
     rows = [
         replace(row, closed=GradedAnswer(a, correct=g.correct)) for row, a, g in zip(rows, first, verdicts, strict=True)
     ]
-    if not opened:
-        return rows
-    second = [_answer(question, opened) for question in questions]
-    judged = grader.grade(second, questions)
-    return [_opened(row, text, grade) for row, text, grade in zip(rows, second, judged, strict=True)]
+    if opened:
+        second = [_answer(question, opened) for question in questions]
+        judged = grader.grade(second, questions)
+        rows = [_opened(row, text, grade) for row, text, grade in zip(rows, second, judged, strict=True)]
+    if iterative:
+        third = [_answer(question, iterative) for question in questions]
+        last = [
+            GradedAnswer(text, correct=grade.correct)
+            for text, grade in zip(third, grader.grade(third, questions), strict=True)
+        ]
+        rows = [replace(row, iterative=answer) for row, answer in zip(rows, last, strict=True)]
+    return rows
 
 
 def _opened(row: LabelRow, text: str, grade: Grade) -> LabelRow:

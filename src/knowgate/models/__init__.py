@@ -6,17 +6,18 @@ Importing this loads none of them.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from knowgate.errors import BadSetting
 from knowgate.lazy import hand_on
-from knowgate.registry import Entry, resolve, split_spec
+from knowgate.registry import Entry, plugins, resolve, split_spec
 from knowgate.types import Model
 
 if TYPE_CHECKING:
     from knowgate.models.backend import Backend
     from knowgate.models.hf.labels import MarkedTokens, head_logits, label_ids, read_labels
-    from knowgate.models.hf.load import explained
+    from knowgate.models.hf.load import explained, quiet
     from knowgate.models.hf.model import HFModel
     from knowgate.models.replay import RecordingModel
     from knowgate.models.sampling import check_sampling
@@ -25,9 +26,11 @@ else:
 __all__ = [
     "Backend",
     "HFModel",
+    "HUB_NAME",
     "MODELS",
     "MarkedTokens",
     "RecordingModel",
+    "SERVED",
     "VALUE_OPTIONAL",
     "WITHOUT_VALUE",
     "as_model",
@@ -36,6 +39,7 @@ __all__ = [
     "head_logits",
     "label_ids",
     "load_model",
+    "quiet",
     "read_labels",
 ]
 
@@ -51,6 +55,8 @@ MODELS = {
 }
 WITHOUT_VALUE = {"smollm"}
 VALUE_OPTIONAL = {"fake"}
+SERVED = ("gpt-", "chatgpt", "o1", "o3", "o4", "claude", "gemini", "mistral-", "deepseek-", "qwen-")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def as_model(model: str | Model) -> Model:
@@ -61,6 +67,8 @@ def as_model(model: str | Model) -> Model:
 def load_model(spec: str) -> Model:
     """The model a spec such as 'smollm' or 'openai:MODEL@URL' names. Heavy weights load on first use."""
     name, value = split_spec(spec)
+    if meant := _meant(spec):
+        raise BadSetting(f"unknown model '{spec}'. Did you mean {meant}? All kinds: knowgate models")
     factory = resolve(MODELS, "model", name, "knowgate.models")
     if name in WITHOUT_VALUE and value:
         raise BadSetting(f"model '{name}' takes no value; '{spec}' gives one.")
@@ -69,3 +77,15 @@ def load_model(spec: str) -> Model:
         raise BadSetting(f"model '{name}' needs a value: {MODELS[name].summary}.")
     model: Model = factory(value) if value else factory()
     return model
+
+
+def _meant(spec: str) -> str:
+    """What someone means who gives the name of a model without saying where it runs; '' where it is no such name."""
+    name, _ = split_spec(spec)
+    if name in MODELS or name in plugins("knowgate.models"):
+        return ""
+    if spec.lower().endswith(".gguf"):
+        return f"gguf:{spec}"
+    if spec.lower().startswith(SERVED):
+        return f"openai:{spec}@https://api.openai.com/v1 (with OPENAI_API_KEY), or the URL of whoever serves it"
+    return f"hf:{spec}" if HUB_NAME.fullmatch(spec) else ""

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from knowgate.pipeline.adaptive_rag import AdaptiveRAG
     from knowgate.pipeline.answer_json import answer_record, decision_record
     from knowgate.pipeline.assemble import build_pipeline, build_prompts, cached_index
+    from knowgate.pipeline.conversation import Conversation, from_messages
     from knowgate.pipeline.settings import Settings, load_settings
     from knowgate.pipeline.traffic import TrafficLog
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "AdaptiveRAG",
+    "Conversation",
     "Settings",
     "TrafficLog",
     "answer_record",
@@ -23,5 +25,6 @@ __all__ = [
     "build_prompts",
     "cached_index",
     "decision_record",
+    "from_messages",
     "load_settings",
 ]

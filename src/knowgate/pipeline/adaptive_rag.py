@@ -10,25 +10,30 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 
-from knowgate.doors import check_text, check_whole, check_within
-from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import bind_gate, blamed, check_count, measure_distances, read_questions, score_both
+from knowgate.arbiters import RULES
+from knowgate.doors import check_whole, check_within
+from knowgate.errors import BadSetting
+from knowgate.gates import bind_gate, read_questions
 from knowgate.history import Scope
+from knowgate.pipeline.arbitration import arbitrate, bind_arbiter, hold_back
+from knowgate.pipeline.asked import as_question, batches, check_several
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, timed, with_total
+from knowgate.pipeline.deciding import decide_by, overrule
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.pipeline.traffic import TrafficLog, WholeDraft
 from knowgate.prompts import AnswerPrompts, fit_passages
 from knowgate.rerank import is_sure, rerank
-from knowgate.retrieval import MOST_ROUNDS, follow_up, has_new, merged
+from knowgate.retrieval import follow_up, has_new, merged
+from knowgate.rules import RuleBook
 from knowgate.text import normalise
 from knowgate.thresholds import Deployment, objections, promise
 from knowgate.types import (
     Answer,
     AnswerEvent,
+    Arbiter,
     Decision,
     DecisionEvent,
     Event,
@@ -63,6 +68,9 @@ class AdaptiveRAG:
     k: passages shown to the LLM. second_look: drops passages that turn out useless (None: keep all).
     rerank_margin: nothing is reranked where the retriever's best score leads by this share of it (None: always).
     log: keeps what was retrieved for, labelled by whether the answers with and without passages agree.
+    arbiter: chooses, after retrieval, between that answer and the draft (None: nobody). By default the rules do, where
+    the gate reads a whole draft anyhow and nothing is proven without them: it takes the place of one that abstains.
+    rules: what is retrieved for, or never, whatever the gate says (`load_rules`); None: the gate alone decides.
 
     Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
     once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
@@ -83,6 +91,8 @@ class AdaptiveRAG:
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
     log: TrafficLog | None = None
+    arbiter: Arbiter | None = RULES
+    rules: RuleBook | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -91,6 +101,8 @@ class AdaptiveRAG:
             raise BadSetting(f"the gate is {self.gate!r}: give a gate, as load_gate('logprob:mean') does.")
         if isinstance(self.retriever, str):
             raise BadSetting(f"the retriever is the text '{self.retriever}': give one, as load_retriever does.")
+        if isinstance(self.arbiter, str):
+            raise BadSetting(f"the arbiter is the text '{self.arbiter}': give one, load_arbiter('{self.arbiter}').")
         if self.threshold is not None:
             check_within(self.threshold, "the threshold")
         if self.rerank_margin is not None:
@@ -116,17 +128,24 @@ class AdaptiveRAG:
 
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
         """Decisions alone: nothing is retrieved, nothing generated beyond what the gate reads."""
-        checked = [question for batch in _batches(questions, BATCH) for question in batch]
+        checked = [question for batch in batches(questions, BATCH) for question in batch]
         return [decided.decision for decided in self.decide_stream(checked)]
 
-    def decide_stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[DecidedQuestion]:
-        """Decisions in order, a batch at a time, each with its question."""
-        for taken in _batches(questions, batch):
-            yield from (DecidedQuestion(case.question, case.decided) for case in self._decide(taken))
+    def decide_stream(
+        self, questions: Iterable[str | Question], batch: int = BATCH, *, first: int | None = None
+    ) -> Iterator[DecidedQuestion]:
+        """Decisions in order, a batch at a time, each with its question. first: size of the first batch."""
+        for taken in batches(questions, batch, first):
+            yield from (DecidedQuestion(case.question, case.decided) for case in self._decide(taken, [self.bound]))
 
-    def stream(self, questions: Iterable[str | Question], batch: int = BATCH) -> Iterator[Answer]:
-        """Answers in order, a batch at a time, so that long inputs give early output and flat memory."""
-        for taken in _batches(questions, batch):
+    def stream(
+        self, questions: Iterable[str | Question], batch: int = BATCH, *, first: int | None = None
+    ) -> Iterator[Answer]:
+        """Answers in order, a batch at a time, so that long inputs give early output and flat memory.
+
+        first: size of the first batch; they double from there. 1 for people who wait.
+        """
+        for taken in batches(questions, batch, first):
             yield from self._answer(taken)
 
     def answer_stream(self, question: str | Question) -> Generator[Event, None, None]:
@@ -152,9 +171,9 @@ class AdaptiveRAG:
         self, questions: Iterable[str | Question] | AsyncIterable[str | Question], batch: int = BATCH
     ) -> AsyncGenerator[Answer, None]:
         """Like `stream`. Cancelled, it stops after the batch that is being answered."""
-        _check_several(questions)
-        async with aclosing(take_batches(questions, batch)) as batches:
-            async for taken in batches:
+        check_several(questions)
+        async with aclosing(take_batches(questions, batch)) as waiting:
+            async for taken in waiting:
                 answers = functools.partial(self._answer, [as_question(question) for question in taken])
                 for answer in await run_beside(self.model, answers):
                     yield answer
@@ -168,6 +187,11 @@ class AdaptiveRAG:
         """The gate, found to work with this model."""
         return bind_gate(self.gate, self.model, self.prompts)
 
+    @functools.cached_property
+    def weighing(self) -> Arbiter | None:
+        """The arbiter, found to work with this model; None where the answer with passages is always given."""
+        return bind_arbiter(self.arbiter, self.bound, self.model, self.prompts)
+
     @property
     def promise(self) -> str:
         """What is proven about the gate's threshold and whether it holds here; '' where nothing is."""
@@ -180,9 +204,18 @@ class AdaptiveRAG:
 
     @property
     def _deployment(self) -> Deployment:
-        reorders = self.reranker is not None or self.second_look is not None
-        searched = self.retriever.fingerprint if self.retriever else None
-        return Deployment(self.threshold, searched, self.k, reorders, self.max_tokens, self.prompts.open_fingerprint)
+        return Deployment(
+            self.threshold,
+            self.retriever.fingerprint if self.retriever else None,
+            self.k,
+            self.max_tokens,
+            self.prompts.open_fingerprint,
+            self.reranker.fingerprint if self.reranker else None,
+            CANDIDATES,
+            at_times=self.rerank_margin is not None,
+            looks_twice=self.second_look is not None,
+            arbiter=self.weighing.fingerprint if self.weighing else None,
+        )
 
     @property
     def _alone(self) -> threading.Lock:
@@ -197,15 +230,18 @@ class AdaptiveRAG:
 
     def _way(self, questions: Sequence[Question], speak: Speak) -> Generator[Event, None, list[Answer]]:
         """The way of these questions, with what happens on it. Everything goes it; only how it speaks differs."""
-        cases = self._decide(questions)
+        cases = self._decide(questions, [self.bound, *self._drafting])
         yield from (DecisionEvent(case.decided) for case in cases)
         retrieving = [case for case in cases if case.decided.retrieve]
         if retrieving:
             self._retrieve(retrieving)
             self._fit([case for case in retrieving if case.passages])
             yield from (PassagesEvent(case.passages) for case in retrieving)
-        yield from self._answer_open([case for case in cases if case.passages], speak)
-        yield from self._go_deeper([case for case in cases if case.passages and case.steps > 1], speak)
+        opened = [case for case in cases if case.passages]
+        hold_back(self.weighing, opened, self.max_tokens)
+        yield from self._answer_open(opened, speak)
+        yield from self._go_deeper([case for case in opened if case.steps > 1], speak)
+        yield from self._weigh(opened)
         yield from self._answer_closed([case for case in cases if not case.passages], speak)
         answers = [
             Answer(
@@ -216,6 +252,8 @@ class AdaptiveRAG:
                 with_total(case.seconds),
                 case.reading.draft,
                 case.n_tokens,
+                case.choice,
+                len(cases),
             )
             for case in cases
         ]
@@ -224,39 +262,29 @@ class AdaptiveRAG:
             self.log.take(answers, scope, self.max_tokens)
         return answers
 
-    def _decide(self, questions: Sequence[Question]) -> list[Case]:
+    def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[Case]:
+        """readers: the gate, and whoever else reads the one pass."""
         gate = self.bound
         cases = [Case(question) for question in questions]
         with timed(cases, "read"):
-            readings = read_questions(self.model, [gate, *self._drafting], questions, self.prompts)
+            readings = read_questions(self.model, readers, questions, self.prompts)
+        for case, reading in zip(cases, readings, strict=True):
+            case.reading = reading
         with self._alone, timed(cases, "gate"):
-            scored = score_both(gate, questions, readings)
-            with blamed(gate):
-                reasons = gate.explain(questions, readings)
-                steps = gate.steps(questions, readings)
-            check_count(gate, "explanations", reasons, questions)
-            check_count(gate, "numbers of rounds", steps, questions)
-            distances = measure_distances(gate, questions, readings)
-        threshold = self.gate.threshold if self.threshold is None else self.threshold
-        raws: Sequence[float | None] = scored.raw or [None] * len(cases)
-        told = zip(cases, readings, scored.needs, raws, reasons, steps, distances, strict=True)
-        for case, reading, need, raw, why, rounds, distance in told:
-            case.reading, case.steps = reading, min(rounds, MOST_ROUNDS)
-            case.decision = Decision(
-                need > threshold,
-                need,
-                threshold,
-                gate.name,
-                _reason(need, threshold, why, gate.note),
-                reading.neighbours.get(gate.name, ()),
-                raw=raw,
-                distance=distance,
-            )
+            decide_by(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
+        if self.rules is not None and gate.may_be_overruled:
+            overrule(self.rules, cases)
         return cases
 
     @property
     def _drafting(self) -> list[Gate]:
-        return [WholeDraft(self.max_tokens)] if self.log is not None and self.log.drafts else []
+        logging = self.log is not None and self.log.drafts
+        weighing = self.weighing is not None and self.weighing.drafts and self.retriever is not None
+        return [WholeDraft(self.max_tokens)] if logging or weighing else []
+
+    def _weigh(self, cases: list[Case]) -> list[TextEvent]:
+        with self._alone:
+            return list(arbitrate(self.weighing, cases))
 
     def _retrieve(self, cases: list[Case]) -> None:
         if self.retriever is None:
@@ -317,7 +345,7 @@ class AdaptiveRAG:
                 was_spoken = new and taken == case.steps  # the last round there could be is answered as it comes
                 if not new or normalise(case.text) == text:
                     case.steps = taken
-                if case.steps == taken and case.text and not was_spoken:
+                if case.steps == taken and case.text and not (was_spoken or case.lets_out):
                     yield TextEvent(case.text)  # it was not known before that this answer is the last one
 
     def _has_new(self, case: Case, found: list[Passage]) -> bool:
@@ -353,38 +381,3 @@ class AdaptiveRAG:
         tasks = [Task(case, self.prompts.open(case.question, case.passages)) for case in cases]
         if tasks:
             yield from speak(self.model, tasks, self.max_tokens)
-
-
-def _batches(questions: Iterable[str | Question], size: int) -> Iterator[list[Question]]:
-    _check_several(questions)
-    waiting = iter(questions)
-    while taken := [as_question(question) for question in islice(waiting, size)]:
-        yield taken
-
-
-def _check_several(questions: object) -> None:
-    """A text is a sequence, too: of its letters."""
-    if isinstance(questions, str):
-        raise BadInput("questions are a list; for one question there are `answer` and `decide`.")
-
-
-def as_question(question: str | Question) -> Question:
-    """A question record; text is checked, not changed."""
-    record = Question(question) if isinstance(question, str) else question
-    if not isinstance(record, Question):
-        raise BadInput(f"a question is a text or a Question, not {question!r}.")
-    if not record.text.strip():
-        raise BadInput("the question is empty: ask something.")
-    check_text(record.text, "the question")
-    return record
-
-
-def _reason(need: float, threshold: float, *why: str) -> str:
-    relation = "above" if need > threshold else "not above"
-    said = (
-        f"is {relation} {threshold:.2f}"
-        if threshold >= 0
-        else "counts for nothing: the gate was set to always retrieve"
-    )
-    because = "; ".join(part for part in why if part)
-    return f"need {need:.2f} {said}" + (f": {because}" if because else "")

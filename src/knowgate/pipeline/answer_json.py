@@ -6,25 +6,36 @@ from dataclasses import asdict
 from typing import Any
 
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.types import Answer, Decision, Passage, TokenisingModel
+from knowgate.pipeline.case import is_whole
+from knowgate.types import Answer, Choice, Decision, Passage, TokenisingModel
 
 
 def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
     """What `--json` prints for one question."""
     return {
+        **({"id": answer.question.id} if answer.question.id else {}),
         "question": answer.question.text,
+        **({"asked": answer.question.meta["asked"]} if "asked" in answer.question.meta else {}),
         "answer": answer.text,
         **decision_record(answer.decision),
         "model": rag.model.name,
         "passages": [_passage_record(passage) for passage in answer.passages],
-        "seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()},
+        **_times(answer),
         "tokens": {
             "draft": answer.draft.n_tokens if answer.draft else 0,
             "answer": answer.n_tokens,
             **_prompt_tokens(answer, rag),
         },
         **_draft_record(answer, rag.max_tokens),
+        **_choice_record(answer.choice),
     }
+
+
+def _times(answer: Answer) -> dict[str, Any]:
+    """What each stage took; a question of several that were answered together has no times of its own."""
+    if answer.together == 1:
+        return {"seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()}}
+    return {"batch": {"questions": answer.together, "seconds": round(answer.seconds["total"] * answer.together, 4)}}
 
 
 def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
@@ -40,9 +51,26 @@ def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
 def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
     """The closed-book answer that retrieval replaced, where the gate read all of it: for `knowgate replay`."""
     draft = answer.draft
-    if not answer.passages or draft is None or not (draft.finished or draft.n_tokens >= max_tokens):
+    if not answer.passages or draft is None or not is_whole(draft, max_tokens):
         return {}
     return {"draft": draft.text}
+
+
+def _choice_record(choice: Choice | None) -> dict[str, Any]:
+    """Which of two answers was given, by whom and why; believed: how probably each is right, where that was asked."""
+    if choice is None:
+        return {}
+    asked = choice.believed_closed is not None and choice.believed_open is not None
+    believed = {"draft": round(choice.believed_closed or 0, 6), "passages": round(choice.believed_open or 0, 6)}
+    return {
+        "choice": {
+            "given": "draft" if choice.from_memory else "passages",
+            "arbiter": choice.arbiter,
+            "reason": choice.reason,
+            "open_answer": choice.open,
+            **({"believed": believed} if asked else {}),
+        }
+    }
 
 
 def decision_record(decision: Decision) -> dict[str, Any]:
@@ -53,6 +81,7 @@ def decision_record(decision: Decision) -> dict[str, Any]:
         "threshold": decision.threshold,
         "gate": decision.gate,
         "reason": decision.reason,
+        **({"rule": decision.rule} if decision.rule else {}),
         "notes": list(decision.notes),
         **({"distance": round(decision.distance, 4)} if decision.distance is not None else {}),
         **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),

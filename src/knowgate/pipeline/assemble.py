@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from knowgate.arbiters import RULES, load_arbiter
 from knowgate.errors import BadSetting
 from knowgate.files import cache_dir, sha256_text
 from knowgate.gates import DEFAULT, default_gate, load_gate
@@ -16,7 +17,8 @@ from knowgate.pipeline.traffic import TrafficLog
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
 from knowgate.rerank import load_reranker, other_llm
 from knowgate.retrieval import build_index, load_retriever
-from knowgate.types import Model, Reranker, Retriever, SecondLook
+from knowgate.rules import RuleBook, load_rules
+from knowgate.types import Arbiter, Model, Reranker, Retriever, SecondLook
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,23 @@ def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves:
         prompts=prompts,
         max_tokens=settings.max_tokens,
         log=build_log(settings) if retrieves else None,
+        arbiter=build_arbiter(settings) if retrieves else None,
+        rules=build_rules(settings),
     )
+
+
+def build_arbiter(settings: Settings) -> Arbiter | None:
+    """The rules are on unless told otherwise; they cost nothing."""
+    if settings.arbiter is None:
+        return RULES
+    return None if settings.arbiter == "none" else load_arbiter(settings.arbiter, plug_in=settings.plug_in)
+
+
+def build_rules(settings: Settings) -> RuleBook | None:
+    """Those that come with knowgate, unless told otherwise."""
+    if settings.rules == "none":
+        return None
+    return load_rules(None if settings.rules == "packaged" else settings.rules)
 
 
 def build_log(settings: Settings) -> TrafficLog | None:

@@ -6,16 +6,19 @@ Knows records and clocks; not models, gates or retrievers.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from knowgate.pipeline.notes import in_words
-from knowgate.types import Completion, Decision, Note, Passage, Question, Reading
+from knowgate.types import Choice, Completion, Decision, Note, Passage, Question, Reading
 
 
 @dataclass
 class Case:
-    """One question on its way through. `steps`: rounds of retrieval it may take; `rounds`: those begun."""
+    """One question on its way through. `steps`: rounds of retrieval it may take; `rounds`: those begun.
+
+    lets_out: of an answer that an arbiter may replace, whether so much of it can be heard already; was_let_out: it was.
+    """
 
     question: Question
     reading: Reading = field(default_factory=Reading)
@@ -27,13 +30,19 @@ class Case:
     n_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    done: Completion | None = None
+    choice: Choice | None = None
+    lets_out: Callable[[str], bool] | None = None
+    was_let_out: bool = False
 
     @property
     def decided(self) -> Decision:
         """The decision, with all that was noted since it was made."""
         if self.decision is None:
             raise RuntimeError("a case is asked for its decision before it has one")
-        reason = "; ".join([self.decision.reason, *in_words(self.notes)])
+        chosen = [self.choice.reason] if self.choice and self.choice.was_weighed else []
+        noted = [note for note in self.notes if note is not Note.DRAFT_GIVEN]  # the choice says that, and why
+        reason = "; ".join([self.decision.reason, *in_words(noted), *chosen])
         return replace(self.decision, reason=reason, notes=tuple(self.notes))
 
     @property
@@ -43,7 +52,7 @@ class Case:
 
     def take(self, done: Completion) -> None:
         """The answer; tokens of an earlier round of retrieval count too."""
-        self.text = done.text
+        self.text, self.done = done.text, done
         self.n_tokens += done.n_tokens
 
 
@@ -62,6 +71,11 @@ class timed:  # noqa: N801 - reads as a statement: with timed(cases, "read")
         share = (time.perf_counter() - self.start) / max(1, len(self.cases))
         for case in self.cases:
             case.seconds[self.stage] = case.seconds.get(self.stage, 0.0) + share
+
+
+def is_whole(draft: Completion, max_tokens: int) -> bool:
+    """Whether a draft is the whole closed-book answer."""
+    return draft.finished or draft.n_tokens >= max_tokens
 
 
 def with_total(seconds: dict[str, float]) -> dict[str, float]:

@@ -11,6 +11,7 @@ WORDS = {
     Note.PASSAGES_USELESS: "the passages were judged useless",
     Note.NO_PASSAGE_FITS: "no passage fits the context window",
     Note.NOT_RERANKED: "not reranked, the retriever is sure",
+    Note.DRAFT_GIVEN: "the answer from memory was given",
 }
 
 

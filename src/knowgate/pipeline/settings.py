@@ -59,6 +59,10 @@ class Settings(BaseModel):
     """cbdr: a fitted probe with beta, and an aligned reranker."""
     beta: Beta | None = None
     """With preset cbdr: answer directly above this confidence. Default: 0.95."""
+    arbiter: Words | None = None
+    """Who chooses between draft and open-book answer: a fitted arbiter's folder, rules, or none. Default: rules."""
+    rules: Words = "packaged"
+    """What is looked up, or never, whatever the gate says: packaged, none, or a TOML file of your own rules."""
     second_look: Words | None = None
     """Folder of a fitted kbm gate that drops useless passages."""
     log: Words | None = None

@@ -52,7 +52,8 @@ def in_pieces(model: Model, tasks: Sequence[Task], max_tokens: int) -> Iterable[
 
 
 def _told(case: Case, stream: TextStream) -> Generator[TextEvent, None, Completion]:
-    """The pieces as events. Only making them counts as time, not what the listener does in between."""
+    """The pieces as events, once they may be heard. Only making them counts as time, not what the listener does."""
+    held = ""
     try:
         while True:
             with timed([case], "answer"):
@@ -61,7 +62,12 @@ def _told(case: Case, stream: TextStream) -> Generator[TextEvent, None, Completi
                 except StopIteration as end:
                     completion: Completion = end.value
                     return completion
-            yield TextEvent(piece)
+            held += piece
+            if case.lets_out is not None and not case.was_let_out:
+                case.was_let_out = case.lets_out(held)
+            if case.lets_out is None or case.was_let_out:
+                yield TextEvent(held)
+                held = ""
     finally:
         stream.close()
 

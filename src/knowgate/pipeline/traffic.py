@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from knowgate.errors import KnowgateError
 from knowgate.history import HistoryStore, Known, LogEntry, Scope, Source, open_history
+from knowgate.pipeline.case import is_whole
 from knowgate.signals import canonical
 from knowgate.types import Answer, Gate, Question, Reading, Signal, Want
 
@@ -102,9 +103,9 @@ class Writer(threading.Thread):
 def agreement(answer: Answer, max_tokens: int) -> Known | None:
     """What the two answers say about the LLM; None unless it gave both, whole."""
     draft = answer.draft
-    if not answer.passages or draft is None or not (draft.finished or draft.n_tokens >= max_tokens):
+    if not answer.passages or draft is None or not is_whole(draft, max_tokens):
         return None
-    closed, opened = (canonical(text, answer.question) for text in (draft.text, answer.text))
+    closed, opened = (canonical(text, answer.question) for text in (draft.text, answer.open_text))
     if not closed or not opened:
         return None
     return Known.KNOWN if closed == opened else Known.UNKNOWN

@@ -25,25 +25,34 @@ from knowgate.types import Question
 if TYPE_CHECKING:
     from knowgate.prompts.answer import AnswerPrompts, evidence, fit_passages, load_answer_prompts
     from knowgate.prompts.assess import self_assessment
+    from knowgate.prompts.condense import Exchange, condense_prompt, leans_on_before
     from knowgate.prompts.judge import ik_text, kbm_text
+    from knowgate.prompts.right import SIDES, arbiter_text, right_text, search_text
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "AnswerPrompts",
+    "Exchange",
     "HAN",
     "LANGUAGES",
     "LARGEST",
+    "SIDES",
     "TemplateSet",
     "WORD",
+    "arbiter_text",
+    "condense_prompt",
     "detect_language",
     "evidence",
     "fit_passages",
     "ik_text",
     "kbm_text",
+    "leans_on_before",
     "load_answer_prompts",
     "load_templates",
     "packaged",
     "question_language",
+    "right_text",
+    "search_text",
     "self_assessment",
     "wording",
 ]

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from knowgate.report.boundary.terminal import tables
     from knowgate.report.comparison.page import write_eval_page
     from knowgate.report.comparison.sheets import all_sheets
-    from knowgate.report.comparison.verdict import Verdict, points_plain, verdict
+    from knowgate.report.comparison.verdict import Verdict, verdict
+    from knowgate.report.comparison.words import points_plain
     from knowgate.report.contrast.page import write_contrast_page
     from knowgate.report.contrast.sheets import basis, differences, headline, short
     from knowgate.report.reranking.page import write_rerank_page

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.runs.beliefs import RecordedBeliefs, read_beliefs, write_beliefs
     from knowgate.runs.given import Run, Runs, open_run, run_paths
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
     from knowgate.runs.readings import question_of, recorded, recorded_layers
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from knowgate.runs.slices import DIMENSIONS, FREQUENCY, THIRDS, frequency_thirds, slice_values
     from knowgate.runs.split import Split, hashed_share, held_out, loose_key, question_key, seen_key, split_questions
     from knowgate.runs.together import check_named_once, names_of
-    from knowgate.runs.trial import Trial, load_trial, tell_unfinished
+    from knowgate.runs.trial import USUAL_ROUNDS, Trial, load_trial, tell_unfinished
     from knowgate.runs.usefulness import RecordedUse, read_use, write_use
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -25,6 +26,7 @@ __all__ = [
     "FREQUENCY",
     "GradedAnswer",
     "LabelRow",
+    "RecordedBeliefs",
     "RecordedNeeds",
     "RecordedUse",
     "RowFolder",
@@ -34,6 +36,7 @@ __all__ = [
     "Split",
     "THIRDS",
     "Trial",
+    "USUAL_ROUNDS",
     "check_named_once",
     "disk_error",
     "frequency_thirds",
@@ -45,6 +48,7 @@ __all__ = [
     "open_run",
     "question_key",
     "question_of",
+    "read_beliefs",
     "read_needs",
     "read_use",
     "recorded",
@@ -57,6 +61,7 @@ __all__ = [
     "split_questions",
     "tell_unfinished",
     "to_json",
+    "write_beliefs",
     "write_needs",
     "write_use",
 ]

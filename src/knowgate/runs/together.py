@@ -12,6 +12,7 @@ DIFFERENCES = {
     "model_fingerprint": "are of different models",
     "prompts_fingerprint": "are of different prompts",
     "retriever_fingerprint": "are of different retrievers",
+    "reranker_fingerprint": "have passages that were chosen by different rerankers",
     "max_tokens": "drafted answers of different length",
 }
 

@@ -28,8 +28,13 @@ from knowgate.statistics import Bools, Floats
 from knowgate.types import Question, Reading
 
 log = logging.getLogger(__name__)
+USUAL_ROUNDS = 3.0
 ONE_MODEL = "evaluate one model at a time"
-TO_EVALUATE = {"model_fingerprint": ONE_MODEL, "prompts_fingerprint": ONE_MODEL}
+TO_EVALUATE = {
+    "model_fingerprint": ONE_MODEL,
+    "prompts_fingerprint": ONE_MODEL,
+    "reranker_fingerprint": "evaluate them one at a time, or side by side: knowgate sweep beta",
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,20 @@ class Trial:
     def always_right(self) -> Bools:
         """What always retrieving comes to: without any open-book answer, the closed-book ones."""
         return self.closed_right if self.open_right is None else self.open_right
+
+    @cached_property
+    def iterative_right(self) -> Bools | None:
+        """Whether the answer after several rounds of retrieval is right; None where not every opened row has one."""
+        opened = [row for row in self.rows if row.open is not None]
+        if not opened or any(row.iterative is None for row in opened):
+            return None
+        return np.array([_is_right(row.iterative or row.closed) for row in self.rows], dtype=bool)
+
+    @property
+    def rounds(self) -> float:
+        """Rounds of retrieval an iterative answer took, on average; 3 where that is not on record."""
+        counted = [row.rounds for row in self.rows if row.rounds]
+        return float(np.mean(counted)) if counted else USUAL_ROUNDS
 
     @property
     def unopened(self) -> int:

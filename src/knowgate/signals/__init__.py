@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         log_size,
         relative,
     )
+    from knowgate.signals.feature_words import say_feature
     from knowgate.signals.features import COSTLY, FEATURES, available_features, feature_matrix
     from knowgate.signals.hidden import hidden_states
     from knowgate.signals.samples import Effect, benefit, canonical, certainty, effect, mastery
@@ -65,6 +66,7 @@ __all__ = [
     "mastery",
     "mean_margin",
     "relative",
+    "say_feature",
     "self_assessment_logit",
     "surface_features",
     "text_features",

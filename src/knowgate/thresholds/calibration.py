@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from knowgate.arbiters import ArbiterChoices, arbiter_folder, arbitrate
 from knowgate.display import Sheet
 from knowgate.doors import check_seed
 from knowgate.errors import ArtefactError, BadInput, BadSetting
@@ -21,30 +22,31 @@ from knowgate.markup import escape
 from knowgate.runs import RunFolder, Trial, held_out, load_trial, question_key
 from knowgate.thresholds.choice import for_accuracy, for_rate
 from knowgate.thresholds.evidence import Kind, save_threshold, sentence
-from knowgate.thresholds.guarantee import learn_then_test, rows_needed
+from knowgate.thresholds.guarantee import Form, learn_then_test, rows_needed
 from knowgate.thresholds.outcomes import Outcomes, ThresholdResult, try_threshold
 from knowgate.thresholds.overview import calibration_sheet
-from knowgate.types import Gate
+from knowgate.types import Arbiter, Gate
 
 ONE_PLACE = "a threshold holds for one"
-BOUND = ("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint", "max_tokens")
+BOUND = ("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint", "reranker_fingerprint", "max_tokens")
 TO_CALIBRATE = dict.fromkeys(BOUND, ONE_PLACE)
 FEWEST = 40  # questions to choose a threshold on; below, a rate or an accuracy means nothing
 
 
 @dataclass(frozen=True)
 class Target:
-    """What the threshold is for. guarantee: at most `value` lost, wrong with probability `delta`; budget: `value` is
-    the retrieval rate; accuracy: as many right answers as can be had."""
+    """What the threshold is for. guarantee: at most `value` lost, wrong with probability `delta`, by harm or net (see
+    `guarantee`); budget: `value` is the retrieval rate; accuracy: as many right answers as can be had."""
 
     kind: Kind
     value: float = 0.0
     delta: float = 0.05
+    form: Form = "harm"
 
     @property
     def fewest(self) -> int:
         """Questions needed to choose on."""
-        return rows_needed(self.value, self.delta) if self.kind == "guarantee" else FEWEST
+        return rows_needed(self.value, self.delta, self.form) if self.kind == "guarantee" else FEWEST
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,19 +90,31 @@ class Calibration:
 
 
 def find_threshold(
-    gate: str | Gate, runs: Sequence[Path], target: Target, *, share: float = 0.5, seed: int = 0
+    gate: str | Gate,
+    runs: Sequence[Path],
+    target: Target,
+    *,
+    share: float = 0.5,
+    seed: int = 0,
+    arbiter: str | Arbiter | None = None,
+    on_weighed: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
-    """Choose a threshold on one part of the runs' questions and try it on the other, `share` of them."""
+    """Choose a threshold on one part of the runs' questions and try it on the other, `share` of them.
+
+    arbiter: who chooses after retrieval; the threshold is then that of the cascade. on_weighed: is told how many of so
+    many questions it has weighed.
+    """
     check_seed(seed)
     if not 0 <= share < 1:
         raise BadSetting(f"the share held out is {share}; it must be at least 0 and below 1.")
     folder = folder_of(gate)
     artefact = read_artefact(folder) if folder is not None else None
-    trial, left_out = usable(load_runs(runs), artefact)
+    trial, left_out = usable(load_runs(runs), artefact, arbiter_folder(arbiter))
     keys = [question_key(question) for question in trial.questions]
     back = held_out(keys, share, seed)
     check_enough(int((~back).sum()), len(keys), target, left_out)
-    outcomes = outcomes_of(trial, gate)
+    choices = None if arbiter is None else arbitrate(trial, arbiter, watch=on_weighed)
+    outcomes = outcomes_of(trial, gate, choices)
     check_harm(outcomes, target)
     threshold, facts = choose(outcomes.at(~back), target)
     chosen = try_threshold(outcomes.at(~back), threshold)
@@ -111,6 +125,7 @@ def find_threshold(
         "chosen_on": chosen.record(),
         "held_out": held.record() if held else None,
         **describe(trial, outcomes.at(~back), used),
+        "arbiter": None if choices is None else {"name": choices.name, "fingerprint": choices.fingerprint},
         "left_out": left_out,
         "seed": seed,
     }
@@ -128,7 +143,7 @@ def store(calibration: Calibration, gate: str, out: Path | None = None) -> Path:
 def choose(outcomes: Outcomes, target: Target) -> tuple[float, dict[str, Any]]:
     """The threshold and what speaks for it."""
     if target.kind == "guarantee":
-        guarantee = learn_then_test(outcomes, target.value, target.delta)
+        guarantee = learn_then_test(outcomes, target.value, target.delta, form=target.form)
         return guarantee.threshold, {key: value for key, value in asdict(guarantee).items() if key != "threshold"}
     if target.kind == "budget":
         return for_rate(outcomes.needs, target.value), {"wanted": target.value, "n": len(outcomes)}
@@ -161,21 +176,26 @@ def check_same_passages(runs: Sequence[Path]) -> None:
         raise BadSetting(f"the label runs show the LLM {what}; {ONE_PLACE}.")
 
 
-def usable(trial: Trial, artefact: Artefact | None) -> tuple[Trial, dict[str, int]]:
-    """Each question once, and none that the gate was fitted on; with what was left out."""
+def usable(trial: Trial, artefact: Artefact | None, arbiter: str | None = None) -> tuple[Trial, dict[str, int]]:
+    """Each question once, and none that the gate or the arbiter (its folder) was fitted on; with what was left out."""
     if artefact:
         check_own_rows(artefact, trial)
     keys = [question_key(question) for question in trial.questions]
     first = {key: number for number, key in reversed(list(enumerate(keys)))}
-    fitted = np.array(seen_by(trial, artefact.path)) if artefact else np.zeros(len(keys), dtype=bool)
+    folders = [folder for folder in (artefact.path if artefact else None, arbiter) if folder is not None]
+    fitted = np.zeros(len(keys), dtype=bool)
+    for folder in folders:
+        fitted |= np.array(seen_by(trial, folder), dtype=bool)
     again = np.array([first[key] != number for number, key in enumerate(keys)]) & ~fitted
     left_out = {**trial.left_out, "fitted on": int(fitted.sum()), "asked twice": int(again.sum())}
     kept = trial.subset(np.flatnonzero(~fitted & ~again))
     return kept, {reason: count for reason, count in left_out.items() if count}
 
 
-def outcomes_of(trial: Trial, gate: str | Gate) -> Outcomes:
-    return Outcomes(score_gate(trial, gate).needs, trial.closed_right, trial.always_right)
+def outcomes_of(trial: Trial, gate: str | Gate, choices: ArbiterChoices | None = None) -> Outcomes:
+    """Needs and answers; with what an arbiter gives after retrieval."""
+    given = None if choices is None else choices.right
+    return Outcomes(score_gate(trial, gate).needs, trial.closed_right, trial.always_right, given)
 
 
 # --- checks and record ----------------------------------------------------------------------------
@@ -240,6 +260,14 @@ def _check_length(words: str, option: str, wanted: int, there: int | None) -> No
         )
 
 
+def _reranker(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Which one chose the passages, from how many; None where they came as they were found."""
+    if not settings.get("reranker_fingerprint"):
+        return None
+    named = {"name": settings["reranker"], "fingerprint": settings["reranker_fingerprint"]}
+    return {**named, "candidates": settings.get("candidates")}
+
+
 def describe(trial: Trial, outcomes: Outcomes, keys: Sequence[str]) -> dict[str, Any]:
     """What the threshold is bound to."""
     settings = trial.settings
@@ -251,6 +279,7 @@ def describe(trial: Trial, outcomes: Outcomes, keys: Sequence[str]) -> dict[str,
         "k": passages_shown(settings.get("k"), settings.get("retriever_fingerprint")),
         "max_tokens": settings.get("max_tokens"),
         "open_prompts": settings.get("open_prompts"),
+        "reranker": _reranker(settings),
         "grader": ", ".join(sorted({row.grader for row in trial.rows})),
         "runs": [Path(run).name for run in trial.runs],
         "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in sorted(lines)))[:16],

@@ -1,4 +1,5 @@
-"""The one chooser of thresholds without a proof: by a wanted retrieval rate, or by accuracy on the questions at hand.
+"""The one chooser of thresholds without a proof: by a wanted retrieval rate, by accuracy on the questions at hand, or
+by a loss there that is not to be exceeded.
 
 Whoever chooses a threshold chooses it here: `calibrate`, the tuned column of an evaluation, a fit. The rule:
 
@@ -11,6 +12,8 @@ Whoever chooses a threshold chooses it here: `calibrate`, the tuned column of an
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -56,8 +59,27 @@ def for_accuracy(outcomes: Outcomes) -> float:
     if not len(outcomes):
         raise BadInput("there are no questions to choose a threshold on.")
     thresholds = candidates(outcomes.needs)
-    order = np.argsort(outcomes.needs, kind="stable")
-    gains = np.cumsum(outcomes.closed_right[order].astype(int) - outcomes.open_right[order].astype(int))
-    skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")
-    right = np.concatenate([[0], gains])[skipped]  # against always retrieving
+    right = _right(outcomes, thresholds)
     return float(thresholds[np.flatnonzero(right == right.max())[-1]])
+
+
+def for_loss(outcomes: Outcomes, most: float) -> float:
+    """The threshold that retrieves least among those up to the first that loses more than `most` accuracy here.
+
+    Not further, where a later one happens to lose less again: the more thresholds are tried, the more of them look good
+    by luck.
+    """
+    if not len(outcomes):
+        raise BadInput("there are no questions to choose a threshold on.")
+    thresholds = candidates(outcomes.needs)
+    lost = (outcomes.open_right.sum() - _right(outcomes, thresholds)) / len(outcomes)
+    beyond = np.flatnonzero(lost > most + 1e-9)
+    return float(thresholds[max(0, beyond[0] - 1) if len(beyond) else -1])
+
+
+def _right(outcomes: Outcomes, thresholds: Floats) -> Any:
+    """Right answers under each threshold."""
+    order = np.argsort(outcomes.needs, kind="stable")
+    gains = np.cumsum(outcomes.closed_right[order].astype(int) - outcomes.after[order].astype(int))
+    skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")
+    return outcomes.after.sum() + np.concatenate([[0], gains])[skipped]

@@ -38,10 +38,16 @@ def card_section(threshold: float, kind: Kind, evidence: Mapping[str, Any]) -> s
     where = (
         f"Chosen on {evidence['created']} for {evidence['model']['name']}, prompts {evidence['prompts']}, passages "
         f"from {evidence['retriever']['name']} ({evidence['retriever']['fingerprint'] or 'no fingerprint'})"
-        f"{_amounts(evidence)}, graded by {evidence['grader']}; label runs: {', '.join(evidence['runs'])}."
+        f"{_chosen_by(evidence)}{_amounts(evidence)}{_arbiter(evidence)}, graded by {evidence['grader']}; label runs: "
+        f"{', '.join(evidence['runs'])}."
     )
     parts = [f"## Threshold\n\n{sentence(threshold, kind, evidence)}", where, _table(evidence)]
     return "\n\n".join(parts)
+
+
+def _chosen_by(evidence: Mapping[str, Any]) -> str:
+    reranker = evidence.get("reranker")
+    return f", chosen by the reranker {reranker['name']} ({reranker['fingerprint']})" if reranker else ""
 
 
 def _amounts(evidence: Mapping[str, Any]) -> str:
@@ -50,22 +56,52 @@ def _amounts(evidence: Mapping[str, Any]) -> str:
     return shown + (f", answers of up to {evidence['max_tokens']} tokens" if evidence.get("max_tokens") else "")
 
 
+def _arbiter(evidence: Mapping[str, Any]) -> str:
+    """Who chooses after retrieval."""
+    weighed = evidence.get("arbiter")
+    return f", with the arbiter {weighed['name']} ({weighed['fingerprint']})" if weighed else ""
+
+
 def sentence(threshold: float, kind: Kind, evidence: Mapping[str, Any]) -> str:
     """What the threshold is good for, in words."""
     if kind == "guarantee":
-        epsilon, sure = evidence["epsilon"], 1 - evidence["delta"]
-        if threshold == ALWAYS:
-            goal = f"to lose at most {_percent(epsilon)} with {_percent(sure)} confidence"
-            return f"No threshold is proven {goal}: always retrieve."
-        return (
-            f"Threshold {threshold:g} loses at most {_percent(epsilon)} of the answers against always retrieving, with "
-            f"{_percent(sure)} confidence ({evidence['harmed']} harmed skips among {evidence['n']} questions, "
-            f"p = {evidence['p_value']:.2g})."
-        )
+        return _not_proven(evidence) if threshold == ALWAYS else _proven(threshold, evidence)
     shown = "always retrieve" if threshold == ALWAYS else f"threshold {threshold:g}"
     if kind == "budget":
         return f"For a retrieval rate of {_percent(evidence['wanted'])}: {shown}.{_missed(evidence)}"
     return f"For the best accuracy: {shown}."
+
+
+def _loss(evidence: Mapping[str, Any]) -> str:
+    """How much is lost at most, and how sure that is."""
+    net = ", net of answers gained," if evidence.get("form") == "net" else ""
+    return f"at most {_percent(evidence['epsilon'])}{net} with {_percent(1 - evidence['delta'])} confidence"
+
+
+def _proven(threshold: float, evidence: Mapping[str, Any]) -> str:
+    net, weighed = evidence.get("form") == "net", evidence.get("arbiter")
+    kind = "lost" if net else "harmed" if weighed else "harmed skips"
+    counted = f"{evidence['harmed']} {kind}" + (f" and {evidence['gained']} gained" if net else "")
+    with_whom = f" with the arbiter {weighed['name']}" if weighed else ""
+    return (
+        f"Threshold {threshold:g}{with_whom} loses at most {_percent(evidence['epsilon'])} of the answers"
+        f"{', net of those gained,' if net else ''} against always retrieving, with {_percent(1 - evidence['delta'])} "
+        f"confidence ({counted} among {evidence['n']} questions, p = {evidence['p_value']:.2g})."
+    )
+
+
+def _not_proven(evidence: Mapping[str, Any]) -> str:
+    if weighed := evidence.get("arbiter"):
+        if not evidence.get("proven", True):
+            return (
+                f"With the arbiter {weighed['name']} not even always retrieving is proven to lose {_loss(evidence)} "
+                f"({evidence['harmed']} harmed among {evidence['n']} questions). Allow more, use another arbiter or "
+                "--arbiter none, or count answers gained: --net."
+            )
+        return (
+            f"Always retrieving with the arbiter {weighed['name']} loses {_loss(evidence)}; no skipping is proven to."
+        )
+    return f"No threshold is proven to lose {_loss(evidence)}: always retrieve."
 
 
 def _missed(evidence: Mapping[str, Any]) -> str:

@@ -15,7 +15,8 @@ def calibration_sheet(threshold: float, chosen: ThresholdResult, held: Threshold
     columns = [chosen, *([held] if held else [])]
     shown = "always retrieve" if threshold == ALWAYS else f"{threshold:g}"
     rows = [("threshold", *(shown for _ in columns))]
-    rows += [(title, *(cell(one) for one in columns)) for title, cell in CELLS.items()]
+    cells = {**CELLS, **(HARMED if chosen.right_chosen is None else HARMED_OR_GAINED)}
+    rows += [(title, *(cell(one) for one in columns)) for title, cell in cells.items()]
     return Sheet("Threshold", ("", "chosen on", "held out")[: len(columns) + 1], tuple(rows))
 
 
@@ -31,5 +32,12 @@ CELLS: dict[str, Callable[[ThresholdResult], str]] = {
     "accuracy, always": lambda one: _share(one.right_always, one.n),
     "accuracy, never": lambda one: _share(one.right_never, one.n),
     "lost against always": lambda one: f"{one.loss:+.1%}",
+}
+HARMED: dict[str, Callable[[ThresholdResult], str]] = {
     "harmed skips": lambda one: f"{one.harmed}: {_share(one.harmed, one.n)}",
+}
+HARMED_OR_GAINED: dict[str, Callable[[ThresholdResult], str]] = {
+    "accuracy, always and then the arbiter": lambda one: _share(one.right_chosen or 0, one.n),
+    "harmed": HARMED["harmed skips"],
+    "gained": lambda one: f"{one.gained}: {_share(one.gained, one.n)}",
 }

@@ -17,14 +17,20 @@ class Deployment:
     """Where a gate is used. threshold: the user's, None for the gate's own; retriever: fingerprint, None for none.
 
     max_tokens: of an answer. open_prompts: fingerprint of how passages are put to the LLM. None: not known.
+    reranker: fingerprint of what chooses the passages, from so many candidates; None where nothing does.
+    at_times: it is left out where the retriever is sure. looks_twice: passages may be dropped by a second look.
     """
 
     threshold: float | None = None
     retriever: str | None = None
     k: int | None = None
-    reorders: bool = False  # passages are reranked, or dropped by a second look
     max_tokens: int | None = None
     open_prompts: str | None = None
+    reranker: str | None = None
+    candidates: int | None = None
+    at_times: bool = False
+    looks_twice: bool = False
+    arbiter: str | None = None  # fingerprint of what chooses after retrieval; None for nothing
 
 
 def promise(gate: Gate, deployment: Deployment) -> str:
@@ -45,6 +51,12 @@ def objections(gate: Gate, deployment: Deployment) -> list[str]:
     return list(_against(gate, deployment, evidence))
 
 
+def is_proven_alone(gate: Gate) -> bool:
+    """Whether something is proven about the gate with nobody choosing after retrieval."""
+    evidence = _proof(gate)
+    return evidence is not None and evidence.get("arbiter") is None
+
+
 def _proof(gate: Gate) -> Mapping[str, Any] | None:
     """The evidence for a gate's guarantee; proven is what the calibrated need does, not a gate's own verdict."""
     if not isinstance(gate, FittedGate) or gate.verdict == "own":
@@ -58,7 +70,9 @@ def _against(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, An
         yield "the gate decides for another LLM or wording than its own"
     if deployment.threshold is not None and deployment.threshold > gate.threshold:
         yield f"the threshold used is {deployment.threshold:g}"  # a stricter one loses less
-    if deployment.retriever is None or gate.threshold == ALWAYS:
+    if evidence.get("form") == "net" and not _was_tested(deployment.threshold):
+        yield f"the threshold used, {deployment.threshold}, was not tested"  # net of gains a stricter one may lose more
+    if deployment.retriever is None or (gate.threshold == ALWAYS and not evidence.get("arbiter")):
         return
     made = evidence["retriever"]
     if made["fingerprint"] != deployment.retriever:
@@ -70,8 +84,38 @@ def _against(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, An
         yield f"it was shown for answers of up to {longest} tokens, not {deployment.max_tokens}"
     if _differ(wording := evidence.get("open_prompts"), deployment.open_prompts):
         yield f"it was shown for another wording of questions with passages ({wording}, not {deployment.open_prompts})"
-    if deployment.reorders:
-        yield "it was shown without reranking or a second look"
+    yield from _against_weighing(deployment, evidence.get("arbiter"))
+    yield from _against_ranking(deployment, evidence.get("reranker"))
+    if deployment.looks_twice:
+        yield "it was shown without a second look at the passages"
+
+
+def _against_weighing(deployment: Deployment, weighed: Mapping[str, Any] | None) -> Iterator[str]:
+    if weighed is None:
+        if deployment.arbiter is not None:
+            yield "it was shown without an arbiter"
+    elif weighed["fingerprint"] != deployment.arbiter:
+        yield f"it was shown with the arbiter '{weighed['name']}' ({weighed['fingerprint']})"
+
+
+def _against_ranking(deployment: Deployment, made: Mapping[str, Any] | None) -> Iterator[str]:
+    """Other passages than it was shown for: chosen by another reranker, by none, from more, or not always."""
+    if made is None:
+        if deployment.reranker is not None:
+            yield "it was shown without reranking"
+        return
+    if deployment.reranker != made["fingerprint"]:
+        used = f"by this one ({deployment.reranker})" if deployment.reranker else "as they are found"
+        yield f"it was shown for passages chosen by the reranker {made['name']} ({made['fingerprint']}), not {used}"
+    elif _differ(made.get("candidates"), deployment.candidates):
+        yield f"it was shown for passages chosen from {made['candidates']} candidates, not {deployment.candidates}"
+    elif deployment.at_times:
+        yield "it was shown for passages that were always reranked"
+
+
+def _was_tested(threshold: float | None) -> bool:
+    """Whether it is of the grid that the walk went along: then, stricter than the gate's own, it is proven, too."""
+    return threshold is None or round(threshold, 3) == threshold
 
 
 def _differ(proven: object, used: object) -> bool:

@@ -1,9 +1,11 @@
 """The words of the project: frozen records, the protocols that backends and retrievers fulfil, and what a gate is."""
 
+from knowgate.types.arbiter import Arbiter, Belief, BothAnswers
 from knowgate.types.events import AnswerEvent, DecisionEvent, Event, PassagesEvent, TextEvent
 from knowgate.types.gate import Gate, Scored
 from knowgate.types.records import (
     Answer,
+    Choice,
     Completion,
     Decision,
     LabelPrompt,
@@ -36,6 +38,10 @@ from knowgate.types.roles import (
 __all__ = [
     "Answer",
     "AnswerEvent",
+    "Arbiter",
+    "Belief",
+    "BothAnswers",
+    "Choice",
     "Completion",
     "Decision",
     "DecisionEvent",

@@ -87,6 +87,11 @@ class Gate(ABC):
         return 0.5
 
     @default
+    def may_be_overruled(self) -> bool:
+        """Whether rules come before its score; not of gates that are a wish themselves: always, never."""
+        return True
+
+    @default
     def note(self) -> str:
         """What should be said beside all that this gate decides: that it was fitted on another LLM, say."""
         return ""

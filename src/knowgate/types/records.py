@@ -196,6 +196,7 @@ class Note(StrEnum):
     NO_PASSAGE_FITS = "no passage fits"  # into the context window
     NOT_RERANKED = "not reranked"  # the retriever was sure
     RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
+    DRAFT_GIVEN = "draft given"  # after retrieval the arbiter took the answer from memory
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,6 +206,7 @@ class Decision:
     reason: all of it in words, for people. notes: what became of the decision, for programs; kinds in `Note`.
     raw: what a fitted gate read before its calibration made a need of it, in the same direction; None of other gates.
     distance: of the question from those the gate was fitted on; above 1, it lies farther than 99 % of them.
+    rule: name of the rule that decided, whatever the need; '' where none did.
     """
 
     retrieve: bool
@@ -216,6 +218,7 @@ class Decision:
     notes: tuple[str, ...] = ()
     raw: float | None = None
     distance: float | None = None
+    rule: str = ""
 
     def __repr__(self) -> str:
         return f"<Decision: {verdict(self.retrieve)}, {short(self.reason)}; gate {self.gate}>"
@@ -231,11 +234,34 @@ class Decision:
         return [*said, *near]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Two answers of a question that was retrieved for, and which of them was given. `closed` is the one from memory.
+
+    believed_closed, believed_open: how probably each is right; None where they agree, so that nobody was asked.
+    """
+
+    from_memory: bool
+    arbiter: str
+    reason: str
+    closed: str
+    open: str
+    believed_closed: float | None = None
+    believed_open: float | None = None
+
+    @property
+    def was_weighed(self) -> bool:
+        """One answer was believed more than the other."""
+        return self.believed_closed != self.believed_open
+
+
 @dataclass(frozen=True, repr=False)
 class Answer:
     """The answer with the way it came about. `passages` are those the LLM was shown.
 
     draft: what the gate read of the closed-book answer. n_tokens: generated for `text`, its draft included.
+    choice: of an answer that was chosen among two by an arbiter.
+    together: questions that were answered in the same passes; the seconds of several are shared evenly among them.
     """
 
     question: Question
@@ -245,6 +271,13 @@ class Answer:
     seconds: Mapping[str, float] = field(default_factory=dict)
     draft: Completion | None = None
     n_tokens: int = 0
+    choice: Choice | None = None
+    together: int = 1
+
+    @property
+    def open_text(self) -> str:
+        """What the LLM answered with passages, whether or not that was given."""
+        return self.text if self.choice is None else self.choice.open
 
     def __repr__(self) -> str:
         way = f"{verdict(self.decision.retrieve)}, {counted(len(self.passages), 'passage')}"

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadInput, UnknownName
+from knowgate.evaluation.actions import ActionLine
+from knowgate.evaluation.cascade import Cascade
 from knowgate.evaluation.comparison.gate_results import (
     GateResult,
     as_baseline,
@@ -50,6 +52,8 @@ class Evaluation:
     resamples: int
     second: list[SecondLine] = field(default_factory=list)
     promises: dict[str, Promised] = field(default_factory=dict)  # guarantees of the gates that have one
+    cascade: Cascade | None = None
+    actions: list[ActionLine] = field(default_factory=list)
 
     def gate(self, name: str) -> GateResult:
         """What one gate came to, by its name in the tables."""
@@ -154,7 +158,17 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
         "comparisons": [asdict(one) for one in evaluation.comparisons],
         "slices": [asdict(one) for one in evaluation.slices],
         **({"second_look": [asdict(one) for one in evaluation.second]} if evaluation.second else {}),
+        **({"actions": [asdict(one) for one in evaluation.actions]} if evaluation.actions else {}),
+        **({"cascade": _cascade_json(evaluation.cascade)} if evaluation.cascade else {}),
     }
+
+
+def _cascade_json(cascade: Cascade) -> dict[str, Any]:
+    lines = [
+        {**asdict(line), "at_rate": {f"{rate:.2f}": value for rate, value in line.at_rate.items()}}
+        for line in cascade.lines
+    ]
+    return {**asdict(cascade), "lines": lines}
 
 
 def _gate_json(gate: GateResult) -> dict[str, Any]:

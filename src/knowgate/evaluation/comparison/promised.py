@@ -9,7 +9,7 @@ from knowgate.doors import read_text
 from knowgate.gates import ALWAYS, FittedGate, folder_of, gate_name, load_gate
 from knowgate.labels import passages_shown
 from knowgate.runs import Trial, question_key
-from knowgate.thresholds import CALIBRATED, Deployment, objections, promise
+from knowgate.thresholds import CALIBRATED, Deployment, is_proven_alone, objections, promise
 from knowgate.types import Gate
 
 
@@ -44,10 +44,12 @@ def _promised(trial: Trial, gate: Gate) -> Promised:
         k=passages_shown(settings.get("k"), retriever),
         max_tokens=settings.get("max_tokens"),
         open_prompts=settings.get("open_prompts"),
+        reranker=settings.get("reranker_fingerprint"),
+        candidates=settings.get("candidates"),
     )
     if not isinstance(gate, FittedGate):
         return Promised("", holds=False)
-    holds = gate.threshold != ALWAYS and not objections(gate, used)
+    holds = gate.threshold != ALWAYS and is_proven_alone(gate) and not objections(gate, used)
     file = gate.artefact.path / CALIBRATED
     chosen = set(read_text(file).split()) if file.is_file() else set()
     loss = float((gate.artefact.manifest.get("guarantee") or {}).get("epsilon", 0.0))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.arbiters import arbiter_folder, arbitrate
 from knowgate.doors import parse_json
 from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.traffic.replay import Cost, Event
@@ -51,6 +52,8 @@ def read_log(path: Path) -> Log:
     for number, line in read_lines(path):
         try:
             record = _parsed(line)
+            if "skipped" in record:  # an empty line of what was asked
+                continue
             log.events.append(event_of(record))
         except ValueError as error:
             log.bad.setdefault(str(error), []).append(number)
@@ -107,6 +110,8 @@ def event_of(record: Mapping[str, Any]) -> Event:
         raise ValueError("without a need between 0 and 1")
     if not isinstance(retrieved, bool):
         raise ValueError("without a decision ('retrieve')")
+    if record.get("rule"):  # decided whatever the need, so it would be at any threshold
+        need = float(retrieved)
     if "answer" not in record:  # of `decide`: nothing was answered
         return Event(float(need), retrieved)
     seconds, counts = _numbers(record, "seconds"), _numbers(record, "tokens")
@@ -178,21 +183,26 @@ def _passages(record: Mapping[str, Any]) -> list[str]:
 # --- label runs -----------------------------------------------------------------------------------
 
 
-def read_run(path: Path, gate: str | None) -> Log:
-    """A label run as traffic: the gate's need, both answers, both grades. Seconds per way are not on record there."""
+def read_run(path: Path, gate: str | None, arbiter: str | None = None) -> Log:
+    """A label run as traffic: the gate's need, both answers, both grades. Seconds per way are not on record there.
+
+    arbiter: chooses after retrieval; skipping a question then loses what it would have given.
+    """
     if not gate:
         raise BadSetting(
             f"'{path}' is a label run, which holds no needs: say whose to try, as --gate logprob or a folder."
         )
-    trial, left_out = usable(load_trial([path]), read_artefact(gate) if is_artefact(gate) else None)
+    artefact = read_artefact(gate) if is_artefact(gate) else None
+    trial, left_out = usable(load_trial([path]), artefact, arbiter_folder(arbiter))
     if not trial.rows:
         raise BadInput(f"the gate '{gate}' was fitted on every question of '{path}': replay others.")
     scored = score_gate(trial, gate)
     drafted = np.minimum(trial.closed_tokens(), _draft_limit(trial, gate, scored)) + scored.extra_tokens
+    given = trial.always_right if arbiter is None else arbitrate(trial, arbiter).right
     events = [
         _graded(row, float(need), float(read), None if trial.open_right is None else bool(opened and not closed))
         for row, need, read, closed, opened in zip(
-            trial.rows, scored.needs, drafted, trial.closed_right, trial.always_right, strict=True
+            trial.rows, scored.needs, drafted, trial.closed_right, given, strict=True
         )
     ]
     log = Log(path, events, left_out=left_out, own=scored.threshold, estimated=len(events))

@@ -1,21 +1,27 @@
-"""What fitting IK and KBM share: base model, examples within the limit, training, the judge as gates will load it."""
+"""What fitting IK, KBM and judges of answers share: base model, lessons within the limit, trainings, the judge as gates
+will load it.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from knowgate.fitting.examples import Examples
-from knowgate.fitting.judges.trained_model import JudgeTraining, Lesson
+from knowgate.errors import BadInput
+from knowgate.fitting.judges.crew import Member, unseen_mean
+from knowgate.fitting.judges.lessons import Lesson, within
+from knowgate.fitting.judges.pupils import CausalPupil
 from knowgate.fitting.judges.training import TrainedJudge, Watch, train_judge
 from knowgate.fitting.steps import unwatched
-from knowgate.gates import ADAPTER_FOLDER, Judge, adapter_digest, open_base, open_judge
+from knowgate.gates import ADAPTER_FOLDER, Judge, adapter_digest, adapter_folders, open_base, open_judge
 from knowgate.prompts import packaged
+from knowgate.statistics import Floats
 
 if TYPE_CHECKING:
-    from knowgate.models import HFModel
+    from knowgate.models import MarkedTokens
 
 Lessons = Callable[[Judge, Sequence[int]], list[Lesson]]
 
@@ -25,73 +31,99 @@ class JudgeFit:
     """A judge opened from its saved files, so that it scores as the gate will; and what the manifest says of it."""
 
     judge: Judge
+    members: Sequence[Member]
     options: dict[str, Any]
     notes: list[str]
     files: dict[str, bytes] = field(repr=False)
 
+    def known(self, cuts: Sequence[MarkedTokens], places: Sequence[int]) -> Floats:
+        """P(known) of rows, by those who did not learn from them."""
+        return unseen_mean(self.judge.votes(cuts), self.members, places)
+
 
 def fit_judge(
-    examples: Examples,
+    members: Sequence[Member],
     labels: tuple[str, str],
     prompts: str,
     lessons: Lessons,
     *,
-    base: str | None,
-    training: JudgeTraining | None,
+    base: str,
     work: Path,
     watch: Watch | None,
 ) -> JudgeFit:
-    """Train on the train split, keep the best epoch of the dev split."""
-    spec, chosen = base or str(examples.settings["model"]), training or JudgeTraining()
-    taught = _teach(open_base(spec), examples, labels, lessons, chosen, work, watch or unwatched)
+    """Train every member on its rows, keeping what is best on its dev rows."""
+    training = members[0].training
+    taught = [
+        teach(base, member, labels, lessons, _room(work, number, len(members)), watch or unwatched)
+        for number, member in enumerate(members)
+    ]
+    folders = adapter_folders(work / ADAPTER_FOLDER, len(taught))
+    for folder, one in zip(folders, taught, strict=True):
+        _put(one.trained, folder)
+    digests = [adapter_digest(folder) for folder in folders]
     options = {
-        "base": spec,
-        "base_fingerprint": taught.base_fingerprint,
+        "base": base,
+        "base_fingerprint": taught[0].base_fingerprint,
         "wording": packaged(prompts).fingerprint,
         "labels": list(labels),
-        "full": chosen.full,
-        "max_tokens": chosen.max_tokens,
-        "adapter_sha256": adapter_digest(taught.trained.folder),
+        "full": training.full,
+        "max_tokens": training.max_tokens,
+        "adapter_sha256": digests[0],
+        **({"more_sha256": digests[1:]} if len(digests) > 1 else {}),
     }
-    notes = [*taught.trained.notes(), *_dropped(taught.dropped, chosen)]
-    files = {f"{ADAPTER_FOLDER}/{name}": data for name, data in taught.trained.files.items()}
-    return JudgeFit(open_judge(taught.trained.folder, options, prompts), options, notes, files)
+    files = {
+        f"{folder.name}/{name}": data
+        for folder, one in zip(folders, taught, strict=True)
+        for name, data in one.trained.files.items()
+    }
+    judge = open_judge(folders[0], options, prompts)
+    return JudgeFit(judge, members, options, _notes(taught), files)
 
 
-class TeachingResult(NamedTuple):
+@dataclass(frozen=True)
+class TeachingResult:
     trained: TrainedJudge
     base_fingerprint: str
     dropped: int
 
 
-def _teach(
-    model: HFModel,
-    examples: Examples,
-    labels: tuple[str, str],
-    lessons: Lessons,
-    training: JudgeTraining,
-    work: Path,
-    watch: Watch,
+def teach(
+    base: str, member: Member, labels: tuple[str, str], lessons: Lessons, work: Path, watch: Watch
 ) -> TeachingResult:
-    """Apart from its caller, so that the trained model is let go of before the judge is opened from the files."""
-    pupil, split = Judge(model, labels), examples.split
-    train = within(lessons(pupil, split.train.tolist()), training.max_tokens)
-    dev = within(lessons(pupil, split.dev.tolist()), training.max_tokens)
-    trained = train_judge(model, train.kept, dev.kept, training, work, watch)
+    """One training. The model is let go of at the end: the judge is opened from the files."""
+    model = open_base(base)
+    pupil, limit = Judge(model, labels), member.training.max_tokens
+    train = within(lessons(pupil, member.train), limit)
+    dev = within(lessons(pupil, member.dev), limit)
+    _check_room(train.kept, train.dropped, limit)
+    causal = CausalPupil(model, pupil.columns)
+    trained = train_judge(causal, train.kept, dev.kept, member.training, work, watch)
     return TeachingResult(trained, model.fingerprint, train.dropped + dev.dropped)
 
 
-@dataclass(frozen=True)
-class KeptLessons:
-    kept: list[Lesson]
-    dropped: int
+def _check_room(kept: Sequence[Lesson], dropped: int, limit: int) -> None:
+    if dropped and not kept:
+        raise BadInput(
+            f"there is no example to train on: all {dropped} are longer than {limit} tokens, the most that are trained "
+            "with. Shorten what the judge reads."
+        )
 
 
-def within(lessons: Sequence[Lesson], limit: int) -> KeptLessons:
-    """Examples of at most so many tokens: longer ones would decide how much memory training takes."""
-    kept = [lesson for lesson in lessons if len(lesson.cut.ids) <= limit]
-    return KeptLessons(kept, len(lessons) - len(kept))
+def _room(work: Path, number: int, count: int) -> Path:
+    """One training is kept in the folder itself, as it always was; several in one each."""
+    return work if count == 1 else work / f"member-{number}"
 
 
-def _dropped(count: int, training: JudgeTraining) -> list[str]:
-    return [f"{count} examples longer than {training.max_tokens} tokens were left out of training"] if count else []
+def _put(trained: TrainedJudge, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(trained.folder, folder)
+
+
+def _notes(taught: Sequence[TeachingResult]) -> list[str]:
+    lines: list[str] = []
+    for number, one in enumerate(taught):
+        head = [f"judge {number + 1} of {len(taught)}, {one.trained.examples} examples:"] if len(taught) > 1 else []
+        lines += [*head, *one.trained.notes()]
+    dropped = sum(one.dropped for one in taught)
+    limit = taught[0].trained.training.max_tokens
+    return [*lines, *([f"{dropped} examples longer than {limit} tokens were left out of training"] if dropped else [])]

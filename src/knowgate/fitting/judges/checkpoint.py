@@ -1,4 +1,4 @@
-"""Where a training stands, on disk: safetensors and JSON, written whole after each epoch, so that it can go on.
+"""Where a training stands, on disk: safetensors and JSON, written whole after each leg, so that it can go on.
 
 Knows nothing of what is trained beyond its parameters and Adam's moments.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from safetensors import SafetensorError
 
@@ -17,34 +17,67 @@ from knowgate.doors import read_json
 from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.files import new_folder, write_json
 from knowgate.folders import check_digests, file_digests
-from knowgate.typed import read_record
+from knowgate.typed import AtLeastZero, Between, read_record
 
 STATE, WEIGHTS, MOMENTS, BEST = "training.json", "weights.safetensors", "moments.safetensors", "best"
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Epochs finished so far: their training and dev losses."""
+    """Legs finished so far (parts of an epoch, each with a look at the dev split behind it): losses, dev measures.
+
+    skipped: updates left out because their gradients were no numbers.
+    """
 
     key: str
     losses: tuple[float, ...] = ()
     dev_losses: tuple[float, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict, compare=False)  # digests of the last epoch's
+    dev_aurocs: tuple[float | None, ...] = ()
+    skipped: AtLeastZero = 0
+    seconds: Annotated[float, Between(0)] = 0.0
+    files: Mapping[str, str] = field(default_factory=dict, compare=False)  # digests of the last leg's
 
     @property
-    def epochs(self) -> int:
+    def legs(self) -> int:
         return len(self.losses)
 
     @property
     def best(self) -> int:
-        """The epoch to keep, from 0: that of the lowest dev loss; the last where there are no dev rows."""
+        """The leg to keep, from 0: that of the lowest dev loss; the last where there are no dev rows."""
         if not self.dev_losses:
-            return self.epochs - 1
-        return min(range(len(self.dev_losses)), key=lambda epoch: self.dev_losses[epoch])
+            return self.legs - 1
+        return min(range(len(self.dev_losses)), key=lambda leg: self.dev_losses[leg])
 
-    def after(self, loss: float, dev_loss: float | None) -> TrainingState:
-        more = () if dev_loss is None else (dev_loss,)
-        return TrainingState(self.key, (*self.losses, loss), (*self.dev_losses, *more))
+    def is_over(self, legs: int, patience: int) -> bool:
+        """All legs are done, or so many brought no better dev loss."""
+        return self.legs >= legs or bool(patience and self.dev_losses and self.legs - 1 - self.best >= patience)
+
+    def after(self, leg: Leg, dev: DevLook | None) -> TrainingState:
+        looked = () if dev is None else (dev,)
+        return TrainingState(
+            self.key,
+            (*self.losses, leg.loss),
+            (*self.dev_losses, *(look.loss for look in looked)),
+            (*self.dev_aurocs, *(look.auroc for look in looked)),
+            self.skipped + leg.skipped,
+            self.seconds + leg.seconds,
+        )
+
+
+class Leg(NamedTuple):
+    """What a part of the training came to."""
+
+    loss: float
+    rate: float  # examples a second
+    skipped: int
+    seconds: float
+
+
+class DevLook(NamedTuple):
+    """A look at the dev split. auroc: of the first label; None where the lessons are all of one kind."""
+
+    loss: float
+    auroc: float | None
 
 
 def training_folder(out: Path) -> Path:
@@ -74,26 +107,31 @@ def begun(work: Path, key: str) -> TrainingState:
 
 
 def keep(work: Path, done: TrainingState, parameters: Sequence[Any], optimiser: Any) -> None:
-    """Write the state after an epoch; the note that counts it comes last, so a killed run repeats the epoch."""
+    """Write the state after a leg; the note that counts it comes last, so a killed run repeats the leg."""
     from safetensors.torch import save_file
 
-    with new_folder(_epoch(work, done.epochs)) as folder:
+    with new_folder(_leg(work, done.legs)) as folder:
         save_file({str(i): value.detach().contiguous() for i, value in enumerate(parameters)}, folder / WEIGHTS)
         moments = optimiser.state_dict()["state"]
         flat = {f"{i}.{name}": value for i, values in moments.items() for name, value in values.items()}
         save_file(flat, folder / MOMENTS)
         digests = file_digests(folder)
-    note = {"key": done.key, "losses": list(done.losses), "dev_losses": list(done.dev_losses), "files": digests}
-    write_json(work / STATE, note)
-    shutil.rmtree(_epoch(work, done.epochs - 1), ignore_errors=True)
+    write_json(work / STATE, {**asdict(done), "files": digests})
+    shutil.rmtree(_leg(work, done.legs - 1), ignore_errors=True)
+
+
+def note_end(work: Path, done: TrainingState) -> None:
+    """The training is over: nobody will go on, so weights and moments are let go."""
+    write_json(work / STATE, asdict(done))
+    shutil.rmtree(_leg(work, done.legs - 1), ignore_errors=True)
 
 
 def restore(work: Path, done: TrainingState, parameters: Sequence[Any], optimiser: Any) -> None:
-    """Put weights and moments back to where the last whole epoch left them."""
+    """Put weights and moments back to where the last whole leg left them."""
     import torch
     from safetensors.torch import load_file
 
-    folder = _epoch(work, done.epochs)
+    folder = _leg(work, done.legs)
     check_digests(folder, done.files, lambda problem: _damaged(work, problem))
     state: dict[int, dict[str, Any]] = {}
     try:
@@ -115,5 +153,5 @@ def _damaged(work: Path, problem: str) -> ArtefactError:
     )
 
 
-def _epoch(work: Path, number: int) -> Path:
-    return work / f"epoch-{number}"
+def _leg(work: Path, number: int) -> Path:
+    return work / f"leg-{number}"

@@ -14,21 +14,13 @@ from knowgate.errors import BadSetting
 from knowgate.fitting.examples import FEWEST, Examples
 from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
-from knowgate.fitting.judges.artefact import fit_judge
-from knowgate.fitting.judges.trained_model import (
-    ACCUMULATE,
-    BASE,
-    EPOCHS,
-    FULL,
-    LEARNING_RATE,
-    JudgeTraining,
-    Lesson,
-)
+from knowgate.fitting.judges.answer import answer_training, fit_answers
+from knowgate.fitting.judges.crew import crew
+from knowgate.fitting.judges.settings import ACCUMULATE, BASE, EPOCHS, FULL, LEARNING_RATE, JudgeTraining
 from knowgate.fitting.judges.training import Watch
 from knowgate.fitting.networks import best_linear
 from knowgate.fitting.steps import WatchFit, unwatched
-from knowgate.gates import IK_LABELS, Judge, apply_network, ik_needs
-from knowgate.prompts import ik_text
+from knowgate.gates import apply_network
 from knowgate.signals import draft_texts, text_features
 from knowgate.statistics import Floats
 from knowgate.types import Embedder, Signal, Want
@@ -43,7 +35,7 @@ def fit_ik(
     tokens: Annotated[int, "Draft tokens it reads, the paper's T (0, 32, 64, 128 there)."] = 32,
     rows: Annotated[int | None, "Train on so many questions only (the paper: 5,000 or 20,000)."] = None,
     base: Annotated[str | None, BASE] = None,
-    epochs: Annotated[int, EPOCHS] = JudgeTraining.epochs,
+    epochs: Annotated[int, EPOCHS] = 2,
     learning_rate: Annotated[float | None, LEARNING_RATE] = None,
     full: Annotated[bool, FULL] = False,
     accumulate: Annotated[int, ACCUMULATE] = JudgeTraining.accumulate,
@@ -55,7 +47,7 @@ def fit_ik(
     examples = fewer(examples, rows, seed)
     if mode == "text":
         return fit_ik_text(examples, tokens=tokens)
-    training = JudgeTraining(epochs, accumulate=accumulate, rate=learning_rate, full=full, seed=seed)
+    training = answer_training(epochs, 32, learning_rate, accumulate=accumulate, full=full, seed=seed)
     return fit_ik_judge(examples, tokens=tokens, base=base, training=training, work=work, watch=watch)
 
 
@@ -68,33 +60,23 @@ def fit_ik_judge(
     work: Path,
     watch: Watch | None = None,
 ) -> FitResult:
-    """Fine-tune a judge to say Yes where no retrieval is needed, given the question and `tokens` of the draft.
+    """The judge of answers with IK's question: can you answer, given the question and `tokens` of the draft?
 
-    The paper's target is closed-book correctness: examples with target 'known'. base: the causal model to fine-tune,
-    the answering LLM by default. work: where training is kept until it is done.
+    The paper's target is closed-book correctness: examples with target 'known'.
     """
-    texts = _texts(examples, tokens)
-
-    def lessons(judge: Judge, places: Sequence[int]) -> list[Lesson]:
-        yes, no = judge.columns
-        cuts = [judge.encode(ik_text(examples.questions[i], judge.beginning(texts[i], tokens))) for i in places]
-        answers = [(no if examples.needed[i] else yes,) for i in places]
-        return [Lesson(cut, answer) for cut, answer in zip(cuts, answers, strict=True)]
-
-    fit = fit_judge(examples, IK_LABELS, "ik", lessons, base=base, training=training, work=work, watch=watch)
-
-    def raw(places: Sequence[int]) -> Floats:
-        return ik_needs(fit.judge, [examples.questions[i] for i in places], [texts[i] for i in places], tokens)
-
-    options = {"mode": "lora", "tokens": tokens, **fit.options}
-    notes = [*_notes(examples, tokens), *fit.notes]
-    return FitResult("ik", options, _needs(tokens), Want(draft_tokens=tokens), {}, raw, notes, fit.files)
+    _check_drafts(examples, tokens)
+    members = crew(examples.split, training or answer_training(2, 32, None))
+    fitted = fit_answers("ik", examples, tokens, members, base=base, work=work, watch=watch)
+    notes = [*_notes(examples, tokens), *fitted.notes]
+    return replace(fitted, options={"mode": "lora", **fitted.options}, notes=notes)
 
 
 def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedder = DEFAULT) -> FitResult:
     """A linear head over embeddings; recorded answers are enough, the LLM and its weights are not needed."""
     encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
-    rows = text_features(encoder, examples.questions, _texts(examples, tokens), tokens)
+    _check_drafts(examples, tokens)
+    texts = draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
+    rows = text_features(encoder, examples.questions, texts, tokens)
     split, needed = examples.split, examples.needed
     tensors = best_linear(rows[split.train], needed[split.train], rows[split.dev], needed[split.dev])
 
@@ -110,8 +92,8 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedde
     return FitResult("ik", options, _needs(tokens), Want(draft_tokens=tokens), tensors, raw, _notes(examples, tokens))
 
 
-def _texts(examples: Examples, tokens: int) -> list[str]:
-    """The recorded drafts, which must be as long as what the gate will read."""
+def _check_drafts(examples: Examples, tokens: int) -> None:
+    """The recorded drafts must be as long as what the gate will read."""
     if tokens < 0:
         raise BadSetting(f"ik: tokens is {tokens}; it must be 0 (the question alone) or more.")
     drafted = int(examples.settings.get("max_tokens", tokens))
@@ -120,7 +102,6 @@ def _texts(examples: Examples, tokens: int) -> list[str]:
             f"ik: the label runs drafted {drafted} tokens, {tokens} are asked for. Label again with --prompts free "
             f"--max-tokens {tokens}, or read at most {drafted}: --tokens {drafted}"
         )
-    return draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
 
 
 def _needs(tokens: int) -> frozenset[Signal]:

@@ -13,15 +13,9 @@ from knowgate.fitting.examples import Examples
 from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.artefact import fit_judge
-from knowgate.fitting.judges.trained_model import (
-    ACCUMULATE,
-    BASE,
-    EPOCHS,
-    FULL,
-    LEARNING_RATE,
-    JudgeTraining,
-    Lesson,
-)
+from knowgate.fitting.judges.crew import crew
+from knowgate.fitting.judges.lessons import Lesson
+from knowgate.fitting.judges.settings import ACCUMULATE, BASE, EPOCHS, FULL, LEARNING_RATE, JudgeTraining
 from knowgate.fitting.judges.training import Watch
 from knowgate.fitting.steps import WatchFit, unwatched
 from knowgate.gates import (
@@ -84,12 +78,12 @@ def fit_kbm_judge(
     """
     _check(examples, head, tau)
     taus = {name: choose_tau(examples, name) if tau is None else tau for name in KBM_HEADS}
-    limit = (training or JudgeTraining()).max_tokens
+    chosen, spec = training or JudgeTraining(), base or str(examples.settings["model"])
 
     def lessons(judge: Judge, places: Sequence[int]) -> list[Lesson]:
-        return [lesson for place in places for lesson in _lessons(judge, examples, place, taus, limit)]
+        return [lesson for place in places for lesson in _lessons(judge, examples, place, taus, chosen.max_tokens)]
 
-    fit = fit_judge(examples, KBM_LABELS, "kbm", lessons, base=base, training=training, work=work, watch=watch)
+    fit = fit_judge(crew(examples.split, chosen), KBM_LABELS, "kbm", lessons, base=spec, work=work, watch=watch)
 
     def raw(places: Sequence[int]) -> Floats:
         return 1 - kbm_confidence(fit.judge, head, [kbm_text(examples.questions[place]) for place in places])
@@ -135,9 +129,8 @@ def _lessons(judge: Judge, examples: Examples, place: int, taus: dict[str, float
 
 
 def _lesson(judge: Judge, text: str, masters: bool, is_certain: bool) -> Lesson:
-    words = [KBM_LABELS[0] if truth else KBM_LABELS[1] for truth in (masters, is_certain)]
-    tokens = dict(zip(KBM_LABELS, judge.columns, strict=True))
-    return Lesson(encode_kbm_answer(judge, text, words[0]), tuple(tokens[word] for word in words))
+    word = KBM_LABELS[0] if masters else KBM_LABELS[1]
+    return Lesson(encode_kbm_answer(judge, text, word), (float(masters), float(is_certain)))
 
 
 def labels_of(side: GradedAnswer, taus: dict[str, float]) -> tuple[bool, bool]:

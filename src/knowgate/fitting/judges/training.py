@@ -1,6 +1,7 @@
-"""Fine-tuning a causal model to say one of two words: LoRA (peft), or all weights. Loss on the label tokens alone.
+"""Teaching a pupil from lessons: order, updates, looks at the dev split, early stop, going on after an interruption.
 
-Knows token ids and marked places; not what is asked. Runs on CUDA in bf16 where there is one, else on CPU in fp32.
+Knows lessons and losses; not what is asked, nor what kind of model learns. An update whose gradients are no numbers is
+skipped and counted.
 """
 
 from __future__ import annotations
@@ -10,35 +11,34 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import new_folder, sha256_text
-from knowgate.fitting.judges.checkpoint import BEST, TrainingState, begun, keep, restore
-from knowgate.fitting.judges.trained_model import (
-    JudgeTraining,
-    Lesson,
-    learning_rate,
-    mean_loss,
-    save_trained,
-    trainable,
-)
+from knowgate.fitting.judges.checkpoint import BEST, DevLook, Leg, TrainingState, begun, keep, note_end, restore
+from knowgate.fitting.judges.lessons import Lesson
+from knowgate.fitting.judges.pupils import Pupil
+from knowgate.fitting.judges.settings import JudgeTraining
+from knowgate.statistics import auroc
 
-if TYPE_CHECKING:
-    from knowgate.models import HFModel
 CLIP = 1.0  # longest gradient
+MOST_SKIPPED = 0.5  # of the updates of a leg; a training that skips more does not learn
+DEV_BATCH = 32
 
 
 @dataclass(frozen=True)
 class JudgeStep:
-    """How far a training is; `done` and `total` count examples over all epochs. dev_loss: at the end of an epoch."""
+    """How far a training is; `done` and `total` count examples over all epochs. dev: at the end of a leg."""
 
-    epoch: int
+    epoch: float
     done: int
     total: int
     rate: float  # examples per second of this start
     loss: float
-    dev_loss: float | None = None
+    dev: DevLook | None = None
+    is_milestone: bool = False
 
     @property
     def unit(self) -> str:
@@ -50,64 +50,64 @@ class JudgeStep:
 
     @property
     def words(self) -> str:
-        dev = "" if self.dev_loss is None else f", dev loss {self.dev_loss:.3f}"
-        return f"epoch {self.epoch}, loss {self.loss:.3f}{dev}, {self.rate:.1f} examples/s"
-
-    @property
-    def is_milestone(self) -> bool:
-        return self.dev_loss is not None
+        dev = "" if self.dev is None else dev_words(self.dev.loss, self.dev.auroc)
+        return f"epoch {self.epoch:g}, loss {self.loss:.3f}{dev}, {self.rate:.1f} examples/s"
 
 
 Watch = Callable[[JudgeStep], None]
 
 
-class EpochResult(NamedTuple):
-    """Mean loss of an epoch, and how many examples a second it took in."""
-
-    loss: float
-    rate: float
+def dev_words(loss: float, ranked: float | None) -> str:
+    return f", dev loss {loss:.4f}" + ("" if ranked is None else f", dev AUROC {ranked:.3f}")
 
 
 @dataclass(frozen=True)
 class TrainedJudge:
-    """The best epoch's files, and what each epoch came to."""
+    """The best leg's files, and what each leg came to."""
 
     files: dict[str, bytes] = field(repr=False)
     folder: Path
-    losses: tuple[float, ...]
-    dev_losses: tuple[float, ...]
-    best: int
+    state: TrainingState
+    training: JudgeTraining
+    examples: int
 
     def notes(self) -> list[str]:
-        dev = [f", dev {loss:.4f}" for loss in self.dev_losses] or [""] * len(self.losses)
-        lines = [f"epoch {i + 1}: loss {loss:.4f}{dev[i]}" for i, loss in enumerate(self.losses)]
-        return [*lines, f"kept: epoch {self.best + 1}"]
+        """The learning curve, what was kept, and what was skipped."""
+        state, per_epoch = self.state, self.training.checks
+        dev = [dev_words(*look) for look in zip(state.dev_losses, state.dev_aurocs, strict=True)] or [""] * state.legs
+        lines = [f"epoch {(i + 1) / per_epoch:g}: loss {loss:.4f}{dev[i]}" for i, loss in enumerate(state.losses)]
+        lines.append(f"kept: epoch {(state.best + 1) / per_epoch:g}")
+        if state.legs < self.training.legs:
+            lines.append(f"stopped early: {self.training.patience} looks at the dev split brought no lower loss")
+        if state.skipped:
+            lines.append(f"{state.skipped} updates were skipped: their gradients were no numbers")
+        return lines
 
 
 def train_judge(
-    base: HFModel, lessons: Sequence[Lesson], dev: Sequence[Lesson], training: JudgeTraining, work: Path, watch: Watch
+    pupil: Pupil, lessons: Sequence[Lesson], dev: Sequence[Lesson], training: JudgeTraining, work: Path, watch: Watch
 ) -> TrainedJudge:
-    """Train, or go on where an earlier start in `work` stopped. `base` is changed: open the judge from the files."""
+    """Train, or go on where an earlier start in `work` stopped. The pupil is changed: open the judge from the files."""
     if not lessons:
         raise BadInput("there is no example to train on: all are longer than the limit of tokens, or none was graded.")
-    done = begun(work, _key(base, lessons, dev, training))
-    if done.epochs < training.epochs:
-        done = _Run(base, training, work, watch).train(lessons, dev, done)
+    done = begun(work, _key(pupil, lessons, dev, training))
+    if not done.is_over(training.legs, training.patience):
+        done = _Run(pupil, training, work, watch).train(lessons, dev, done)
     folder = work / BEST
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    return TrainedJudge(files, folder, done.losses, done.dev_losses, done.best)
+    return TrainedJudge(files, folder, done, training, len(lessons))
 
 
-def _key(base: HFModel, lessons: Sequence[Lesson], dev: Sequence[Lesson], training: JudgeTraining) -> str:
-    rows = [f"{lesson.cut.ids}{lesson.cut.marks}{lesson.targets}" for lesson in (*lessons, *dev)]
-    return sha256_text(base.fingerprint, repr(asdict(training)), str(len(dev)), *rows)
+def _key(pupil: Pupil, lessons: Sequence[Lesson], dev: Sequence[Lesson], training: JudgeTraining) -> str:
+    rows = [f"{lesson.cut.ids}{lesson.cut.marks}{lesson.shares}" for lesson in (*lessons, *dev)]
+    return sha256_text(pupil.fingerprint, repr(asdict(training)), str(len(dev)), *rows)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One training on one model."""
+    """One training of one pupil."""
 
-    base: HFModel
+    pupil: Pupil
     training: JudgeTraining
     work: Path
     watch: Watch
@@ -116,69 +116,116 @@ class _Run:
         import torch
 
         torch.manual_seed(self.training.seed)
-        trained = trainable(self.base, self.training)
-        parameters = [value for value in trained.parameters() if value.requires_grad]
-        optimiser = torch.optim.AdamW(parameters, lr=self.training.peak, weight_decay=0.0)
-        if done.epochs:
+        parameters = self.pupil.begin(self.training)
+        optimiser = torch.optim.AdamW(parameters, lr=self.training.peak, weight_decay=self.training.weight_decay)
+        if done.legs:
             restore(self.work, done, parameters, optimiser)
-        for epoch in range(done.epochs, self.training.epochs):
-            walked = self._epoch(epoch, lessons, parameters, optimiser)
-            dev_loss = self._dev_loss(dev) if dev else None
-            done = done.after(walked.loss, dev_loss)
-            if done.best == epoch:
-                self._save_best(trained)
-            keep(self.work, done, parameters, optimiser)
-            total = self.training.epochs * len(lessons)
-            self.watch(JudgeStep(epoch + 1, (epoch + 1) * len(lessons), total, walked.rate, walked.loss, dev_loss))
+        while not done.is_over(self.training.legs, self.training.patience):
+            leg = self._walk(done.legs, lessons, parameters, optimiser)
+            look = self._look(dev) if dev else None
+            done = done.after(leg, look)
+            self._keep(done, parameters, optimiser)
+            epoch, total = done.legs / self.training.checks, self.training.epochs * len(lessons)
+            self.watch(JudgeStep(epoch, round(epoch * len(lessons)), total, leg.rate, leg.loss, look, True))
         return done
 
-    def _epoch(self, epoch: int, lessons: Sequence[Lesson], parameters: list[Any], optimiser: Any) -> EpochResult:
-        """One walk over the examples in an order of its own; repeated after an interruption it goes the same way."""
+    def _keep(self, done: TrainingState, parameters: list[Any], optimiser: Any) -> None:
+        """The best weights so far, and what it takes to go on; without dev rows only the last weights are any good."""
+        over = done.is_over(self.training.legs, self.training.patience)
+        if done.best == done.legs - 1 and (done.dev_losses or over):
+            with new_folder(self.work / BEST) as folder:
+                self.pupil.save(folder)
+        if over:
+            note_end(self.work, done)
+        elif self.training.saves:
+            keep(self.work, done, parameters, optimiser)
+
+    def _walk(self, leg: int, lessons: Sequence[Lesson], parameters: list[Any], optimiser: Any) -> Leg:
+        """One leg; repeated after an interruption it goes the same way."""
         import torch
 
-        torch.manual_seed(self.training.seed * 1_000 + epoch)  # the order, and dropout
-        self.base.loaded.model.train()
-        updates = math.ceil(len(lessons) / self.training.batch)
-        start, total, rate = time.perf_counter(), 0.0, 0.0
-        order = torch.randperm(len(lessons)).tolist()
-        for number, batch in enumerate(_portions(order, self.training.batch)):
-            share = learning_rate(epoch * updates + number, updates * self.training.epochs)
+        self.pupil.set_training(True)
+        batches = self._batches(leg, lessons)
+        torch.manual_seed(self.training.seed * 1_000_003 + leg)  # dropout
+        start, losses, seen, rate = time.perf_counter(), list[float](), 0, 0.0
+        for batch in batches:
             for group in optimiser.param_groups:
-                group["lr"] = self.training.peak * share
-            loss = self._update([lessons[place] for place in batch], parameters, optimiser)
-            total += loss * len(batch)
-            seen = min((number + 1) * self.training.batch, len(lessons))
+                group["lr"] = self.training.peak * self.training.share(batch.update, batch.updates)
+            losses.append(self._update([lessons[place] for place in batch.places], parameters, optimiser))
+            seen += len(batch.places)
             rate = seen / max(1e-9, time.perf_counter() - start)
-            done = epoch * len(lessons) + seen
-            self.watch(JudgeStep(epoch + 1, done, self.training.epochs * len(lessons), rate, loss))
-        return EpochResult(total / len(lessons), rate)
+            epoch, done = leg // self.training.checks + 1, batch.done + len(batch.places)
+            self.watch(JudgeStep(epoch, done, self.training.epochs * len(lessons), rate, losses[-1]))
+        kept = [loss for loss in losses if math.isfinite(loss)]
+        if len(kept) < (1 - MOST_SKIPPED) * len(losses):
+            raise BadSetting(
+                f"the training diverged: {len(losses) - len(kept)} of {len(losses)} updates had gradients that are no "
+                "numbers. Use a smaller learning rate."
+            )
+        return Leg(float(np.mean(kept or [0.0])), rate, len(losses) - len(kept), time.perf_counter() - start)
+
+    def _batches(self, leg: int, lessons: Sequence[Lesson]) -> list[_Batch]:
+        """Those of one leg; the order of the examples is that of its epoch."""
+        epoch, part = divmod(leg, self.training.checks)
+        whole, before = self._epoch(epoch, lessons), epoch * len(lessons)
+        first, last = (round(len(whole) * edge / self.training.checks) for edge in (part, part + 1))
+        updates = len(whole) * self.training.epochs
+        return [
+            _Batch(whole[i], epoch * len(whole) + i, updates, before + i * self.training.batch)
+            for i in range(first, last)
+        ]
+
+    def _epoch(self, epoch: int, lessons: Sequence[Lesson]) -> list[Sequence[int]]:
+        """All examples in an order of their own, cut into batches; within a window those of like length together."""
+        import torch
+
+        generator = torch.Generator().manual_seed(self.training.seed * 1_000 + epoch)
+        order = torch.randperm(len(lessons), generator=generator).tolist()
+        batches: list[Sequence[int]] = []
+        for window in _portions(order, self.training.batch * self.training.window):
+            alike = (
+                sorted(window, key=lambda place: len(lessons[place].cut.ids)) if self.training.window > 1 else window
+            )
+            cut = list(_portions(alike, self.training.batch))
+            batches += [cut[place] for place in torch.randperm(len(cut), generator=generator).tolist()]
+        return batches
 
     def _update(self, batch: Sequence[Lesson], parameters: list[Any], optimiser: Any) -> float:
+        """The loss; NaN where nothing was learnt because a gradient was no number."""
         import torch
 
         optimiser.zero_grad()
         total = 0.0
         for portion in _portions(batch, math.ceil(self.training.batch / self.training.accumulate)):
-            loss = mean_loss(self.base, portion) * (len(portion) / len(batch))
+            loss = self.pupil.loss(portion) * (len(portion) / len(batch))
             loss.backward()
             total += float(loss.detach())
-        if not math.isfinite(total):
-            raise BadSetting(f"the training diverged (loss {total}). Use a smaller learning rate.")
-        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        length = torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        if not (math.isfinite(total) and bool(torch.isfinite(length))):
+            return math.nan
         optimiser.step()
         return total
 
-    def _dev_loss(self, dev: Sequence[Lesson]) -> float:
+    def _look(self, dev: Sequence[Lesson]) -> DevLook:
         import torch
 
-        self.base.loaded.model.eval()
+        self.pupil.set_training(False)
+        parts = list(_portions(dev, DEV_BATCH))
         with torch.no_grad():
-            parts = [float(mean_loss(self.base, part)) * len(part) for part in _portions(dev, self.training.batch)]
-        return sum(parts) / len(dev)
+            losses = [float(self.pupil.loss(part)) * len(part) for part in parts]
+            margins = np.array([margin for part in parts for margin in self.pupil.margins(part)])
+        truths = np.array([lesson.shares[-1] >= 0.5 for lesson in dev])
+        return DevLook(sum(losses) / len(dev), auroc(truths, margins))
 
-    def _save_best(self, trained: Any) -> None:
-        with new_folder(self.work / BEST) as folder:
-            save_trained(trained, self.base, folder)
+
+@dataclass(frozen=True)
+class _Batch:
+    """Examples of one update, which update it is of how many, and how many examples came before."""
+
+    places: Sequence[int]
+    update: int
+    updates: int
+    done: int
 
 
 def _portions(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

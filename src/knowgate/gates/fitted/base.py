@@ -77,7 +77,7 @@ class FittedGate(Gate):
     @property
     def want(self) -> Want:
         wanted: dict[str, Any] = dict(self.artefact.manifest["want"])
-        drawn = Sampling(wanted.pop("temperature", 1.0))
+        drawn = Sampling(**{key: wanted.pop(key) for key in ("temperature", "top_p", "top_k") if key in wanted})
         return Want(**{**wanted, "layers": tuple(wanted.get("layers", ())), "sampling": drawn})
 
     @property

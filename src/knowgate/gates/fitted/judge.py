@@ -39,14 +39,30 @@ class JudgeOptions:
     adapter_sha256: str
     max_tokens: Annotated[int, Between(1, 10_000_000)]
     full: bool = False
+    more_sha256: tuple[str, ...] = ()  # of further adapters, where several were trained
+
+
+@dataclass(frozen=True)
+class Voice:
+    """One of the trainings of a judge: a model of its own, or an adapter that is switched to."""
+
+    model: HFModel
+    adapter: str = ""
+
+    def ready(self) -> HFModel:
+        """The model with this adapter in use; what was kept of prompts under another is forgotten."""
+        if self.adapter:
+            _switch(self.model, self.adapter)
+        return self.model
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A model and the two words it answers with: (known, unknown)."""
+    """A model and the two words it answers with: (known, unknown). voices: trainings whose verdicts are averaged."""
 
     model: HFModel
     labels: tuple[str, str]
+    voices: tuple[Voice, ...] = ()
 
     @functools.cached_property
     def columns(self) -> list[int]:
@@ -75,12 +91,20 @@ class Judge:
         return MarkedTokens(ids, marks)
 
     def known(self, cuts: Sequence[MarkedTokens]) -> Floats:
-        """P(known) / (P(known) + P(unknown)) at the last marked place of each."""
+        """P(known) / (P(known) + P(unknown)) at the last marked place of each, the mean over the voices."""
+        mean: Floats = np.mean(self.votes(cuts), axis=0)
+        return mean
+
+    def votes(self, cuts: Sequence[MarkedTokens]) -> list[Floats]:
+        """What each voice says."""
+        return [self._known(voice.ready(), cuts) for voice in self.voices or (Voice(self.model),)]
+
+    def _known(self, model: HFModel, cuts: Sequence[MarkedTokens]) -> Floats:
         from knowgate.models import read_labels
 
-        logits = self.model.batched(
+        logits = model.batched(
             [cut.ids for cut in cuts],
-            lambda places: read_labels(self.model, [cuts[place] for place in places], self.columns),
+            lambda places: read_labels(model, [cuts[place] for place in places], self.columns),
         )
         margin = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
         probability: Floats = sigmoid(margin)
@@ -112,22 +136,33 @@ def open_judge(folder: Path, options: Mapping[str, Any], prompts: str) -> Judge:
             f"the judge in '{folder.parent}' was fitted with another wording of its prompt. Fit it again."
         )
     known, unknown = options["labels"]
-    if adapter_digest(folder) != options["adapter_sha256"]:
-        raise ArtefactError(f"the adapter in '{folder}' was changed or damaged. Fit the gate again.")
-    return _opened(folder, options["adapter_sha256"], options["base"], options["base_fingerprint"], (known, unknown))
+    digests = (options["adapter_sha256"], *options.get("more_sha256", ()))
+    folders = adapter_folders(folder, len(digests))
+    for each, digest in zip(folders, digests, strict=True):
+        if adapter_digest(each) != digest:
+            raise ArtefactError(f"the adapter in '{each}' was changed or damaged. Fit the gate again.")
+    return _opened(tuple(folders), digests, options["base"], options["base_fingerprint"], (known, unknown))
+
+
+def adapter_folders(first: Path, n: int) -> list[Path]:
+    """Where the trainings of a judge lie: the first, and others beside it."""
+    return [first, *(first.with_name(f"{first.name}-{number}") for number in range(1, n))]
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(folder: Path, sha256: str, base: str, fingerprint: str, labels: tuple[str, str]) -> Judge:
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        return Judge(_whole(folder), labels)
+def _opened(
+    folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str]
+) -> Judge:
+    if not (folders[0] / ADAPTER_WEIGHTS).is_file():
+        voices = tuple(Voice(_whole(folder)) for folder in folders)
+        return Judge(voices[0].model, labels, voices)
     model = open_base(base)
     if model.fingerprint != fingerprint:
         raise ArtefactError(
-            f"the judge in '{folder.parent}' was fine-tuned from {base} ({fingerprint}); {base} is now "
+            f"the judge in '{folders[0].parent}' was fine-tuned from {base} ({fingerprint}); {base} is now "
             f"{model.fingerprint}. Fit it again, or give it its old base."
         )
-    return Judge(with_adapter(model, folder), labels)
+    return Judge(model, labels, with_adapters(model, folders))
 
 
 def _whole(folder: Path) -> HFModel:
@@ -137,17 +172,32 @@ def _whole(folder: Path) -> HFModel:
     return HFModel(str(folder), label=f"judge:{folder.parent.name}")
 
 
-def with_adapter(model: HFModel, folder: Path) -> HFModel:
-    """The model with LoRA layers put into it, in place; peft's wrapper is not needed for reading."""
+def with_adapters(model: HFModel, folders: Sequence[Path]) -> tuple[Voice, ...]:
+    """The model with LoRA layers put into it, in place, and how each is used; peft's wrapper is not needed."""
     try:
         from peft import PeftModel
     except ModuleNotFoundError:
         raise MissingExtra("a LoRA judge", "train") from None
     from knowgate.models import explained
 
-    with explained(str(folder)):
-        PeftModel.from_pretrained(model.loaded.model, str(folder)).eval()
-    return model
+    names = [f"voice{number}" for number in range(len(folders))]
+    with explained(str(folders[0])):
+        wrapped = PeftModel.from_pretrained(model.loaded.model, str(folders[0]), adapter_name=names[0])
+        for name, folder in zip(names[1:], folders[1:], strict=True):
+            wrapped.load_adapter(str(folder), adapter_name=name)
+    wrapped.eval()
+    if len(names) == 1:
+        return (Voice(model),)
+    return tuple(Voice(model, name) for name in names)
+
+
+def _switch(model: HFModel, adapter: str) -> None:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.loaded.model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.set_adapter(adapter)
+    model.prefixes.kept.clear()
 
 
 def adapter_digest(folder: Path) -> str:

@@ -48,6 +48,8 @@ class Wanted:
     samples: Annotated[int, Between(0, MOST_SAMPLES)] = 0
     sample_tokens: Annotated[int, Between(1, MOST_TOKENS)] = 32
     temperature: Annotated[float, Between(0, 100)] = 1.0
+    top_p: Annotated[float, Between(1e-6, 1)] = 1.0
+    top_k: Annotated[int, Between(0, MOST_TOKENS)] = 0
     seed: int | None = None
     sample_layer: int | None = None
     resumable: bool = True
@@ -127,6 +129,8 @@ class Counts:
     right_always: AtLeastZero
     right_never: AtLeastZero
     harmed: AtLeastZero
+    gained: AtLeastZero = 0
+    right_chosen: AtLeastZero | None = None
     rate: float
     accuracy: float
     loss: float
@@ -137,6 +141,15 @@ class Counts:
 class RetrieverName:
     name: str | None
     fingerprint: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankerName:
+    """Which reranker chose the passages, from how many."""
+
+    name: str
+    fingerprint: str
+    candidates: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +170,10 @@ class EvidenceRecord:
     data_hash: str = ""
     max_tokens: Annotated[int, Between(1)] | None = None
     open_prompts: str | None = None
+    reranker: RerankerName | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
+    arbiter: ModelName | None = None  # who chooses after retrieval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +182,9 @@ class GuaranteeRecord(EvidenceRecord):
     delta: Share
     harmed: AtLeastZero
     p_value: Share
+    form: Literal["harm", "net"] = "harm"
+    gained: AtLeastZero = 0
+    proven: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,17 @@ def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> Float
     return mean
 
 
+def linear_parts(tensors: Tensors, features: Vector, prefix: str = "") -> Floats | None:
+    """What each feature adds to the logit of needing, averaged over the members; None where they are not linear."""
+    heads = sorted({name.split(".")[0] for name in _members(tensors, prefix)})
+    if any(f"{prefix}{head}.1.weight" in tensors for head in heads):
+        return None
+    weights = [tensors[f"{prefix}{head}.0.weight"].astype(np.float64) for head in heads]
+    slopes = np.mean([rows[-1] - rows[0] if len(rows) == 2 else rows[0] for rows in weights], axis=0)
+    parts: Floats = slopes * (features.astype(np.float64) - tensors[f"{prefix}mean"]) / tensors[f"{prefix}scale"]
+    return parts
+
+
 def _members(tensors: Tensors, prefix: str) -> list[str]:
     return [name.removeprefix(prefix) for name in tensors if name.startswith(prefix) and name.endswith(".weight")]
 

@@ -22,7 +22,7 @@ from knowgate.models.hf.decoding import Row, Stream
 from knowgate.models.hf.half import can_stop
 from knowgate.models.hf.labels import cut_prompt, label_ids, read_labels
 from knowgate.models.hf.local import LocalModel
-from knowgate.models.hf.pieces import GrowingText
+from knowgate.models.hf.pieces import BROKEN, GrowingText
 from knowgate.models.hf.score import AnsweredPrompt, mean_logprobs
 from knowgate.models.sampling import check_sampling
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Token, Vector, Want
@@ -231,6 +231,8 @@ class HFModel(LocalModel, Backend):
     def _completion(self, row: Row, *, measured: bool) -> Completion:
         tokenizer = self.loaded.tokenizer
         text = str(tokenizer.decode(row.tokens, skip_special_tokens=True)).strip()
+        if not row.finished:
+            text = text.rstrip(BROKEN)  # cut off in the middle of a character
         tokens = None
         if measured:
             tokens = tuple(

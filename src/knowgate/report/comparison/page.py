@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from knowgate.display import NOTHING, Sheet, percent, points_with_interval
-from knowgate.evaluation import MAX_LOSS, PER, Assumed, Evaluation, GateResult, second_sheet
+from knowgate.evaluation import (
+    MAX_LOSS,
+    PER,
+    Assumed,
+    Evaluation,
+    GateResult,
+    action_sheet,
+    cascade_sheet,
+    second_sheet,
+)
 from knowgate.files import write_text
 from knowgate.markup import escape
 from knowgate.report import markup
@@ -43,6 +52,7 @@ def sections(evaluation: Evaluation, assumed: Assumed, max_loss: float = MAX_LOS
         yield _spending(said, policy, assumed) if said.advice.gate else ""
         yield _where(evaluation, policy)
         yield _examples(evaluation, policy)
+    yield _arbiter(evaluation)
     yield from _folded(evaluation, policy)
 
 
@@ -131,6 +141,17 @@ def _where(evaluation: Evaluation, policy: Policy) -> str:
     return markup.section("where", "Where it helps and hurts", intro, parts)
 
 
+def _arbiter(evaluation: Evaluation) -> str:
+    if evaluation.cascade is None:
+        return ""
+    intro = (
+        "After retrieval an arbiter chooses between the answer with passages and the one from memory: each gate, at "
+        "its own threshold, with the arbiter behind it. The row 'always' is the arbiter alone."
+    )
+    table = _table(cascade_sheet(evaluation.cascade))
+    return markup.section("arbiter", "With an arbiter behind the gate", intro, [table])
+
+
 def _examples(evaluation: Evaluation, policy: Policy) -> str:
     intro = f"Of {policy.name}, those it was surest of; the number is the need. They open on a click."
     if not any(row.question for row in evaluation.trial.rows):
@@ -176,6 +197,7 @@ def _comparisons(evaluation: Evaluation) -> str:
     intro = "Each gate against always retrieving, and the most accurate gate against the others, on the same questions."
     parts = [_table(sheets.comparisons(evaluation)), _table(sheets.frontier(evaluation))]
     parts += [_table(second_sheet(evaluation.second))] if evaluation.second else []
+    parts += [_table(action_sheet(evaluation.actions))] if evaluation.actions else []
     return markup.folded("compared", "Tests and thresholds", intro, parts, "differences with p-values, rates, areas")
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from knowgate.display import NOTHING, Sheet, percent, points, points_with_interval, share_with_interval
-from knowgate.evaluation import RATES, Evaluation, GateResult, SliceTable, main_sheet, majority_share, second_sheet
+from knowgate.evaluation import (
+    CASCADE_RATES,
+    RATES,
+    Evaluation,
+    GateResult,
+    SliceTable,
+    action_sheet,
+    cascade_sheet,
+    main_sheet,
+    majority_share,
+    second_sheet,
+)
 from knowgate.statistics import Estimate
 
 HOW = {
@@ -46,6 +57,23 @@ HOW = {
     "only the other": "questions only the other's final answer has right",
     "p": "McNemar's exact test on those two counts",
     "p (Holm)": "the same, corrected for all comparisons of the table",
+    "accuracy, no arbiter": "accuracy of the gate as it is: after retrieval the open-book answer is given",
+    "accuracy, cascade": "the same where, after retrieval, the arbiter chooses between that answer and the one from "
+    "memory; 'always' is the arbiter alone",
+    "against always": "accuracy of the cascade minus that of always giving the open-book answer, in points, with a "
+    "95 % bootstrap interval; p: McNemar's exact test",
+    "harmed": "share of questions always retrieving has right and the cascade wrong",
+    "gained": "share of questions the cascade has right and always retrieving wrong",
+    **{f"cascade at {rate:.0%}": f"accuracy of the cascade when {rate:.0%} of the questions, those of highest need, "
+       "are retrieved for" for rate in CASCADE_RATES},
+    "price of a search": "in right answers: --price-retrieval over --price-wrong",
+    "skip": "share of questions answered from memory",
+    "one retrieval": "share of questions answered with passages, or by the arbiter's choice where there is one",
+    "several": "share of questions answered after several rounds of retrieval",
+    "searches": "per question",
+    "accuracy, three actions": "share of right answers where each question gets the action of highest expected gain: "
+    "P(right), fitted to need on the dev rows, less the price of its searches; on the other rows",
+    "against always once": "that minus the accuracy of one retrieval for every question, in points",
     "accuracy, one look": "accuracy of the gate as it is",
     "accuracy, two looks": "the same where passages that the judge finds useless are dropped and the answer is the "
     "closed-book one",
@@ -67,6 +95,10 @@ def all_sheets(evaluation: Evaluation) -> Iterator[Sheet]:
         yield judged(evaluation)
         yield costs(evaluation)
         yield comparisons(evaluation)
+        if evaluation.cascade:
+            yield cascade_sheet(evaluation.cascade)
+        if evaluation.actions:
+            yield action_sheet(evaluation.actions)
         if evaluation.second:
             yield second_sheet(evaluation.second)
         yield from slices(evaluation)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from knowgate.display import NOTHING, percent, points
+from knowgate.display import percent, points
 from knowgate.evaluation import (
-    FEWEST,
     PER,
     ROUNDS,
-    WORTH,
     Assumed,
     Evaluation,
     Recommendation,
@@ -20,11 +18,10 @@ from knowgate.evaluation import (
     spend_gated,
 )
 from knowgate.gates import far_words
-from knowgate.statistics import Estimate
+from knowgate.report.comparison.reasons import no_headline, why_not
+from knowgate.report.comparison.words import chance_words, interval_words, points_plain, threshold_words
 
 LABELS = {"use": "Worth using", "try": "Worth a try", "leave": "Not worth it", "unknown": "Cannot be said"}
-LITTLE = 0.15  # share of questions the LLM knows, below which there is little to skip
-BLUNT = 0.65  # AUROC below which a gate hardly tells anything
 
 
 @dataclass(frozen=True)
@@ -60,10 +57,12 @@ def verdict(evaluation: Evaluation, assumed: Assumed, max_loss: float) -> Verdic
     advice = recommend(evaluation, max_loss)
     always = spend_always(evaluation.trial)
     gated = _spent(evaluation, advice) if advice.gate else always
+    behind = _arbiter(evaluation, advice)
     if not advice.is_worth_it:
-        return Verdict(advice, _no_headline(advice, evaluation), _reasons(advice, evaluation), [], always, gated)
+        reasons = [*why_not(advice, evaluation), *behind]
+        return Verdict(advice, no_headline(advice, evaluation), reasons, [], always, gated)
     told = [_skips(advice), *([advice.guarantee] if advice.guarantee else []), _measured(advice)]
-    told += [far] if (far := _far(advice, evaluation)) else []
+    told += [*behind, *([far] if (far := _far(advice, evaluation)) else [])]
     return Verdict(
         advice, _headline(advice), [*told, _saves(always, gated, assumed)], _tiles(advice, always, gated, assumed),
         always, gated, "" if advice.guarantee else _aimed(advice),
@@ -76,6 +75,17 @@ def _far(advice: Recommendation, evaluation: Evaluation) -> str:
         return ""
     gate = evaluation.gate(str(advice.gate))
     return far_words(gate.gate, gate.far, advice.n)
+
+
+def _arbiter(evaluation: Evaluation, advice: Recommendation) -> list[str]:
+    """What an arbiter behind the gate would add, where one was asked."""
+    lines = {line.gate: line for line in evaluation.cascade.lines} if evaluation.cascade else {}
+    line = lines.get(str(advice.gate) if advice.is_worth_it else "always") or lines.get("always")
+    if evaluation.cascade is None or line is None:
+        return []
+    where = "after every search" if line.gate == "always" else f"behind '{line.gate}' at its own threshold"
+    change = f"{points(line.against_always.value or 0.0)} points against always retrieving"
+    return [f"The arbiter '{evaluation.cascade.arbiter}' {where}: {change}{interval_words(line.against_always)}."]
 
 
 def _spent(evaluation: Evaluation, advice: Recommendation) -> Spending:
@@ -92,10 +102,6 @@ def _headline(advice: Recommendation) -> str:
         return f"{sure} No gate is needed for that."
     verb = "Use" if advice.light == "use" else "Try"
     return f"{verb} '{advice.gate}' at {threshold_words(advice.threshold)}."
-
-
-def threshold_words(threshold: float | None) -> str:
-    return NOTHING if threshold is None else f"{threshold:.3g}"
 
 
 def _skips(advice: Recommendation) -> str:
@@ -126,12 +132,7 @@ def _doubt(advice: Recommendation) -> str:
     found = advice.difference
     if found.low is None or found.low < -advice.max_loss:
         return f"so a loss above {points_plain(advice.max_loss)} is not ruled out{_more(advice)}"
-    return f"but that it chooses better than chance is not shown: {_chance(advice)}"
-
-
-def _chance(advice: Recommendation) -> str:
-    gain = f"{points(advice.gain.value or 0.0)} points{interval_words(advice.gain)}"
-    return f"against as many skips at random it gains {gain}"
+    return f"but that it chooses better than chance is not shown: {chance_words(advice)}"
 
 
 def _more(advice: Recommendation) -> str:
@@ -142,16 +143,6 @@ def _more(advice: Recommendation) -> str:
         return ""
     needed = math.ceil(advice.n * ((found.value - found.low) / room) ** 2 / 100) * 100
     return f": about {needed:,} questions would show it" if needed < 50_000 else ""
-
-
-def interval_words(found: Estimate) -> str:
-    if found.low is None or found.high is None:
-        return ""
-    return f" (95 % interval {points(found.low)} to {points(found.high)})"
-
-
-def points_plain(share: float) -> str:
-    return f"{100 * share:g} points" if share != 0.01 else "1 point"
 
 
 def _saves(always: Spending, gated: Spending, assumed: Assumed) -> str:
@@ -181,76 +172,3 @@ def _tiles(advice: Recommendation, always: Spending, gated: Spending, assumed: A
         Tile(points(advice.difference.value or 0.0), f"points of accuracy{interval_words(advice.difference)}"),
         Tile(money_words(money, assumed), f"saved on {PER:,} questions"),
     ]
-
-
-# --- no -------------------------------------------------------------------------------------------
-
-
-def _no_headline(advice: Recommendation, evaluation: Evaluation) -> str:
-    if evaluation.trial.open_right is None:
-        return "What skipping would cost cannot be seen: no question was answered with passages."
-    if advice.light == "unknown":
-        shown = f"Fewer than {FEWEST} different questions cannot" if advice.n > 1 else "One question cannot"
-        return f"{shown} show whether a gate pays here."
-    return "No gate is worth using here: retrieve for every question."
-
-
-def _reasons(advice: Recommendation, evaluation: Evaluation) -> list[str]:
-    trial = evaluation.trial
-    if trial.open_right is None:
-        ranked = _best(evaluation)
-        return ["Label with passages to see it: knowgate label --index DIR.", *([ranked] if ranked else [])]
-    if advice.light == "unknown":
-        return [f"Label at least {FEWEST}; a few hundred are better. The tables below are there, but prove little."]
-    return [_why(advice, evaluation), *_tried(advice)]
-
-
-def _why(advice: Recommendation, evaluation: Evaluation) -> str:
-    trial = evaluation.trial
-    knows = float(trial.closed_right.mean())
-    if knows < LITTLE:
-        return (
-            f"The LLM answers only {percent(knows)} of these questions right without passages, so there is little to "
-            "skip."
-        )
-    aurocs = [gate.measures["auroc"].value or 0.0 for gate in evaluation.gates if "auroc" in gate.measures]
-    if not aurocs:
-        return "No gate was evaluated that tells questions apart."
-    if max(aurocs) < BLUNT:
-        return (
-            f"The LLM knows {percent(knows)} of these questions, but no gate tells which: the best AUROC is "
-            f"{max(aurocs):.2f}."
-        )
-    if (advice.tried.value or 0.0) >= WORTH and (advice.gain.low or 0.0) <= 0:
-        return (
-            f"The LLM knows {percent(knows)} of these questions, but that gates choose better than chance which "
-            "searches to skip is not shown."
-        )
-    return (
-        f"The LLM knows {percent(knows)} of these questions, but no threshold of a gate keeps the loss within "
-        f"{points_plain(advice.max_loss)} and skips enough."
-    )
-
-
-def _tried(advice: Recommendation) -> list[str]:
-    if advice.gate is None:
-        return []
-    chance = f"; {_chance(advice)}" if advice.gain.value is not None else ""
-    return [
-        f"The best found, '{advice.gate}' at {threshold_words(advice.threshold)}, skips {percent(advice.tried.value)} "
-        f"on held-out questions, at {points(advice.difference.value or 0.0)} points against always "
-        f"retrieving{interval_words(advice.difference)}{chance}."
-    ]
-
-
-def _best(evaluation: Evaluation) -> str:
-    ranked = [
-        gate for gate in evaluation.gates if "auroc" in gate.measures and gate.measures["auroc"].value is not None
-    ]
-    if not ranked:
-        return ""
-    best = max(ranked, key=lambda gate: gate.measures["auroc"].value or 0.0)
-    return (
-        f"What the LLM knows can be ranked: '{best.gate}' tells known from unknown questions best, with an AUROC of "
-        f"{best.measures['auroc'].shown(2)}."
-    )

@@ -1,0 +1,72 @@
+"""IK: verdict accuracy, what is saved, thresholds, and the ablations where they were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.tables.common import CHOICE, OPEN, QWEN, RUNS, Rows, at_threshold, table, trial_of
+from benchmarks.tables.names import OWN
+
+SWEPT = "triviaqa_ctx"
+ABLATIONS = RUNS / "ik.md"  # printed by `knowgate sweep ik --markdown` where the LLM was
+
+
+def ik_section() -> Iterator[str]:
+    trials = {name: trial for name in (*OPEN, *CHOICE) if (trial := trial_of(QWEN, name)) is not None}
+    rows = [line for name, trial in trials.items() for line in _lines(name, trial)]
+    if not rows:
+        return
+    yield "## IK, beside the paper\n"
+    yield (
+        "The paper reports an accuracy of the verdict of about 80 %, and half of the retrievals saved on some data "
+        "sets, with 20,000 training questions, answers of up to 128 tokens and an LLM as grader. An accuracy says "
+        "nothing without the share of the commoner verdict: the column majority. Judges decide by their calibrated "
+        "need, cut at .5; own verdict: Yes more probable than No.\n"
+    )
+    columns = ("data set", "judge", "verdict right", "majority", "lift", "accuracy (retrieval rate) / random", "always",
+               "retrievals saved")  # fmt: skip
+    yield table(columns, rows)
+    yield (
+        "\nWhy they differ: on open questions the majority is far from one half, as a 1.5B LLM knows few answers: a "
+        "judge can be right in nine cases of ten and save nothing. What a judge adds is the lift, and it is largest "
+        "where the LLM knows about half.\n"
+    )
+    yield from _thresholds(trials.get(SWEPT))
+    if ABLATIONS.is_file():
+        yield "\n### Draft tokens, training size, whose labels\n"
+        yield ABLATIONS.read_text()
+
+
+def judges(trial: Any) -> list[str]:
+    """IK's gates on record, the head over embeddings last."""
+    names = [name for name in trial.recorded if name.startswith("ik")]
+    return sorted(names, key=lambda name: name.startswith("ik, text"))
+
+
+def _lines(name: str, trial: Any) -> Rows:
+    return [_line(name, trial, judge) for judge in judges(trial)] if trial.open_right is not None else []
+
+
+def _line(name: str, trial: Any, judge: str) -> tuple[str, ...]:
+    from knowgate.evaluation import majority_share
+    from knowgate.gates import score_gate
+
+    scores = score_gate(trial, judge)
+    retrieve = scores.needs > scores.threshold
+    right, majority = float((retrieve == ~trial.closed_right).mean()), majority_share(trial)
+    return (
+        name, judge, f"{right:.3f}", f"{majority:.3f}", f"{100 * (right - majority):+.1f}", at_threshold(trial, scores),
+        f"{100 * trial.always_right.mean():.1f}", f"{100 * (1 - retrieve.mean()):.1f} %",
+    )  # fmt: skip
+
+
+def _thresholds(trial: Any) -> Iterator[str]:
+    from knowgate.display import markdown_tables
+    from knowgate.evaluation import sweep_thresholds
+    from knowgate.gates import score_gate
+
+    named = [name for name in judges(trial) if not name.endswith(OWN)] if trial is not None else []
+    if named:
+        yield f"\n### Thresholds from .1 to .9 ({SWEPT}); the paper takes .3 to .7\n"
+        yield markdown_tables([sweep_thresholds(trial, score_gate(trial, named[0]))])

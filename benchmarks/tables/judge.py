@@ -1,0 +1,283 @@
+"""Section "An 8B LLM behind an API": what a small judge and an arbiter are worth where nothing but text comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.judge_answers import HOME, Answers, Bools, Floats, Judge, judge_names, read_judge
+from benchmarks.judge_cascade import (
+    RATES,
+    Point,
+    after,
+    best_rule,
+    cascade_points,
+    chosen_judge,
+    measured,
+    needs_of,
+    point_of,
+)
+from benchmarks.tables.common import RUNS, Rows, table
+from knowgate.display import COLOURS, GREY, Axis, Curve, Frame, fitting_axis, line_chart
+from knowgate.display import Point as Place
+from knowgate.evaluation.comparison.frontier import frontier
+from knowgate.statistics import Estimate, estimate, estimate_quality
+
+TEXT_GATES = ("skr", "ik, text", "adaptive", "fusion", "fusion on benefit")
+RUN = RUNS / "llama3.1-8b" / "gate_llama3_8b-test"
+JUDGE_RATES = (0.75, 0.6, 0.5)
+GOALS = ((0.01, "harm"), (0.02, "harm"), (0.05, "harm"), (0.01, "net"), (0.02, "net"), (0.03, "net"))
+DELTA = 0.05
+FIGURE = "judge.svg"
+STEPS = 50  # points of a curve
+
+
+def judge_tables(home: Path = HOME, wanted: str | None = None) -> Iterator[str]:
+    """Everything that the predictions on record tell; nothing where there are none."""
+    judges = {name: read_judge(home, name) for name in judge_names(home)}
+    chosen = chosen_judge(judges, wanted)
+    if chosen is None:
+        return
+    yield "## An 8B LLM behind an API: judge, arbiter, cascade\n"
+    yield (
+        "Recorded answers of Llama-3.1-8B-Instruct (`gate_llama3_8b`, 3,000 test rows of six data sets; right is the "
+        "data set's `acc_contains`): from memory, and with one BM25 retrieval. The judge reads question and answer "
+        "from memory and says before any search whether that is right; the arbiter reads both answers after the "
+        "search and gives the one it believes more; the rules give the answer from memory where the other abstains. "
+        f"Thresholds are chosen on {len(chosen.dev.answers)} train rows that the judge did not learn from, for a "
+        "wanted share of retrievals; the share that came out on the test rows stands beside it. Text gates have no "
+        "such rows on record: theirs is the exact top-k curve of the test rows. `python benchmarks/judge.py --json` "
+        "prints the headline.\n"
+    )
+    yield from _main(chosen)
+    yield f"![Accuracy against share of questions retrieved for]({FIGURE})\n"
+    yield from _cascade(chosen)
+    yield from _by_set(chosen)
+    yield from _guarantees(chosen)
+    yield from _three_actions(chosen)
+    yield from _all_judges(judges)
+
+
+# --- accuracy at a share of retrievals ------------------------------------------------------------
+
+
+def _main(judge: Judge) -> Iterator[str]:
+    answers, empty = judge.test.answers, ["-"] * len(RATES)
+    rows: Rows = [
+        ("never (0 %)", _share(answers.closed), *empty),
+        ("oracle of both answers", _share(answers.closed | answers.open), *empty),
+        ("always, or at random", _share(answers.open), *(_cell(_random(answers, rate)) for rate in RATES)),
+    ]
+    rows += [_text_row(name, needs, answers) for name, needs in _text_needs(answers).items()]
+    points = {arbiter: cascade_points(judge, arbiter) for arbiter in ("none", "rules", "judge")}
+    rows.append(("judge", _share(answers.open), *map(_point_cell, points["none"])))
+    rows.append(("judge, then rules", _share(after(judge.test, "rules")), *map(_point_cell, points["rules"])))
+    rows.append(("**cascade: judge, then arbiter**", _share(judge.test.given), *map(_point_cell, points["judge"])))
+    columns = ("accuracy at", "100 %", *(f"{rate:.0%}" for rate in RATES))
+    yield table(columns, rows)
+    yield "Accuracy in percent; in brackets the share of test questions that was retrieved for.\n"
+
+
+def _random(answers: Answers, rate: float) -> float:
+    return float(rate * answers.open.mean() + (1 - rate) * answers.closed.mean())
+
+
+def _text_needs(answers: Answers) -> dict[str, Floats]:
+    """Needs of the text gates on record, in the order of the answers."""
+    from knowgate.runs import read_needs
+
+    if not RUN.is_dir():
+        return {}
+    found = {one.gate: one.needs for one in read_needs(RUN) if one.gate in TEXT_GATES}
+    ordered = {name: found[name] for name in TEXT_GATES if name in found}
+    return {
+        name: np.array([needs[key] for key in answers.ids])
+        for name, needs in ordered.items()
+        if set(answers.ids) <= set(needs)
+    }
+
+
+def _text_row(name: str, needs: Floats, answers: Answers) -> tuple[str, ...]:
+    curve = frontier(answers.closed, answers.open, needs)
+    return (f"text gate: {name}", _share(answers.open), *(_cell(curve.at(rate)) for rate in RATES))
+
+
+def _point_cell(point: Point) -> str:
+    return f"{_cell(point.accuracy.value or 0.0)} ({100 * point.rate:.1f})"
+
+
+def _cell(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _share(right: Bools) -> str:
+    return _cell(float(right.mean()))
+
+
+# --- the cascade ----------------------------------------------------------------------------------
+
+
+def _cascade(judge: Judge) -> Iterator[str]:
+    yield "### The cascade against always retrieving\n"
+    answers = judge.test.answers
+    lines = [
+        ("rules alone", point_of(after(judge.test, "rules"), answers)),
+        ("arbiter alone", point_of(judge.test.given, answers)),
+        *((f"cascade, {one.wanted:.0%} wanted", one) for one in cascade_points(judge, "judge")),
+    ]
+    rows = [
+        (name, f"{one.rate:.1%}", _interval(one.accuracy), _interval(one.against_always, signed=True), str(one.gained),
+         str(one.lost), _p(one.p))
+        for name, one in lines
+    ]  # fmt: skip
+    columns = ("", "retrieved for", "accuracy, 95 % interval", "points against always", "gained", "lost", "McNemar p")
+    yield table(columns, rows)
+
+
+def _by_set(judge: Judge) -> Iterator[str]:
+    yield "### By data set\n"
+    answers, points = judge.test.answers, {f"{one.wanted:g}": one for one in cascade_points(judge, "judge")}
+    needs = needs_of(judge.test, best_rule(judge, "judge"))
+    rows: Rows = []
+    for name in sorted(set(answers.sets)):
+        inside = np.array([own == name for own in answers.sets])
+        cells = []
+        for rate in ("0.9", "0.8", "0.6", "0.5"):
+            retrieve = needs > points[rate].threshold
+            right = np.where(retrieve, judge.test.given, answers.closed)[inside]
+            against = measured({"right": right, "always": answers.open[inside]})
+            gap = estimate(against["right"] - against["always"])
+            cells.append(f"{_interval(gap, signed=True)} @ {retrieve[inside].mean():.0%}")
+        parts = [answers.closed, answers.open, answers.closed | answers.open, judge.test.given]
+        rows.append((f"{name} ({inside.sum()})", *(_share(part[inside]) for part in parts), *cells))
+    columns = ("data set (n)", "never", "always", "oracle", "arbiter",
+               *(f"cascade {rate}, points against always" for rate in ("90 %", "80 %", "60 %", "50 %")))  # fmt: skip
+    yield table(columns, rows)
+
+
+# --- guarantees -----------------------------------------------------------------------------------
+
+
+def _guarantees(judge: Judge) -> Iterator[str]:
+    from knowgate.gates import ALWAYS
+    from knowgate.thresholds.guarantee import learn_then_test
+    from knowgate.thresholds.outcomes import Outcomes, try_threshold
+
+    yield "### With a guarantee\n"
+    yield (
+        "Thresholds chosen on the dev rows at 95 % confidence, in both forms: 'harm' bounds the answers lost, 'net' "
+        "those lost less those gained. Beside them what the threshold came to on the test rows.\n"
+    )
+    rule, rows = best_rule(judge, "judge"), Rows()
+    for arbiter, name in (("none", "judge"), ("rules", "judge, then rules"), ("judge", "cascade")):
+        dev, test = (
+            Outcomes(needs_of(part, rule), part.answers.closed, part.answers.open, after(part, arbiter))
+            for part in (judge.dev, judge.test)
+        )
+        for epsilon, form in GOALS:
+            found = learn_then_test(dev, epsilon, DELTA, form=form)  # type: ignore[arg-type]
+            came = try_threshold(test, found.threshold)
+            proven = "nothing" if found.threshold == ALWAYS else f"need <= {found.threshold:g} is skipped"
+            rows.append((name, form, f"{100 * epsilon:g}", proven, f"{came.rate:.1%}", f"{100 * came.loss:+.2f}",
+                         f"{100 * came.harmed / came.n:.2f}"))  # fmt: skip
+    columns = ("", "form", "at most lost, points", "proven", "retrieved for, test", "lost, test", "harmed, test")
+    yield table(columns, rows)
+
+
+def _three_actions(judge: Judge) -> Iterator[str]:
+    """Skip, one retrieval, or several: chosen by expected gain against the price of a search."""
+    from benchmarks.tables.judge_actions import action_rows
+
+    yield "### Skip, retrieve once, or several times\n"
+    yield (
+        "IRCoT's answers are on record, too (several retrievals, taken as three searches). Each question gets the "
+        "action with the highest expected gain: P(right) by the judge's need, fitted on dev rows, less the price of "
+        "its searches, in points of accuracy a search must bring.\n"
+    )
+    columns = ("price of a search, points", "skipped", "one", "several", "searches per question", "accuracy",
+               "points against always one", "McNemar p")  # fmt: skip
+    yield table(columns, action_rows(judge))
+
+
+# --- all judges -----------------------------------------------------------------------------------
+
+
+def _all_judges(judges: dict[str, Judge]) -> Iterator[str]:
+    yield "### Every judge\n"
+    rows = [_judge_row(judge) for judge in judges.values() if "known" in judge.dev.columns or judge.dev.can_choose]
+    columns = ("predictions", "base", "rows", "AUROC of known, 95 % interval",
+               *(f"judge at {rate:.0%}" for rate in JUDGE_RATES), "arbiter", "tokens per question",
+               "seconds of training")  # fmt: skip
+    yield table(columns, rows)
+
+
+def _judge_row(judge: Judge) -> tuple[str, ...]:
+    about, cells = judge.about, ["-"] * (1 + len(JUDGE_RATES))
+    if "known" in judge.test.columns:
+        closed = judge.test.answers.closed
+        curve = frontier(closed, judge.test.answers.open, 1 - judge.test.columns["known"])
+        ranked = estimate_quality(closed, judge.test.columns["known"])["auroc"]
+        cells = [_plain(ranked), *(_cell(curve.at(rate)) for rate in JUDGE_RATES)]
+    arbiter = _share(judge.test.given) if judge.test.can_choose else "-"
+    noted = [_noted(about.get(key)) for key in ("base", "rows", "tokens_per_question", "seconds")]
+    return (judge.name, *noted[:2], *cells, arbiter, *noted[2:])
+
+
+def _noted(value: Any) -> str:
+    return "-" if value is None else f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _interval(value: Estimate, *, signed: bool = False) -> str:
+    form = "+.1f" if signed else ".1f"
+    parts = [format(100 * (each or 0.0), form) for each in (value.value, value.low, value.high)]
+    return f"{parts[0]} [{parts[1]}, {parts[2]}]"
+
+
+def _plain(value: Estimate) -> str:
+    return f"{value.value or 0:.3f} [{value.low or 0:.3f}, {value.high or 0:.3f}]"
+
+
+def _p(value: float) -> str:
+    return "< .001" if value < 0.001 else f"{value:.3f}"
+
+
+# --- figure ---------------------------------------------------------------------------------------
+
+
+def draw_judge(folder: Path, home: Path = HOME) -> None:
+    """Write the figure into a folder, where there are predictions to draw."""
+    judges = {name: read_judge(home, name) for name in judge_names(home)}
+    if (chosen := chosen_judge(judges)) is not None:
+        (folder / FIGURE).write_text(figure(chosen), encoding="utf-8")
+
+
+def figure(judge: Judge) -> str:
+    """Accuracy against the share of questions retrieved for, as SVG: exact top-k curves of the test rows."""
+    answers = judge.test.answers
+    needs = needs_of(judge.test, best_rule(judge, "judge"))
+    ends = [Place(0.0, float(answers.closed.mean())), Place(1.0, float(answers.open.mean()))]
+    always = [Place(0.0, ends[1].y), Place(1.0, ends[1].y)]
+    curves = [
+        _curve("cascade: judge, then arbiter", needs, answers.closed, judge.test.given, COLOURS[1]),
+        _curve("judge, then rules", needs, answers.closed, after(judge.test, "rules"), COLOURS[2]),
+        _curve("judge", needs, answers.closed, answers.open, COLOURS[0]),
+    ]
+    if text := _text_needs(answers):
+        name, best = max(text.items(), key=lambda item: frontier(answers.closed, answers.open, item[1]).area)
+        curves.append(_curve(f"best text gate ({name})", best, answers.closed, answers.open, COLOURS[3]))
+    curves += [Curve("always retrieve", always, "currentColor", dashed=True), Curve("random", ends, GREY, dashed=True)]
+    heights = [point.y for curve in curves for point in curve.points]
+    frame = Frame(Axis("share of questions retrieved for"), fitting_axis("accuracy", heights), width=420, height=280)
+    return line_chart(curves, frame)
+
+
+def _curve(name: str, needs: Floats, closed: Bools, given: Bools, colour: str) -> Curve:
+    found = frontier(closed, given, needs)
+    steps: Sequence[float] = [step / STEPS for step in range(STEPS + 1)]
+    return Curve(name, [Place(rate, found.at(rate)) for rate in steps], colour)

@@ -1,0 +1,28 @@
+"""An arbiter of your own: an answer of few words is believed more than one that talks around it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from knowgate import Arbiter, Belief, BothAnswers
+
+
+@dataclass(frozen=True)
+class WordArbiter(Arbiter):
+    """Believes the shorter answer.
+
+    Example:
+        >>> from knowgate import Completion, Question
+        >>> both = BothAnswers(Question("Who?"), Completion("Goethe"), Completion("It may have been him."))
+        >>> WordArbiter().believe([both])[0].prefers_closed
+        True
+    """
+
+    name = "word"
+    fingerprint = "word-1"  # another one for whatever chooses otherwise
+
+    def believe(self, answers: Sequence[BothAnswers]) -> list[Belief]:
+        return [Belief(1 / (1 + words(both.closed.text)), 1 / (1 + words(both.open.text))) for both in answers]
+
+
+def words(text: str) -> int:
+    return len(text.split())

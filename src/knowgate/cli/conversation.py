@@ -1,0 +1,55 @@
+"""`knowgate ask -i`: a conversation; and conversations that come in as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from knowgate.cli.answers_shown import show_basis, show_live, show_understood
+from knowgate.cli.console import WORDS, print_json
+from knowgate.doors import parse_json
+from knowgate.errors import BadInput
+from knowgate.pipeline import AdaptiveRAG, Conversation, answer_record, from_messages
+from knowgate.types import Model, Question
+
+MESSAGES = "messages"
+
+
+def talk(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, as_json: bool) -> None:
+    """One question after the other until an empty line; what was given on the command line comes first."""
+    conversation = Conversation(rag)
+    for number, text in enumerate(_said(first), start=1):
+        question = conversation.understand(text, str(number) if as_json else "")
+        if as_json:
+            answer = rag.answer(question)
+            print_json(answer_record(answer, rag))
+        else:
+            show_understood(question)
+            answer = show_live(rag, question)
+            if explain:
+                show_basis(answer.decision)
+        conversation.remember(answer)
+
+
+def _said(first: Sequence[str]) -> Iterator[str]:
+    yield from first
+    while text := _next_line():
+        yield text
+
+
+def _next_line() -> str:
+    """'' at the end: an empty line, or nothing more to read."""
+    if sys.stdin.isatty():
+        WORDS.print("> ", end="")
+    return sys.stdin.readline().strip()
+
+
+def understand(model: Model, question: Question) -> Question:
+    """A line that is JSON with messages is a conversation, whose last question is meant; any other is a question."""
+    if not (question.text.startswith("{") and f'"{MESSAGES}"' in question.text):
+        return question
+    record = parse_json(question.text, f"line {question.id or 1}")
+    messages = record.get(MESSAGES)
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        raise BadInput(f"line {question.id or 1}: 'messages' is a list of objects with 'role' and 'content'.")
+    return from_messages(model, messages, question.id)

@@ -1,0 +1,1 @@
+"""Fitting arbiters, which choose between two answers after retrieval."""

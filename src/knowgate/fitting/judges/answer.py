@@ -1,0 +1,148 @@
+"""Fitting a judge of answers: any causal model learns to say Yes where the LLM's answer is right.
+
+The judge of black boxes and IK's fine-tuned mode are settings of it: another question is asked, nothing else differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+
+from knowgate.errors import BadSetting
+from knowgate.fitting.examples import Examples
+from knowgate.fitting.fit_options import Wanted
+from knowgate.fitting.fit_result import FitResult
+from knowgate.fitting.judges.artefact import JudgeFit, fit_judge
+from knowgate.fitting.judges.crew import FOLDS, SEEDS, Member, crew
+from knowgate.fitting.judges.lessons import Lesson
+from knowgate.fitting.judges.settings import EPOCHS, FULL, LEARNING_RATE, JudgeTraining
+from knowgate.fitting.judges.training import Watch
+from knowgate.fitting.steps import WatchFit, unwatched
+from knowgate.gates import ANSWER_LABELS, ANSWER_PROMPTS, Judge, answer_cuts
+from knowgate.signals import draft_texts
+from knowgate.statistics import Floats
+from knowgate.types import Signal, Want
+
+if TYPE_CHECKING:
+    from knowgate.models import MarkedTokens
+
+BASE = "smollm, hf:NAME, gguf:FILE. Default: the LLM."
+SAMPLED = 200  # rows whose prompts are counted
+TOKENS = "Answer tokens it reads; 0: question alone."
+MOST_TOKENS = 512  # of a lesson: answers are short, and the longest decides how much memory a batch takes
+
+
+def fit_answer(
+    examples: Annotated[Examples, Wanted(target="known", reads_states=False)],
+    *,
+    base: Annotated[str | None, BASE] = None,
+    tokens: Annotated[int, TOKENS] = 64,
+    seeds: Annotated[int, SEEDS] = 1,
+    folds: Annotated[int, FOLDS] = 0,
+    both: Annotated[bool, "Learn from the open-book answers, too."] = False,
+    epochs: Annotated[int, EPOCHS] = 2,
+    learning_rate: Annotated[float | None, LEARNING_RATE] = None,
+    batch: Annotated[int, "Examples per update."] = 32,
+    full: Annotated[bool, FULL] = False,
+    seed: int = 0,
+    work: Path,
+    watch: WatchFit = unwatched,
+) -> FitResult:
+    """A small model learns whether the LLM's answer is right; for LLMs behind an API."""
+    training = answer_training(epochs, batch, learning_rate, full=full, seed=seed)
+    members = crew(examples.split, training, seeds, folds, [question.text for question in examples.questions])
+    read = _read(examples, tokens)
+    return fit_answers("judge", examples, read, members, base=base, both=both, work=work, watch=watch)
+
+
+def answer_training(
+    epochs: int, batch: int, rate: float | None, *, accumulate: int = 1, full: bool = False, seed: int = 0
+) -> JudgeTraining:
+    """What judges of answers are trained with (METHODS, section 9); two looks at the dev split per epoch."""
+    return JudgeTraining(
+        epochs,
+        batch,
+        accumulate,
+        rate,
+        max_tokens=MOST_TOKENS,
+        full=full,
+        seed=seed,
+        whole_vocabulary=False,
+        schedule="one-cycle",
+        weight_decay=0.01,
+        checks=2,
+        patience=2,
+        window=8,
+    )
+
+
+def fit_answers(
+    gate: str,
+    examples: Examples,
+    tokens: int,
+    members: Sequence[Member],
+    *,
+    base: str | None = None,
+    both: bool = False,
+    work: Path,
+    watch: Watch | None = None,
+) -> FitResult:
+    """Fine-tune a judge on the closed-book answers. gate: judge or ik, which is what it is asked by.
+
+    base: the causal model to fine-tune, the answering LLM by default. work: where training is kept until it is done.
+    """
+    texts = draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
+    spec = base or str(examples.settings["model"])
+
+    def asked(judge: Judge, places: Sequence[int]) -> list[MarkedTokens]:
+        return answer_cuts(gate, judge, [examples.questions[i] for i in places], [texts[i] for i in places], tokens)
+
+    def lessons(judge: Judge, places: Sequence[int]) -> list[Lesson]:
+        shares = [(float(not examples.needed[i]),) for i in places]
+        own = [Lesson(cut, share) for cut, share in zip(asked(judge, places), shares, strict=True)]
+        return own + (_opened(gate, judge, examples, places, tokens) if both else [])
+
+    fit = fit_judge(members, ANSWER_LABELS, ANSWER_PROMPTS[gate].templates, lessons, base=spec, work=work, watch=watch)
+
+    def raw(places: Sequence[int]) -> Floats:
+        return 1 - fit.known(asked(fit.judge, places), places)
+
+    options = {"tokens": tokens, **fit.options}
+    needs = frozenset({Signal.DRAFT}) if tokens else frozenset[Signal]()
+    notes, whole = [*fit.notes, _cost(fit, asked, len(texts))], _learnt_all(fit, examples)
+    return FitResult(gate, options, needs, Want(draft_tokens=tokens), {}, raw, notes, fit.files, whole)
+
+
+def _opened(gate: str, judge: Judge, examples: Examples, places: Sequence[int], tokens: int) -> list[Lesson]:
+    """The same question about the open-book answers of these rows, where they say something else and are graded."""
+    rows = [(examples.questions[i], examples.rows[i].closed, examples.rows[i].open) for i in places]
+    told = [
+        (question, side.text, side.correct)
+        for question, closed, side in rows
+        if side is not None and side.correct is not None and (closed is None or side.text != closed.text)
+    ]
+    cuts = answer_cuts(gate, judge, [one[0] for one in told], [one[1] for one in told], tokens)
+    return [Lesson(cut, (float(right),)) for cut, (_, _, right) in zip(cuts, told, strict=True)]
+
+
+def _read(examples: Examples, tokens: int) -> int:
+    """Tokens of the answer to read: no more than were drafted, so that the gate drafts as many as it learnt from."""
+    if tokens < 0:
+        raise BadSetting(f"judge: tokens is {tokens}; it must be 0 (the question alone) or more.")
+    return min(tokens, int(examples.settings.get("max_tokens", tokens)))
+
+
+def _cost(fit: JudgeFit, asked: Callable[[Judge, Sequence[int]], list[MarkedTokens]], n: int) -> str:
+    """What a question costs in tokens of the judge, on a sample of the rows."""
+    places = list(range(0, n, max(1, n // SAMPLED)))
+    mean = np.mean([len(cut.ids) for cut in asked(fit.judge, places)])
+    times = f", read {len(fit.members)} times" if len(fit.members) > 1 else ""
+    return f"cost per question: {mean:.0f} tokens of the judge{times}"
+
+
+def _learnt_all(fit: JudgeFit, examples: Examples) -> bool:
+    """Whether every row taught some judge."""
+    return len(frozenset().union(*(member.learnt for member in fit.members))) == len(examples.rows)

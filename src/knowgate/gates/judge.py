@@ -1,0 +1,50 @@
+"""A judge of answers: a small fine-tuned model says whether the LLM's own answer is right. Text is all it reads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from knowgate.gates.fitted.answers import ANSWER_PROMPTS, answer_needs
+from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, JudgeOptions, open_judge
+from knowgate.gates.fitted.probability import Floats
+from knowgate.gates.fitted.tensors import ExpectedTensors
+from knowgate.signals import draft_texts
+from knowgate.typed import Between, read_record
+from knowgate.types import Question, Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(JudgeOptions):
+    tokens: Annotated[int, Between(0, 1_000_000)]
+
+
+@dataclass(frozen=True)
+class JudgeGate(FittedGate):
+    """need = 1 - P(Yes) / (P(Yes) + P(No)) of a judge asked whether the LLM's answer is right.
+
+    The judge is any causal model, far smaller than the LLM, fine-tuned on graded answers; several trainings of it are
+    averaged. With 0 tokens it sees the question alone, and no draft is needed.
+
+    Needs: draft (nothing with 0 tokens). Cost per question: for each training one prefill of the judge (50 tokens and
+    the answer); the draft is not wasted when skipping.
+    Reference: ours.
+    Example:
+        >>> gate = JudgeGate.load("my-judge")  # doctest: +SKIP
+    """
+
+    def check(self, tensors: ExpectedTensors) -> None:
+        read_record(AnswerOptions, self.artefact.options, "options", others=True)
+        tensors.finish()
+
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
+        tokens = int(self.artefact.options["tokens"])
+        texts = draft_texts(readings) if tokens else [""] * len(questions)
+        return answer_needs("judge", self.judge, questions, texts, tokens)
+
+    @functools.cached_property
+    def judge(self) -> Judge:
+        return open_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, ANSWER_PROMPTS["judge"].templates)

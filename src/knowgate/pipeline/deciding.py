@@ -1,0 +1,58 @@
+"""Cases that were read get their decision: by the gate's need against a threshold, then by rules, which come first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from knowgate.gates import blamed, check_count, measure_distances, score_both
+from knowgate.pipeline.case import Case
+from knowgate.retrieval import MOST_ROUNDS
+from knowgate.rules import RuleBook
+from knowgate.types import Decision, Gate
+
+
+def decide_by(gate: Gate, threshold: float, cases: Sequence[Case]) -> None:
+    """Retrieve above the threshold; what the gate says of it is the reason."""
+    questions, readings = [case.question for case in cases], [case.reading for case in cases]
+    scored = score_both(gate, questions, readings)
+    with blamed(gate):
+        reasons = gate.explain(questions, readings)
+        steps = gate.steps(questions, readings)
+    check_count(gate, "explanations", reasons, questions)
+    check_count(gate, "numbers of rounds", steps, questions)
+    distances = measure_distances(gate, questions, readings)
+    raws: Sequence[float | None] = scored.raw or [None] * len(cases)
+    told = zip(cases, scored.needs, raws, reasons, steps, distances, strict=True)
+    for case, need, raw, why, rounds, distance in told:
+        case.steps = min(rounds, MOST_ROUNDS)
+        case.decision = Decision(
+            need > threshold,
+            need,
+            threshold,
+            gate.name,
+            _reason(need, threshold, why, gate.note),
+            case.reading.neighbours.get(gate.name, ()),
+            raw=raw,
+            distance=distance,
+        )
+
+
+def overrule(rules: RuleBook, cases: Sequence[Case]) -> None:
+    """Decide the cases that a rule fits; the need stays what the gate found."""
+    for case in cases:
+        ruling = rules.judge(case.question.text)
+        if ruling is not None and case.decision is not None:
+            reason = f"{ruling.reason} (rule '{ruling.rule}')"
+            case.decision = replace(case.decision, retrieve=ruling.retrieve, reason=reason, rule=ruling.rule)
+
+
+def _reason(need: float, threshold: float, *why: str) -> str:
+    relation = "above" if need > threshold else "not above"
+    said = (
+        f"is {relation} {threshold:.2f}"
+        if threshold >= 0
+        else "counts for nothing: the gate was set to always retrieve"
+    )
+    because = "; ".join(part for part in why if part)
+    return f"need {need:.2f} {said}" + (f": {because}" if because else "")

@@ -1,0 +1,64 @@
+"""Rules on the command line: asked by default, listed, tried, replaced, left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text('[[rule]]\nname = "vaults"\naction = "retrieve"\nwords = ["vault"]\n', encoding="utf-8")
+    return file
+
+
+def test_small_talk_is_not_looked_up(call: Call, docs: Path):
+    (record,) = map(json.loads, call("ask", "Thanks!", "--model", "fake", "--docs", docs, "--json").out.splitlines())
+    assert (record["retrieve"], record["rule"], record["passages"]) == (False, "thanks", [])
+    assert record["reason"] == "thanks need no documents (rule 'thanks')"
+
+
+def test_without_rules_the_gate_decides(call: Call, docs: Path):
+    outcome = call("ask", "Thanks!", "--model", "fake", "--docs", docs, "--threshold", "0", "--no-rules", "--json")
+    assert json.loads(outcome.out)["retrieve"] is True
+
+
+def test_own_rules_come_before_the_score(call: Call, own: Path):
+    asked = ("decide", "the vault?", "the lamp?", "--model", "fake", "--threshold", "1", "--rules", own, "--json")
+    assert [json.loads(line)["retrieve"] for line in call(*asked).out.splitlines()] == [True, False]
+
+
+def test_own_rules_can_stand_in_the_config(call: Call, own: Path, tmp_path: Path):
+    (tmp_path / "knowgate.toml").write_text(f'model = "fake"\nthreshold = 1.0\nrules = "{own}"\n', encoding="utf-8")
+    assert json.loads(call("decide", "the vault?", "--json").out)["rule"] == "vaults"
+
+
+@pytest.mark.parametrize("gate", ["always", "never"])
+def test_who_wants_always_or_never_gets_it(call: Call, docs: Path, gate: str):
+    for asked in ("Thanks!", "What is the latest vault code?"):
+        outcome = call("ask", asked, "--model", "fake", "--docs", docs, "--gate", gate, "--json")
+        assert json.loads(outcome.out)["retrieve"] is (gate == "always")
+
+
+def test_rules_are_listed_in_their_order(call: Call, own: Path):
+    lines = call("rules", "--rules", own).out.splitlines()
+    assert lines[1].split()[0] == "vaults"
+    assert lines[2].split()[0] == "greeting"
+
+
+def test_rules_are_tried_on_a_file_and_counted(call: Call, tmp_path: Path):
+    (tmp_path / "asked.txt").write_text("Hi\n\nWho wrote Emma?\nHello!\n", encoding="utf-8")
+    outcome = call("rules", "test", "asked.txt")
+    assert [line.split()[0] for line in outcome.out.splitlines()] == ["skip", "gate", "skip"]
+    assert outcome.err.split() == ["2", "greeting", "1", "left", "to", "the", "gate"]
+
+
+def test_what_makes_no_sense_is_said(call: Call, own: Path):
+    assert "exclude each other" in call("decide", "x", "--rules", own, "--no-rules", "--model", "fake").err
+    assert "cannot read the rules" in call("decide", "x", "--rules", "none.toml", "--model", "fake").err
+    assert call("rules", "test", "none.txt").code == 1

@@ -1,0 +1,118 @@
+"""Gates with an arbiter behind them, on recorded rows: what the table shows, and where its figures come from."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.evaluation import evaluate, evaluation_json
+from knowgate.evaluation.traffic.log import event_of, read_run
+from knowgate.report import all_sheets
+from knowgate.report.comparison.sheets import HOW
+from knowgate.runs import load_trial
+from tests.support.hand_gate import write_rows
+from tests.support.pairs_by_hand import Prefers, pair_row, pair_rows, pair_run
+
+# need, from memory right, with passages right; the arbiter takes what holds 'pick'
+ROWS = [
+    pair_row("a", 0.1, True, False, texts=("pick a", "other a")),
+    pair_row("b", 0.2, False, True, texts=("pick b", "other b")),
+    pair_row("c", 0.8, True, False, texts=("pick c", "other c")),
+    pair_row("d", 0.9, False, True, texts=("memory d", "pick d")),
+    pair_row("e", 0.7, True, True, texts=("the same", "the same")),
+]
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    return evaluate("logprob:first", write_rows(tmp_path / "run", ROWS), arbiter=Prefers("pick"), resamples=50)
+
+
+def test_always_with_the_arbiter_is_the_arbiter_alone(evaluated):
+    always = evaluated.cascade.lines[0]
+    assert (always.gate, always.rate, always.alone) == ("always", 1.0, pytest.approx(3 / 5))
+    assert always.accuracy.value == pytest.approx(4 / 5)  # a and c gained, b harmed
+    assert (always.gained, always.harmed) == (pytest.approx(2 / 5), pytest.approx(1 / 5))
+    assert evaluated.cascade.from_memory == pytest.approx(3 / 5)
+
+
+def test_a_gate_before_it_skips_and_leaves_the_rest_to_it(evaluated):
+    line = evaluated.cascade.lines[1]
+    at = line.at_rate[0.6]  # retrieved for: c, d and e; a and b are skipped
+    assert at == pytest.approx(4 / 5)
+    assert line.against_always.value == pytest.approx(line.accuracy.value - 3 / 5)
+    assert line.change.value == pytest.approx(line.accuracy.value - line.alone)
+
+
+def test_the_table_and_the_json_have_it(evaluated):
+    sheet = next(one for one in all_sheets(evaluated) if one.title.startswith("Cascade"))
+    assert sheet.title == "Cascade: the arbiter prefers chooses after retrieval"
+    assert set(sheet.columns) - {"gate"} <= set(HOW)
+    record = evaluation_json(evaluated)["cascade"]
+    assert record["fingerprint"] == "prefers-pick"
+    assert record["lines"][0]["at_rate"].keys() == {"0.90", "0.80", "0.70", "0.60", "0.50"}
+
+
+def test_without_an_arbiter_there_is_none(tmp_path):
+    plain = evaluate("logprob:first", write_rows(tmp_path / "run", ROWS), resamples=10)
+    assert plain.cascade is None
+    assert "cascade" not in evaluation_json(plain)
+
+
+def test_what_is_on_record_is_enough_for_rows_without_texts(tmp_path):
+    run = pair_run(tmp_path / "run", 60)
+    first = evaluate("logprob:first", run, arbiter=Prefers("memory"), resamples=10).cascade
+    bare = [
+        replace(row, question="", closed=replace(row.closed, text=""), open=replace(row.open, text=""))
+        for row in pair_rows(60)
+    ]
+    packed = write_rows(tmp_path / "packed", bare)
+    (packed / "beliefs.jsonl").write_bytes((run / "beliefs.jsonl").read_bytes())
+    again = evaluate("logprob:first", packed, arbiter="prefers", resamples=10).cascade
+    assert again == first
+
+
+def test_an_arbiter_needs_open_book_answers(tmp_path):
+    run = write_rows(tmp_path / "run", [replace(row, open=None, benefit=None) for row in pair_rows(60)])
+    with pytest.raises(BadSetting, match="no row has an open-book answer"):
+        evaluate("logprob:first", run, arbiter="rules")
+
+
+# --- replay ---------------------------------------------------------------------------------------
+
+
+def test_a_label_run_is_replayed_with_its_arbiter(tmp_path):
+    run = write_rows(tmp_path / "run", [row for row in ROWS if row.id != "e"])
+    alone = [event.loses for event in read_run(run, "logprob:first").events]
+    assert alone == [False, True, False, True]
+    assert load_trial([run]).rows[1].id == "b"
+    (run / "beliefs.jsonl").write_text(
+        '{"arbiter": "picky", "fingerprint": "f", "closed": {"a": 1, "b": 1, "c": 1, "d": 0}, '
+        '"open": {"a": 0, "b": 0, "c": 0, "d": 1}}\n'
+    )
+    chosen = [event.loses for event in read_run(run, "logprob:first", "picky").events]
+    assert chosen == [False, False, False, True]  # b is wrong either way
+
+
+def test_a_logged_answer_that_was_the_draft_loses_nothing_by_skipping():
+    line = {
+        "question": "q?",
+        "answer": "Paris",
+        "retrieve": True,
+        "need": 0.9,
+        "draft": "Paris",
+        "passages": [{"id": "p", "title": "", "text": "nothing"}],
+        "choice": {"given": "draft", "arbiter": "rules", "reason": "r", "open_answer": "not mentioned"},
+    }
+    assert event_of(line).loses is False
+    assert event_of({**line, "answer": "Rome"}).loses is True
+
+
+def test_the_arbiter_is_asked_once_for_all_gates(tmp_path):
+    asked: list[str] = []
+    run = pair_run(tmp_path / "run", 50)
+    evaluate(["logprob:first", "logprob:min"], run, arbiter=Prefers("memory", asked), resamples=10)
+    evaluate("logprob:first", run, arbiter=Prefers("memory", asked), resamples=10)
+    assert len(asked) == 50
+    assert np.unique(asked).size == 50

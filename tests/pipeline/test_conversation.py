@@ -1,0 +1,87 @@
+"""Follow-ups stand alone before anything is decided; what leans on nothing goes through as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from knowgate.errors import BadInput
+from knowgate.gates import load_gate
+from knowgate.models.fake import FakeModel
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.conversation import Conversation, from_messages, stand_alone
+from knowgate.prompts import Exchange, leans_on_before
+
+BEFORE = [Exchange("Who wrote Emma?", "Jane Austen")]
+
+
+class Rewriter(FakeModel):
+    """Says one thing whenever it is asked to rewrite, and counts how often."""
+
+    def __init__(self, says="When was Jane Austen born?"):
+        super().__init__({"Last question": says, "最后一个问题": says, "Emma": "Jane Austen"})
+        self.asked = 0
+
+    def generate(self, prompts, **options):
+        self.asked += sum("Last question" in prompt.text for prompt in prompts)
+        return super().generate(prompts, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "leans"),
+    [
+        ("When was she born?", True),
+        ("And 2023?", True),
+        ("What about Spain?", True),
+        ("那德国呢？", True),
+        ("他是哪里人？", True),
+        ("Why?", True),
+        ("Who wrote Hamlet?", False),
+        ("What is the capital of Spain?", False),
+        ("鲁迅的原名是什么？", False),
+    ],
+)
+def test_follow_ups_are_told_from_questions_of_their_own(text, leans):
+    assert leans_on_before(text) is leans
+
+
+def test_a_follow_up_is_rewritten():
+    assert stand_alone(Rewriter(), BEFORE, "When was she born?") == "When was Jane Austen born?"
+
+
+def test_first_questions_and_those_that_stand_alone_cost_nothing():
+    model = Rewriter()
+    assert stand_alone(model, [], "When was she born?") == "When was she born?"
+    assert stand_alone(model, BEFORE, "Who wrote Hamlet?") == "Who wrote Hamlet?"
+    assert stand_alone(model, BEFORE, "Thanks!") == "Thanks!"
+    assert model.asked == 0
+
+
+@pytest.mark.parametrize("says", ["", "Who wrote Emma?", "In 1775.", "The weather is fine."])
+def test_what_makes_no_sense_is_replaced_by_both_questions(says):
+    assert stand_alone(Rewriter(says), BEFORE, "When was she born?") == "Who wrote Emma? When was she born?"
+
+
+def test_a_conversation_remembers_what_was_said():
+    talk = Conversation(AdaptiveRAG(Rewriter(), load_gate("never")))
+    talk.ask("Who wrote Emma?")
+    second = talk.ask("When was she born?")
+    assert (second.question.text, second.question.meta["asked"]) == ("When was Jane Austen born?", "When was she born?")
+    assert talk.exchanges[0] == Exchange("Who wrote Emma?", "Jane Austen")
+
+
+def test_messages_of_a_chat_are_a_conversation():
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who wrote Emma?"},
+        {"role": "assistant", "content": "Jane Austen"},
+        {"role": "user", "content": "When was she born?"},
+    ]
+    assert from_messages(Rewriter(), messages).text == "When was Jane Austen born?"
+
+
+@pytest.mark.parametrize(
+    "messages", [[], [{"role": "assistant", "content": "x"}], [{"role": "user"}], [{"role": "user", "content": " "}]]
+)
+def test_messages_without_a_question_are_refused(messages):
+    with pytest.raises(BadInput, match="message"):
+        from_messages(Rewriter(), messages)
