@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from knowgate.cli.ask import Line
+from knowgate.cli.answers_shown import Line
 from knowgate.cli.console import plain_console, print_json
 from knowgate.display import Curve, Point, Sheet, harmless, line_chart, markdown_code
 from knowgate.display.chart import Axis, Frame
