@@ -19,7 +19,7 @@ from tests.support import house
 from tests.support.house import LEVEL, ROOT, SOURCE, imports, module_name, part_of
 from tests.support.processes import python
 
-HEAVY = ("torch", "transformers", "bm25s", "sentence_transformers", "plotly", "typer", "pydantic", "httpx", "sklearn")
+HEAVY = ("torch", "transformers", "bm25s", "sentence_transformers", "typer", "pydantic", "httpx", "sklearn")
 TABLES = {"gates": GATES, "models": MODELS, "retrieval": RETRIEVERS, "rerank": RERANKERS, "datasets": DATASETS}
 FILES = house.files()
 MIRRORED = ("datasets", "display", "history", "prompts", "rerank", "retrieval")

@@ -1,12 +1,11 @@
 import json
-import sys
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from knowgate.cli.report import report
-from knowgate.errors import BadInput, MissingExtra
+from knowgate.errors import BadInput
 from tests.support.runs_by_hand import varied_rows, write_run
 
 app = typer.Typer()
@@ -38,16 +37,6 @@ def test_json_is_all_there_is_on_stdout(tmp_path):
     record = json.loads(result.stdout)
     assert [item["name"] for item in record["runs"]] == ["a", "b"]
     assert result.stderr == ""
-
-
-def test_tables_need_no_plotly(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    path = write_run(tmp_path / "a", varied_rows(3))
-    assert run(path, "--no-html").exit_code == 0
-    result = run(path, "--out", tmp_path / "r.html")
-    assert isinstance(result.exception, MissingExtra)
-    assert "closed book" in result.stdout
-    assert not (tmp_path / "r.html").exists()
 
 
 def test_a_run_without_rows_is_refused_in_a_sentence(tmp_path):

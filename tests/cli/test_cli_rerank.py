@@ -90,7 +90,7 @@ def test_a_reranker_is_aligned_measured_and_used(call, made, tmp_path, monkeypat
     assert ranked["margin_share"] == 0.0
     assert "P@1" in measured.out
     kept = {path.name for path in (tmp_path / "e").iterdir()}
-    assert {"rerank.md", "predictions.jsonl", "scores.jsonl", "answers.jsonl"} <= kept
+    assert {"report.html", "rerank.md", "predictions.jsonl", "scores.jsonl", "answers.jsonl"} <= kept
 
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.txt").write_text(f"riddle {BAD}")

@@ -1,14 +1,17 @@
 import re
-import sys
 
 import pytest
 
-from knowgate.errors import ArtefactError, MissingExtra
+from knowgate.display import Axis, Point
+from knowgate.errors import ArtefactError
 from knowgate.evaluation.boundary.run_report import read_runs
-from knowgate.report.boundary import charts as figures
+from knowgate.report.boundary import charts
 from knowgate.report.boundary.page import page, write_page
 from knowgate.report.boundary.sheets import NO_OPEN
-from knowgate.report.markup import chart, escape
+from knowgate.report.boundary.verdict import boundary_words
+from knowgate.report.field import Field
+from knowgate.report.lines import Line, line_plot
+from knowgate.report.markup import escape
 from knowgate.report.question import LONGEST
 from knowgate.types import Passage
 from tests.support.chromium import needs_browser, open_page
@@ -39,29 +42,31 @@ def text_of(found):
     return re.sub(r"<(script|style)\b.*?</\1>", "", found, flags=re.DOTALL)
 
 
-def test_the_page_is_one_file_below_eight_megabytes_that_fetches_nothing(tmp_path):
+def test_the_page_is_one_small_file_that_fetches_nothing(tmp_path):
     out = tmp_path / "report.html"
     write_page(read_runs([write_run(tmp_path / "a", varied_rows())]), out)
-    assert out.stat().st_size < 8e6
+    assert out.stat().st_size < 3e5
     assert not re.search(r"<(link|script|img)[^>]*(src|href)=", text_of(out.read_text(encoding="utf-8")))
-    assert out.read_text(encoding="utf-8").count("<script>") == 2
+    assert out.read_text(encoding="utf-8").count("<script>") == 1
 
 
 def test_hostile_text_stays_text(tmp_path):
     found = page(read_runs([hostile_run(tmp_path / "a")]))
-    assert found.count("<script>") == 2
+    assert found.count("<script>") == 1
     assert "<img" not in text_of(found)
     assert escape(HOSTILE) in found
 
 
-def test_no_text_ends_the_data_of_a_chart():
-    found = chart({"data": [{"name": HOSTILE}], "layout": {"height": 1}}, HOSTILE)
-    assert found.count("</script") == 1
+def test_hostile_names_of_lines_stay_text():
+    field = Field(Axis("x"), Axis("y"))
+    found = line_plot(field, [Line(HOSTILE, [Point(0, 0), Point(1, 1)], "k0")], HOSTILE, HOSTILE)
+    assert "<img" not in found
+    assert "<script" not in found
 
 
 def test_a_closed_book_run_says_so_instead_of_empty_plots(tmp_path):
     found = text_of(page(read_runs([write_run(tmp_path / "a", varied_rows(10, opened=False))])))
-    assert found.count('class="chart"') == 1  # accuracy
+    assert found.count('class="chart"') == 2  # what it knows, and accuracy
     assert f"fake: {NO_OPEN}." in found
 
 
@@ -85,25 +90,33 @@ def test_a_row_with_half_a_character_is_refused_before_the_page_is_written(tmp_p
         write_page(read_runs([path]), tmp_path / "report.html")
 
 
-def test_a_missing_plotly_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(MissingExtra, match=r"knowgate\[report\]"):
-        page([])
+def test_the_parts_of_the_picture_are_those_of_the_questions(tmp_path):
+    rows = [row("a", side(True), side(True)), row("b", side(True), side(False)), row("c", side(False), side(True))]
+    (run,) = read_runs([write_run(tmp_path / "a", [*rows, row("d", side(False), side(False))])])
+    assert charts.four_parts(run) == {"known": 0.25, "harmed": 0.25, "helped": 0.25, "hopeless": 0.25}
 
 
-def test_plotly_accepts_every_figure(tmp_path):
-    graph = pytest.importorskip("plotly.graph_objects")
-    runs = read_runs([write_run(tmp_path / name, varied_rows(30, power)) for name, power in (("a", 0.1), ("b", 0.9))])
-    found = [figures.accuracy(runs), figures.copying(runs), figures.effects(runs[0], "mastery")]
-    for figure in [*found, figures.savings(runs, "certainty")]:
-        graph.Figure(figure)  # raises on unknown properties
+def test_without_open_book_answers_the_picture_shows_what_is_known(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "a", [row("a", side(True)), row("b", side(False))])])
+    assert charts.four_parts(run) == {"known": 0.5, "hopeless": 0.5}
 
 
-def test_the_curve_has_a_dot_per_threshold_and_a_random_line(tmp_path):
-    rows = [row("a", side(True, 1.0), side(False)), row("b", side(False, 0.5), side(True))]
-    curve, random = figures.savings(read_runs([write_run(tmp_path / "a", rows)]), "mastery")["data"]
-    assert (curve["x"], curve["y"]) == ([0.0, 0.5, 1.0], [0.5, 1.0, 0.5])
-    assert (random["x"], random["y"]) == ([0, 1], [0.5, 0.5])
+def test_what_the_llm_knows_is_said_first(tmp_path):
+    rows = [row(str(number), side(number < 3), side(number < 6)) for number in range(10)]
+    (run,) = read_runs([write_run(tmp_path / "a", rows)])
+    first, sure, passages = boundary_words(run)
+    assert first == "fake knows 30.0 % of these questions by itself."
+    assert sure.startswith("Of 10 questions (95 % interval 10.8 to 60.3)")
+    assert "they turn 30.0 % of the answers right, spoil 0.0 %" in passages
+
+
+def test_a_run_without_golds_says_that_nothing_is_graded(tmp_path):
+    (run,) = read_runs([write_run(tmp_path / "a", [row("a", side(None, None), answers=())])])
+    assert boundary_words(run) == [
+        "What fake knows cannot be said: none of its 1 answers is graded.",
+        "1 questions are not graded: they have no gold answers, 0 failed.",
+    ]
+    assert "<svg" not in text_of(page([run])).split('id="accuracy"')[0]
 
 
 @needs_browser
@@ -113,10 +126,10 @@ def test_every_chart_is_drawn_in_a_browser_without_console_errors(tmp_path):
     runs = read_runs([write_run(tmp_path / n, r, model=n) for n, r in zip(names, rows, strict=True)])
     write_page(runs, tmp_path / "report.html")
     opened = open_page(tmp_path / "report.html", tmp_path / "profile")
-    charts = re.findall(r'<figure class="chart">.*?</figure>', opened.dom, flags=re.DOTALL)
-    assert len(charts) == 1 + 2 * 2 * 2 + 2 + 1  # accuracy, two panels of effects of two runs, savings, copy rate
-    assert all('class="main-svg"' in chart for chart in charts)
-    assert all(chart.count('class="point') > 1 for chart in charts)
+    drawn = re.findall(r'<figure class="chart">.*?</figure>', opened.dom, flags=re.DOTALL)
+    assert len(drawn) == 2 + 2 * 2 * 2 + 2 + 1  # knowledge, accuracy, effects of two runs, savings, copy rate
+    assert all('role="img" aria-label=' in chart and "<desc>" in chart for chart in drawn)
+    assert all('class="tip"' in chart for chart in drawn)  # made by the script
     assert opened.console == []
 
 
@@ -125,5 +138,5 @@ def test_hostile_text_runs_nothing_in_a_browser(tmp_path):
     write_page(read_runs([hostile_run(tmp_path / "a")]), tmp_path / "report.html")
     opened = open_page(tmp_path / "report.html", tmp_path / "profile")
     assert opened.console == []
-    assert "<title>Knowledge boundary: " in opened.dom
+    assert "<title>What your LLM knows: " in opened.dom
     assert "<img" not in text_of(opened.dom)

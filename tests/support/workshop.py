@@ -15,7 +15,7 @@ from tests.support.mortal import Mortal
 
 N = 120
 IMPORTED = ["tests.support.hashed_history", "knowgate.fitting.save", "knowgate.fitting.probe", "sklearn.linear_model",
-            "scipy.stats", "plotly.graph_objects",
+            "scipy.stats",
             *(f"knowgate.cli.{name}" for name in
               ("label", "index", "fit", "history", "prefer", "eval", "calibrate", "report"))]  # fmt: skip
 LABEL = ["label", "--data", "jsonl:q.jsonl", "--model", "fake:t.jsonl", "--samples", "2", "--layers", "mid"]

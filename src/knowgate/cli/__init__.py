@@ -1,7 +1,7 @@
 """The command line. Thin: each command is a function around one library call. Data on stdout, words on stderr.
 
-Exit codes: 0 good, 1 something the user can mend, 2 wrong usage, 70 a defect of knowgate's own (see `unexpected`),
-130 interrupted.
+Exit codes: 0 good, 1 something the user can mend, 2 wrong usage, 3 worse than allowed (`compare --fail-if-worse`), 70 a
+defect of knowgate's own (see `unexpected`), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ INTERRUPTED = 130
 DEBUG = "--debug"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_CODES = (
-    "Exit codes: 0 good, 1 something you can mend, 2 wrong usage, 70 a defect of knowgate's own, 130 interrupted."
+    "Exit codes: 0 good, 1 something you can mend, 2 wrong usage, 3 worse than allowed (compare --fail-if-worse), "
+    "70 a defect of knowgate's own, 130 interrupted."
 )
 app = typer.Typer(
     name="knowgate",

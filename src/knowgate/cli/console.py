@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
@@ -53,3 +54,10 @@ def print_json(record: Mapping[str, Any]) -> None:
     line = json.dumps(record, ensure_ascii=not has_utf8, allow_nan=False)
     sys.stdout.write(harmless_json(line) + "\n")
     sys.stdout.flush()
+
+
+def say_page(page: Path) -> None:
+    """Where a page was written, and how big it is."""
+    size = page.stat().st_size
+    shown = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+    WORDS.print(f"{page.resolve()}: {shown}, readable without network")

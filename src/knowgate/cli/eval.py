@@ -12,15 +12,16 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from knowgate.cli.console import WORDS, plain_console, print_json
+from knowgate.cli.console import WORDS, plain_console, print_json, say_page
 from knowgate.cli.label import labelling_bar
 from knowgate.cli.options import Candidates, Rerank
 from knowgate.cli.paths import path
 from knowgate.cli.weighing import weighing_bar
+from knowgate.display import one_harmless_line
 from knowgate.errors import BadSetting
-from knowgate.evaluation import Evaluation, evaluate, evaluation_json
+from knowgate.evaluation import MAX_LOSS, PRICE_SEARCH, PRICE_TOKEN, SEARCH_SECONDS, Assumed, Evaluation, evaluate
 from knowgate.gates import far_words
-from knowgate.report import all_sheets, check_report_folder, render, write_report
+from knowgate.report import Verdict, all_sheets, check_report_folder, render, summary_json, verdict, write_report
 
 PIPED = 220  # columns
 
@@ -89,10 +90,23 @@ def eval_(
     record: Annotated[bool, typer.Option("--record", help="Keep what the gates said in the label runs.")] = False,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 2_000,
     seed: Annotated[int, typer.Option(help="Of the resamples.")] = 0,
-    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page (needs the 'report' extra).")] = True,
+    max_loss: Annotated[
+        float, typer.Option(min=0, max=1, help="For the recommendation: share of the answers that skipping may cost.")
+    ] = MAX_LOSS,
+    price_search: Annotated[
+        float | None,
+        typer.Option(min=0, help="For savings: price of one search. [default: that of --price-retrieval, else 0.005]"),
+    ] = None,
+    price_token: Annotated[
+        float, typer.Option(min=0, help="For savings: price of one token that the LLM reads or writes.")
+    ] = PRICE_TOKEN,
+    search_seconds: Annotated[
+        float, typer.Option(min=0, help="For latency: how long a search takes.")
+    ] = SEARCH_SECONDS,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
 ) -> None:
-    """Compare gates: accuracy, retrieval rate, matched random, harm, waste, ranking, calibration, cost.
+    """Compare gates, and say which to use at which threshold: accuracy, searches, ranking, calibration, cost.
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
@@ -126,13 +140,17 @@ def eval_(
     for gate in evaluation.gates:
         if said := far_words(gate.gate, gate.far, len(evaluation.trial.rows)):
             WORDS.print(said, style="yellow")
+    given = [price for price in (price_search, price_retrieval, PRICE_SEARCH) if price is not None]
+    assumed = Assumed(given[0], price_token, search_seconds)
     if as_json:
-        print_json(evaluation_json(evaluation))
+        print_json(summary_json(evaluation, max_loss))
     else:
         wide_console().print(tables(evaluation))
+        _say_verdict(verdict(evaluation, assumed, max_loss))
     if out is not None:
-        write_report(evaluation, out, html=html)
-        _say_page(out / "report.html", html=html)
+        write_report(evaluation, out, html=html, assumed=assumed, max_loss=max_loss)
+        if html:
+            say_page(out / "report.html")
     if data is not None:
         kept = " ".join(f"--labels {run}" for run in evaluation.trial.runs)
         WORDS.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}")
@@ -163,7 +181,7 @@ def tables(evaluation: Evaluation) -> Group:
     return Group(*parts)
 
 
-def _say_page(page: Path, *, html: bool) -> None:
-    if html:
-        WORDS.print(f"{page.resolve()}: {page.stat().st_size / 1e6:.1f} MB, readable without network")
-    sys.stdout.flush()
+def _say_verdict(said: Verdict) -> None:
+    """Last, where it is still on the screen."""
+    words = " ".join([said.label + ":", said.text, *([said.note] if said.note else [])])
+    wide_console().print(Text(one_harmless_line(words)), soft_wrap=True)

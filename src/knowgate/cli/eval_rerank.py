@@ -32,7 +32,7 @@ from knowgate.files import check_own, write_json, write_text
 from knowgate.labels import load_grader
 from knowgate.models import load_model
 from knowgate.preferences import PreferenceFolder
-from knowgate.report import render
+from knowgate.report import render, rerank_verdict, write_rerank_page
 from knowgate.rerank import BASE, is_aligned, load_reranker, read_manifest
 from knowgate.types import Reranker
 
@@ -51,7 +51,7 @@ def eval_rerank(
         typer.Option(
             parser=path,
             metavar="DIR",
-            help="Folder for rerank.md, rerank.json, predictions, scores and answers; the same command goes on there.",
+            help="Folder for report.html, rerank.md, rerank.json and what was scored; the same command goes on there.",
         ),
     ],
     base: Annotated[
@@ -103,11 +103,14 @@ def eval_rerank(
     sheets = rerank_sheets(found)
     write_json(out / "rerank.json", rerank_json(found))
     write_text(out / "rerank.md", markdown_tables(sheets))
+    write_rerank_page(found, out / "report.html")
     write_text(out / "predictions.jsonl", "".join(prediction_lines(found)))
     console = wide_console()
     for sheet in sheets:
         console.print(sheet.title, style="bold")
         console.print(render(sheet))
+    said = rerank_verdict(found)
+    console.print(" ".join([f"{said.label}:", said.headline, *said.sentences]), soft_wrap=True)
     WORDS.print(f"Written to {out}. 95 % bootstrap intervals over questions; differences are paired.")
 
 

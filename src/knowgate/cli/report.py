@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import WORDS, plain_console, print_json
+from knowgate.cli.console import plain_console, print_json, say_page
 from knowgate.cli.paths import path
 from knowgate.errors import BadInput
 from knowgate.evaluation import read_runs, run_report_json
@@ -20,7 +20,7 @@ def report(
         Path | None,
         typer.Option(parser=path, metavar="FILE", show_default="report.html", help="The page: one HTML file."),
     ] = None,
-    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page (needs the 'report' extra).")] = True,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
 ) -> None:
     """Show the knowledge boundary of one or more label runs, side by side."""
@@ -35,4 +35,4 @@ def report(
     if html:
         file = out or Path("report.html")
         write_page(found, file)
-        WORDS.print(f"{file.resolve()}: {file.stat().st_size / 1e6:.1f} MB, readable without network")
+        say_page(file)

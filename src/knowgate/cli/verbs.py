@@ -26,6 +26,7 @@ VERBS = {
     "fit": Verb("knowgate.cli.fit:app", "Fit a gate to your LLM from label runs; or a reranker.", FIT),
     "calibrate": Verb("knowgate.cli.calibrate:calibrate_command", "Choose a gate's threshold, with evidence.", FIT),
     "eval": Verb("knowgate.cli.eval:eval_", "Compare gates on the same questions.", PROVE),
+    "compare": Verb("knowgate.cli.compare:compare", "Hold two evaluations against each other; for CI too.", PROVE),
     "eval-rerank": Verb(
         "knowgate.cli.eval_rerank:eval_rerank",
         "Compare rankers on held-out preferences.",

@@ -17,14 +17,44 @@ if TYPE_CHECKING:
     from knowgate.evaluation.cascade import CASCADE_RATES, cascade_sheet
     from knowgate.evaluation.compare_gates import evaluate
     from knowgate.evaluation.comparison.evaluation import Evaluation, SliceTable, evaluation_json
+    from knowgate.evaluation.comparison.frontier import Frontier
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult, majority_share
     from knowgate.evaluation.comparison.overview import main_sheet
+    from knowgate.evaluation.comparison.recommend import (
+        FEWEST,
+        MAX_LOSS,
+        ROUNDS,
+        WORTH,
+        Recommendation,
+        recommend,
+        recommendation_json,
+    )
+    from knowgate.evaluation.comparison.spending import (
+        PER,
+        PRICE_SEARCH,
+        PRICE_TOKEN,
+        SEARCH_SECONDS,
+        Assumed,
+        Spending,
+        spend_always,
+        spend_gated,
+    )
+    from knowgate.evaluation.contrast.contrast import Change, Contrast, GateContrast, contrast_json, hold_against
+    from knowgate.evaluation.contrast.side import DECISIONS, SUMMARY, decisions_json, read_side
     from knowgate.evaluation.dhicl_tables import EXAMPLE_COUNTS, WORD_PAIRS, Variants, history_tables
     from knowgate.evaluation.ik_ablations import sweep_ik
     from knowgate.evaluation.latency import latency_sheet, time_gates
     from knowgate.evaluation.reranking.answers import Answering
-    from knowgate.evaluation.reranking.compare import HeldOut, compare_rerankers, held_out
+    from knowgate.evaluation.reranking.compare import (
+        HeldOut,
+        RerankComparison,
+        compare_rerankers,
+        held_out,
+        is_reranker,
+    )
+    from knowgate.evaluation.reranking.controls import PassageMeans, ShortestFirst
     from knowgate.evaluation.reranking.kept_scores import KeptScores
+    from knowgate.evaluation.reranking.rankers import BARE, ORACLE, RETRIEVER, Measured
     from knowgate.evaluation.reranking.tables import prediction_lines, rerank_json, rerank_sheets
     from knowgate.evaluation.second_look import second_sheet
     from knowgate.evaluation.self_assessment import (
@@ -42,29 +72,53 @@ else:
 __all__ = [
     "Answering",
     "Assessment",
+    "Assumed",
+    "BARE",
     "CASCADE_RATES",
+    "Change",
+    "Contrast",
+    "DECISIONS",
     "EXAMPLE_COUNTS",
     "Evaluation",
+    "FEWEST",
+    "Frontier",
+    "GateContrast",
     "GateResult",
     "HeldOut",
     "INDICATORS",
     "Interval",
     "KeptScores",
     "Log",
+    "MAX_LOSS",
+    "Measured",
     "NOT_GIVEN",
+    "ORACLE",
+    "PER",
+    "PRICE_SEARCH",
+    "PRICE_TOKEN",
+    "PassageMeans",
     "Point",
     "Prices",
     "RATES",
+    "RETRIEVER",
+    "ROUNDS",
+    "Recommendation",
+    "RerankComparison",
     "RowCounts",
     "RunReport",
+    "SEARCH_SECONDS",
+    "SUMMARY",
     "Saving",
+    "ShortestFirst",
     "Slice",
     "SliceTable",
+    "Spending",
     "ThresholdLine",
     "Traffic",
     "TrafficSaving",
     "Variants",
     "WORD_PAIRS",
+    "WORTH",
     "action_sheet",
     "assess_direct",
     "assess_freely",
@@ -74,10 +128,14 @@ __all__ = [
     "cascade_sheet",
     "change",
     "compare_rerankers",
+    "contrast_json",
+    "decisions_json",
     "evaluate",
     "evaluation_json",
     "held_out",
     "history_tables",
+    "hold_against",
+    "is_reranker",
     "latency_sheet",
     "main_sheet",
     "majority_share",
@@ -85,12 +143,17 @@ __all__ = [
     "read_log",
     "read_run",
     "read_runs",
+    "read_side",
+    "recommend",
+    "recommendation_json",
     "replay",
     "rerank_json",
     "rerank_sheets",
     "run_report_json",
     "second_sheet",
     "shown_bad",
+    "spend_always",
+    "spend_gated",
     "summarise",
     "sweep_betas",
     "sweep_ik",

@@ -15,6 +15,7 @@ from knowgate.evaluation.actions import actions_of
 from knowgate.evaluation.cascade import cascade_of
 from knowgate.evaluation.comparison.evaluation import Evaluation, compare
 from knowgate.evaluation.comparison.gate_results import baselines
+from knowgate.evaluation.comparison.promised import read_promises
 from knowgate.evaluation.live import AUTO, answer_now, ask_now
 from knowgate.evaluation.second_look import look_again, second_lines
 from knowgate.gates import GateScores, record_scores, score_gates, without_seen
@@ -106,6 +107,7 @@ def evaluate(
         if record:
             record_scores(trial, scores)
         compared = compare(trial, scores, resamples=resamples, seed=seed)
+        compared = replace(compared, promises=read_promises(trial, asked, plug_in=plug_in))
         choices = None if weighing is None else arbitrate(trial, weighing, plug_in=plug_in, watch=on_weighed)
         compared = _with_arbiter(compared, scores, choices, seed) if choices else compared
         if price_retrieval is not None:

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from knowgate.display import Sheet
 from knowgate.markup import escape
-from knowgate.report.charts import Figure
 
 
-def table(sheet: Sheet, how: Mapping[str, str] | None = None) -> str:
+def text(words: str) -> str:
+    """A text of unknown direction: right-to-left letters in it do not turn what stands around."""
+    return f'<bdi dir="auto">{escape(words)}</bdi>'
+
+
+def table(sheet: Sheet, how: Mapping[str, str] | None = None, kind: str = "") -> str:
     """A table that scrolls sideways by itself on a narrow screen. how: columns whose head links to its definition."""
-    head = "".join(f'<th scope="col">{_head(column, how or {})}</th>' for column in sheet.columns)
+    head = "".join(_head(column, how or {}) for column in sheet.columns)
     body = "\n".join(_line(row, len(sheet.columns)) for row in sheet.rows)
-    caption = f"<caption>{escape(sheet.title)}</caption>"
-    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+    return _scrolling(f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>", sheet.title, kind)
+
+
+def wide_table(sheet: Sheet, how: Mapping[str, str], chosen: Collection[str] = ()) -> str:
+    """Many columns beside a first one that stays; rows can be sorted and filtered, the chosen ones stand out."""
+    head = "".join(f'<th scope="col" title="{escape(how.get(one, one))}">{escape(one)}</th>' for one in sheet.columns)
+    body = "\n".join(_line(row, len(sheet.columns), is_chosen=row[0] in chosen) for row in sheet.rows)
+    return _scrolling(f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>", sheet.title, "sortable wide")
+
+
+def _scrolling(inside: str, title: str, kind: str) -> str:
+    """The keyboard reaches what scrolls."""
+    named = f' class="{kind}"' if kind else ""
+    place = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">'
+    return f"{place}<table{named}><caption>{escape(title)}</caption>{inside}</table></div>"
 
 
 def _head(column: str, how: Mapping[str, str]) -> str:
+    if not column:
+        return "<td></td>"
     if column not in how:
-        return escape(column)
-    return f'<a href="#{anchor(column)}" title="{escape(how[column])}">{escape(column)}</a>'
+        return f'<th scope="col">{escape(column)}</th>'
+    return f'<th scope="col"><a href="#{anchor(column)}" title="{escape(how[column])}">{escape(column)}</a></th>'
 
 
 def anchor(name: str) -> str:
@@ -34,41 +52,48 @@ def anchor(name: str) -> str:
 def definitions(title: str, how: Mapping[str, str]) -> str:
     """Names and what they mean, each a place that can be linked to."""
     rows = "".join(
-        f'<tr id="{anchor(name)}"><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>'
-        for name, text in how.items()
+        f'<tr id="{anchor(name)}"><th scope="row">{escape(name)}</th><td>{escape(words)}</td></tr>'
+        for name, words in how.items()
     )
     head = '<thead><tr><th scope="col">number</th><th scope="col">how it is computed</th></tr></thead>'
-    return f'<div class="scroll"><table><caption>{escape(title)}</caption>{head}<tbody>{rows}</tbody></table></div>'
+    return _scrolling(f"{head}<tbody>{rows}</tbody>", title, "text")
 
 
-def _line(row: Sequence[str], width: int) -> str:
+def _line(row: Sequence[str], width: int, *, is_chosen: bool = False) -> str:
     first, *rest = row
-    cells = [f'<th scope="row">{escape(first)}</th>', *(f"<td>{_unbroken(cell)}</td>" for cell in rest)]
+    name = f'<th scope="row">{text(first)}</th>' if first else "<td></td>"
+    cells = [name, *(f"<td>{escape(cell)}</td>" for cell in rest)]
     if len(row) < width:  # a remark
         cells[-1] = f'<td class="remark" colspan="{width - len(row) + 1}">{escape(row[-1])}</td>'
-    return f"<tr>{''.join(cells)}</tr>"
+    mark = ' class="chosen"' if is_chosen else ""
+    return f"<tr{mark}>{''.join(cells)}</tr>"
 
 
-def _unbroken(cell: str) -> str:
-    """A cell whose percent signs stay with their numbers."""
-    return escape(cell).replace(" %", "&nbsp;%")
+def figure(drawn: str, title: str) -> str:
+    """A picture under its title."""
+    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{drawn}</figure>'
 
 
-def chart(figure: Figure, title: str) -> str:
-    """A place for a chart with its data inside; `<` is written so that no text can end the script element."""
-    data = json.dumps(figure, allow_nan=False).replace("<", "\\u003c")
-    plot = f'<div class="plot" style="min-height:{figure["layout"]["height"]}px"></div>'
-    data_block = f'<script type="application/json">{data}</script>'
-    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{plot}{data_block}</figure>'
+def pair(figures: Sequence[str]) -> str:
+    """Pictures side by side where there is room."""
+    return f'<div class="pair">{"".join(figures)}</div>' if figures else ""
 
 
-def remark(text: str) -> str:
-    return f'<p class="remark">{escape(text)}</p>'
+def remark(words: str) -> str:
+    return f'<p class="remark">{escape(words)}</p>'
 
 
 def section(name: str, title: str, intro: str, parts: Sequence[str]) -> str:
     body = "\n".join(parts)
     return f'<section id="{name}"><h2>{escape(title)}</h2>\n<p class="intro">{escape(intro)}</p>\n{body}</section>'
+
+
+def folded(name: str, title: str, intro: str, parts: Sequence[str], hint: str = "") -> str:
+    """A section that opens on demand; hint: a few words on what is inside."""
+    shown = f"<span>{escape(hint)}</span>" if hint else ""
+    head = f"<summary><h2>{escape(title)}</h2>{shown}</summary>"
+    body = "\n".join(parts)
+    return f'<details class="fold" id="{name}">{head}\n<p class="intro">{escape(intro)}</p>\n{body}</details>'
 
 
 def script(code: str) -> tuple[str, str]:

@@ -15,25 +15,32 @@ PASSAGES = 10
 
 
 def extreme(row: LabelRow) -> str:
-    """A question with its answers; opens on a click, its passages on another."""
+    """A question that retrieval changed, with its answers."""
     rise, benefit = change(row)
     kind = "harmed" if (rise, benefit) < (0, 0) else "helped"
     mark = f'<span class="change {kind}">{rise:+.2f}</span>'
+    return question(row, mark, f"benefit {benefit:+d}")
+
+
+def question(row: LabelRow, mark: str, about: str) -> str:
+    """A question behind a mark, which is HTML; about: a few words on it. Runs without texts show its id."""
     sides = {"Closed book": row.closed, "Open book": row.open, "MASK": row.mask}
-    lines = [("Gold answers", _text(" / ".join(row.answers)) if row.answers else "<em>none</em>")]
-    lines += [("Choices", _text(" / ".join(row.choices)))] if row.choices else []
+    lines = [("Gold answers", _text(" / ".join(row.answers)) if row.answers else "<em>none on record</em>")]
+    lines += [("Choices", _text(" / ".join(row.choices)))] if any(row.choices) else []
     lines += [(name, _side(side)) for name, side in sides.items() if side is not None]
-    facts = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in lines)
-    about = f'<p class="id">{_text(row.id)} · benefit {benefit:+d}</p>'
-    summary = f"<summary>{mark} {_text(row.question)}</summary>"
-    return f'<details class="question">{summary}{about}<dl>{facts}</dl>{_passages(row.passages)}</details>'
+    facts = "".join(f"<dt>{name}</dt><dd>{told}</dd>" for name, told in lines)
+    head = f"<summary>{mark} {_text(row.question or row.id)}</summary>"
+    small = f'<p class="id">{_text(row.id)} · {escape(about)}</p>'
+    answers = f'<dl class="answers">{facts}</dl>'
+    return f'<details class="question">{head}{small}{answers}{_passages(row.passages)}</details>'
 
 
 def _side(side: GradedAnswer) -> str:
     verdict = {True: "right", False: "wrong", None: "not graded"}[side.correct]
     numbers = [f"mastery {number(side.mastery)}", f"certainty {number(side.certainty)}"]
-    known = [text for text in numbers if not text.endswith("–")]
-    return f'{_text(side.text)} <span class="verdict {verdict.split()[0]}">{", ".join([verdict, *known])}</span>'
+    known = [told for told in numbers if not told.endswith("–")]
+    answer = _text(side.text) if side.text else "<em>text not on record</em>"
+    return f'{answer} <span class="verdict-mark {verdict.split()[0]}">{", ".join([verdict, *known])}</span>'
 
 
 def _passages(passages: Sequence[Passage]) -> str:
@@ -44,5 +51,7 @@ def _passages(passages: Sequence[Passage]) -> str:
     return f"<details><summary>{len(passages)} passages</summary><ol>{items}</ol>{more}</details>"
 
 
-def _text(text: str) -> str:
-    return escape(text if len(text) <= LONGEST else text[:LONGEST] + " … (cut)")
+def _text(words: str) -> str:
+    """Of unknown direction: it does not turn what stands around it."""
+    cut = words if len(words) <= LONGEST else words[:LONGEST] + " … (cut)"
+    return f'<bdi dir="auto">{escape(cut)}</bdi>'

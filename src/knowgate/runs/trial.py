@@ -153,7 +153,10 @@ def load_trial(
         rows += kept
     if not rows:
         lost = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count) or "no row at all"
-        raise BadInput(f"there is no graded row in {', '.join(map(str, runs))}: {lost}.")
+        raise BadInput(
+            f"there is no graded row in {', '.join(map(str, runs))}: {lost}. Label questions that have gold answers; "
+            f"what is there is shown by: knowgate report {runs[0]}"
+        )
     return Trial(rows, keys, readings, _shared(settings), [str(run) for run in runs], _needs(runs, names), left_out)
 
 

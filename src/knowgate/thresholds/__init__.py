@@ -9,13 +9,14 @@ from knowgate.lazy import hand_on
 if TYPE_CHECKING:
     from knowgate.thresholds.calibrate_gate import calibrate
     from knowgate.thresholds.calibration import Calibration, Target, store, usable
-    from knowgate.thresholds.choice import NEVER, for_accuracy, for_loss
-    from knowgate.thresholds.evidence import sentence
+    from knowgate.thresholds.choice import NEVER, candidates, for_accuracy, for_loss
+    from knowgate.thresholds.evidence import CALIBRATED, sentence
     from knowgate.thresholds.outcomes import Outcomes, ThresholdResult, try_threshold
     from knowgate.thresholds.promises import Deployment, is_proven_alone, objections, promise
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "CALIBRATED",
     "Calibration",
     "Deployment",
     "NEVER",
@@ -23,6 +24,7 @@ __all__ = [
     "Target",
     "ThresholdResult",
     "calibrate",
+    "candidates",
     "for_accuracy",
     "for_loss",
     "is_proven_alone",

@@ -21,6 +21,7 @@ from knowgate.evaluation.comparison.gate_results import (
     slice_rows,
 )
 from knowgate.evaluation.comparison.overview import main_sheet, short_sheet, trade_off_svg
+from knowgate.evaluation.comparison.promised import Promised
 from knowgate.evaluation.second_look import SecondLine
 from knowgate.gates import GateScores
 from knowgate.markup import escape
@@ -50,6 +51,7 @@ class Evaluation:
     slices: list[SliceTable]
     resamples: int
     second: list[SecondLine] = field(default_factory=list)
+    promises: dict[str, Promised] = field(default_factory=dict)  # guarantees of the gates that have one
     cascade: Cascade | None = None
     actions: list[ActionLine] = field(default_factory=list)
 

@@ -69,6 +69,8 @@ class GateResult:
     right: Bools = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
     drawn: dict[str, Floats] = field(default_factory=dict, repr=False)  # value and resamples of each measure
     far: float | None = None  # share of questions far from those the gate was fitted on
+    drafts: bool = True  # whether a retrieved question pays for a draft as well
+    extra_tokens: float = 0.0  # generated per question beside the draft
 
 
 def measure_gates(trial: Trial, gates: Sequence[GateScores], draws: Draws) -> list[GateResult]:
@@ -94,8 +96,9 @@ def _result(trial: Trial, gate: GateScores, drawn: dict[str, Floats]) -> GateRes
     measures = {name: estimate(values) for name, values in drawn.items()}
     cost = _cost(trial, gate, retrieve)
     return GateResult(
-        gate.name, gate.threshold, measures, cost, at_rate, tuned, gate.note, curve, gate.needs, right, drawn, gate.far
-    )
+        gate.name, gate.threshold, measures, cost, at_rate, tuned, gate.note, curve, gate.needs, right, drawn, gate.far,
+        gate.drafts, gate.extra_tokens,
+    )  # fmt: skip
 
 
 def _ranking(trial: Trial, gate: GateScores) -> Measure:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from knowgate.evaluation.reranking.answers import Answering
 from knowgate.evaluation.reranking.controls import PassageMeans, ShortestFirst
 from knowgate.evaluation.reranking.rankers import (
+    BARE,
     ORACLE,
+    RETRIEVER,
     SHOWN,
     Measured,
     Ranker,
@@ -43,6 +45,12 @@ class RerankComparison:
     rankings: dict[str, Ranking]
     answers: dict[tuple[str, str], Measured]
     seen: dict[str, float] = field(default_factory=dict)
+
+
+def is_reranker(name: str) -> bool:
+    """Neither a control, nor an order that needs no reranker."""
+    others = (RETRIEVER, ORACLE, BARE, ShortestFirst.name, PassageMeans.name)
+    return name not in others and not name.startswith(f"{ORACLE},")
 
 
 def held_out(folders: Iterable[PreferenceFolder], split: str, limit: int | None = None) -> list[HeldOut]:

@@ -1,136 +1,116 @@
-"""The report's charts as plotly figures in plain data: no plotly is needed to make them."""
+"""The pictures of the boundary report."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
-from knowgate.display import percent
-from knowgate.evaluation import Interval, RunReport, Saving
+from knowgate.display import Axis, fitting_axis, percent
+from knowgate.display import Point as Place
+from knowgate.evaluation import Interval, RunReport
+from knowgate.report.bars import Bar, Group, bar_chart, key
 from knowgate.report.boundary.sheets import SIDE_NAMES as PANEL_NAMES
 from knowgate.report.boundary.sheets import interval_name, panel
-from knowgate.report.charts import FONT, RUNS, Figure, axis, figure, plain_legend
+from knowgate.report.field import Field
+from knowgate.report.lines import Line, line_plot, look
 from knowgate.statistics import Share
 
-# Okabe and Ito's colours: told apart with every kind of colour vision
-SIDES = {"closed": "#7B8794", "open": "#0072B2", "mask": "#E69F00"}
-SIDE_NAMES = {"closed": "closed book", "open": "open book", "mask": "MASK"}
-EFFECTS = {"beneficial": "#0072B2", "neutral": "#C9CED3", "harmful": "#D55E00"}
+WIDE, HIGH = 560, 360  # of a small picture
+SIDES = {"closed": ("closed book", "kgrey"), "open": ("open book", "k0"), "mask": ("MASK", "k4")}
+EFFECTS = {"beneficial": "k0", "neutral": "kgrey", "harmful": "k1"}
+KNOWLEDGE = {
+    "known": ("knows it, and passages do no harm", "k2"),
+    "harmed": ("knows it, but passages spoil the answer", "k1"),
+    "helped": ("does not know it, passages help", "k0"),
+    "hopeless": ("does not know it, passages do not help", "kgrey"),
+}
 
 
-def accuracy(runs: Sequence[RunReport]) -> Figure:
+def knowledge(runs: Sequence[RunReport]) -> str:
+    """Each run's questions in four parts: known or not, helped by passages or not. The one picture of the report."""
+    groups = [Group(run.name, [_part_bar(name, share) for name, share in four_parts(run).items()]) for run in runs]
+    about = "; ".join(f"{group.name}: {', '.join(bar.says for bar in group.bars)}" for group in groups)
+    field = Field(Axis(""), Axis("share of questions"))
+    drawn = bar_chart(field, groups, "What the LLM knows", about, is_stacked=True)
+    return drawn + key(list(KNOWLEDGE.values()))
+
+
+def four_parts(run: RunReport) -> dict[str, float]:
+    """Shares of the questions; without open-book answers only known and not known."""
+    found, benefit = run.boundary.accuracy, run.boundary.benefit
+    n = benefit.helps + benefit.neutral + benefit.hurts
+    if not n:
+        known = found.closed.value
+        return {} if known is None else {"known": known, "hopeless": 1 - known}
+    both = max(0, found.open.hits - benefit.helps)  # right with and without passages
+    counts = {"known": both, "harmed": benefit.hurts, "helped": benefit.helps, "hopeless": benefit.neutral - both}
+    return {name: max(0, count) / n for name, count in counts.items()}
+
+
+def _part_bar(name: str, share: float) -> Bar:
+    words, style = KNOWLEDGE[name]
+    return Bar(share, style, f"{words}: {percent(share)}", label=percent(share))
+
+
+def accuracy(runs: Sequence[RunReport]) -> str:
     """Bars per run with intervals (the paper's Figure 1)."""
-    traces = []
-    for side in SIDES:
-        shares: list[Share] = [getattr(run.boundary.accuracy, side) for run in runs]
-        if any(share.n for share in shares):
-            traces.append(_bars(SIDE_NAMES[side], SIDES[side], runs, shares))
-    return figure(traces, barmode="group", yaxis=axis("accuracy", percent_range=True), legend=plain_legend())
+    used = [side for side in SIDES if any(getattr(run.boundary.accuracy, side).n for run in runs)]
+    groups = [
+        Group(run.name, [_bar(*SIDES[side], getattr(run.boundary.accuracy, side)) for side in used]) for run in runs
+    ]
+    return _grouped(groups, "Accuracy", "accuracy") + key([SIDES[side] for side in used])
 
 
-def copying(runs: Sequence[RunReport]) -> Figure | None:
-    """MASK among answers with certainty 1, per run (the paper's Figure 2); None when no run has any."""
+def copying(runs: Sequence[RunReport]) -> str:
+    """MASK among answers with certainty 1, per run (the paper's Figure 2); nothing when no run has any."""
     masked = [run for run in runs if run.boundary.copying and run.boundary.copying.is_mask.n]
-    if not masked:
-        return None
-    traces = [
-        _bars(name, colour, masked, [getattr(run.boundary.copying, part) for run in masked])
-        for part, name, colour in (
-            ("is_mask", "answer is MASK", SIDES["mask"]),
-            ("says_mask", "answer holds MASK", "#F5D491"),
-        )
+    kinds = {"is_mask": ("answer is MASK", "k4"), "says_mask": ("answer holds MASK", "k1")}
+    groups = [
+        Group(run.name, [_bar(*kinds[part], getattr(run.boundary.copying, part)) for part in kinds]) for run in masked
     ]
-    return figure(traces, barmode="group", yaxis=axis("share of answers", percent_range=True), legend=plain_legend())
+    return _grouped(groups, "Copy rate", "share of answers") + key(list(kinds.values())) if groups else ""
 
 
-def effects(run: RunReport, indicator: str, side: str = "closed") -> Figure:
+def _grouped(groups: Sequence[Group], title: str, axis: str) -> str:
+    about = "; ".join(f"{group.name}, {bar.says}" for group in groups for bar in group.bars)
+    return bar_chart(Field(Axis(""), Axis(axis)), groups, title, about)
+
+
+def _bar(name: str, style: str, share: Share) -> Bar:
+    says = f"{name}: {percent(share.value)}, n = {share.n}"
+    return Bar(share.value, style, says, share.low, share.high, percent(share.value) if share.n else "")
+
+
+def effects(run: RunReport, indicator: str, side: str = "closed") -> str:
     """Stacked shares per interval (a panel of the paper's Figure 3)."""
-    intervals = panel(run, indicator, side)
-    labels = [f"{interval_name(item)}<br>{f'n = {item.n}' if item.n else 'empty'}" for item in intervals]
-    traces = [
-        {
-            "type": "bar",
-            "name": effect,
-            "x": labels,
-            "y": [_part(item, effect) for item in intervals],
-            "customdata": [getattr(item, effect) for item in intervals],
-            "marker": {"color": colour},
-            "hovertemplate": "%{fullData.name}: %{y:.1%} (%{customdata})<extra></extra>",
-        }
-        for effect, colour in EFFECTS.items()
+    groups = [
+        Group(interval_name(item), [_effect(item, name) for name in EFFECTS], f"n = {item.n}" if item.n else "empty")
+        for item in panel(run, indicator, side)
     ]
-    xaxis = {**axis(f"{PANEL_NAMES[side]} {indicator}"), "type": "category"}
-    yaxis = axis("share of questions", percent_range=True)
-    return figure(traces, barmode="stack", bargap=0.15, xaxis=xaxis, yaxis=yaxis, legend=plain_legend())
+    field = Field(Axis(f"{PANEL_NAMES[side]} {indicator}"), Axis("share of questions"), width=WIDE, height=HIGH)
+    about = "; ".join(f"{group.name}, {bar.says}" for group in groups for bar in group.bars)
+    title = f"Effect of retrieval by {PANEL_NAMES[side]} {indicator}"
+    return bar_chart(field, groups, title, about, is_stacked=True) + key(list(EFFECTS.items()))
 
 
-def _part(item: Interval, effect: str) -> float | None:
-    return round(getattr(item, effect) / item.n, 4) if item.n else None
+def _effect(item: Interval, name: str) -> Bar:
+    count = int(getattr(item, name))
+    return Bar(count / item.n if item.n else None, EFFECTS[name], f"{name}: {count}")
 
 
-def savings(runs: Sequence[RunReport], indicator: str) -> Figure | None:
-    """Accuracy kept against retrieval saved, a line per run and its matched random; None when no run has both."""
-    traces: list[Figure] = []
-    for number, run in enumerate(runs):
-        saving = run.boundary.savings[indicator]
-        if saving is not None:
-            traces += [_curve(run, saving, number, indicator), _random(saving, number, is_first=not traces)]
-    if not traces:
-        return None
-    xaxis = {**axis("retrieval saved"), "tickformat": ".0%", "range": [-0.02, 1.02]}
-    yaxis = {**axis("accuracy"), "tickformat": ".0%"}
-    return figure(traces, height=400, xaxis=xaxis, yaxis=yaxis, legend=plain_legend())
-
-
-def _curve(run: RunReport, saving: Saving, number: int, indicator: str) -> Figure:
-    colour = RUNS[number % len(RUNS)]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": html.escape(run.name),
-        "x": [round(point.saved, 4) for point in saving.points],
-        "y": [round(point.accuracy, 4) for point in saving.points],
-        "text": [_threshold(point.threshold, indicator) for point in saving.points],
-        "line": {"color": colour, "width": 2},
-        "marker": {"color": colour, "size": 5},
-        "hovertemplate": "%{text}<br>saved %{x:.1%}, accuracy %{y:.1%}<extra>%{fullData.name}</extra>",
-    }
-
-
-def _random(saving: Saving, number: int, *, is_first: bool) -> Figure:
-    """Skipping at random: a straight line from always to never. One entry in the legend speaks for all."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "matched random",
-        "showlegend": is_first,
-        "legendrank": 2000,  # after the runs, which have 1000
-        "x": [0, 1],
-        "y": [round(saving.always, 4), round(saving.never, 4)],
-        "line": {"color": RUNS[number % len(RUNS)], "width": 1.5, "dash": "dot"},
-        "hoverinfo": "skip",
-    }
-
-
-def _threshold(value: float | None, indicator: str) -> str:
-    return "always retrieve" if value is None else f"skip if {indicator} ≥ {value:.3g}"
-
-
-def _bars(name: str, colour: str, runs: Sequence[RunReport], shares: Sequence[Share]) -> Figure:
-    upper = [0 if s.high is None or s.value is None else round(s.high - s.value, 4) for s in shares]
-    lower = [0 if s.low is None or s.value is None else round(s.value - s.low, 4) for s in shares]
-    return {
-        "type": "bar",
-        "name": name,
-        "x": [html.escape(run.name) for run in runs],
-        "y": [None if share.value is None else round(share.value, 4) for share in shares],
-        "text": [percent(share.value) if share.n else "" for share in shares],
-        "textposition": "inside",
-        "insidetextanchor": "start",
-        "insidetextfont": {"color": "#ffffff" if colour in (SIDES["closed"], SIDES["open"]) else FONT["color"]},
-        "textangle": 0,
-        "customdata": [share.n for share in shares],
-        "marker": {"color": colour},
-        "error_y": {"type": "data", "array": upper, "arrayminus": lower, "color": "#52606d", "thickness": 1.2},
-        "hovertemplate": "%{fullData.name}: %{y:.1%}, n = %{customdata}<extra></extra>",
-    }
+def savings(runs: Sequence[RunReport], indicator: str) -> str:
+    """Accuracy kept against retrieval saved, a line per run and its matched random; nothing when no run has both."""
+    found = [(run, saving) for run in runs if (saving := run.boundary.savings[indicator]) is not None]
+    if not found:
+        return ""
+    lines: list[Line] = []
+    for number, (run, saving) in enumerate(found):
+        lines.append(Line(run.name, [Place(point.saved, point.accuracy) for point in saving.points], look(number)))
+        ends = [Place(0, saving.always), Place(1, saving.never)]
+        lines.append(Line(f"{run.name}, at random", ends, f"k{number % 7} d2"))
+    heights = [point.y for line in lines for point in line.points]
+    field = Field(Axis("searches saved"), fitting_axis("accuracy", heights), width=WIDE, height=HIGH)
+    about = "; ".join(
+        f"{run.name}: {percent(saving.always)} right with every search, {percent(saving.never)} with none"
+        for run, saving in found
+    )
+    return line_plot(field, lines, f"Skipping by {indicator}", about)

@@ -1,7 +1,4 @@
-"""The boundary report as one HTML file, readable without network, on paper and on a phone.
-
-plotly's JavaScript stands in the page once. The page's policy lets no other script run and nothing be fetched.
-"""
+"""The boundary report as one HTML file: what the LLM knows in a sentence and a picture, then the detail, folded."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from knowgate.evaluation import INDICATORS, RunReport
 from knowgate.files import write_text
 from knowgate.markup import escape
 from knowgate.report import markup
-from knowgate.report.boundary import charts as figures
-from knowgate.report.boundary import sheets
+from knowgate.report.boundary import charts, sheets
+from knowgate.report.boundary.verdict import boundary_words
 from knowgate.report.page import whole_page
 from knowgate.report.question import extreme
 
@@ -24,20 +21,29 @@ def write_page(runs: Sequence[RunReport], out: Path) -> None:
 
 
 def page(runs: Sequence[RunReport]) -> str:
-    return whole_page("Knowledge boundary", ", ".join(run.name for run in runs), sections(runs))
+    return whole_page("What your LLM knows", ", ".join(run.name for run in runs), sections(runs))
 
 
 def sections(runs: Sequence[RunReport]) -> list[str]:
     return [
-        markup.section("runs", "Runs", "What was asked of which model, and how it was graded.", [_about(runs)]),
+        _known(runs),
         _accuracy(runs),
-        _effects(runs),
         _savings(runs),
+        *(_extremes(runs, name) for name in ("harmed", "helped")),
+        _effects(runs),
         _copying(runs),
         _slices(runs),
         _agreement(runs),
-        *(_extremes(runs, name) for name in ("harmed", "helped")),
+        markup.folded("runs", "Runs", "What was asked of which model, and how it was graded.", [_about(runs)]),
     ]
+
+
+def _known(runs: Sequence[RunReport]) -> str:
+    said = [boundary_words(run) for run in runs]
+    heads = "".join(f"<h2>{markup.text(first)}</h2><p>{escape(' '.join(rest))}</p>" for first, *rest in said)
+    drawn = charts.knowledge(runs) if any(charts.four_parts(run) for run in runs) else ""
+    picture = markup.figure(drawn, "What the LLM knows, and what passages do") if drawn else ""
+    return f'<section class="verdict unknown" id="known">{heads}{picture}</section>'
 
 
 def _about(runs: Sequence[RunReport]) -> str:
@@ -50,7 +56,7 @@ def _accuracy(runs: Sequence[RunReport]) -> str:
         "gold answers in the passages replaced. Lines are 95 % Wilson intervals. Below: how often retrieval turned a "
         "wrong answer right (+1) or a right one wrong (-1)."
     )
-    parts = [markup.chart(figures.accuracy(runs), "Accuracy"), markup.table(sheets.accuracy(runs))]
+    parts = [markup.figure(charts.accuracy(runs), "Accuracy"), markup.table(sheets.accuracy(runs))]
     return markup.section("accuracy", "Accuracy", intro, parts)
 
 
@@ -65,7 +71,7 @@ def _effects(runs: Sequence[RunReport]) -> str:
     parts = [_effect_charts(run, sides) for run in runs]
     parts += [markup.table(sheets.effects(runs, indicator, side)) for side in sides for indicator in INDICATORS]
     parts.append(markup.table(sheets.correlation(runs)))
-    return markup.section("effects", "Who is helped, who is harmed", intro, parts)
+    return markup.folded("effects", "Who is helped, who is harmed", intro, parts)
 
 
 def _effect_charts(run: RunReport, sides: Sequence[str]) -> str:
@@ -76,8 +82,7 @@ def _effect_charts(run: RunReport, sides: Sequence[str]) -> str:
 
 def _effect_pair(run: RunReport, side: str) -> str:
     title = f"{run.name}: effect by {sheets.SIDE_NAMES[side]}"
-    charts = (markup.chart(figures.effects(run, name, side), f"{title} {name}") for name in INDICATORS)
-    return f'<div class="pair">{"".join(charts)}</div>'
+    return markup.pair([markup.figure(charts.effects(run, name, side), f"{title} {name}") for name in INDICATORS])
 
 
 def _savings(runs: Sequence[RunReport]) -> str:
@@ -88,11 +93,8 @@ def _savings(runs: Sequence[RunReport]) -> str:
         "what a perfect predictor of mastery would reach; certainty can be had without them. "
         "Differences are in percentage points."
     )
-    charts = []
-    for name in INDICATORS:
-        figure = figures.savings(runs, name)
-        charts.append(markup.chart(figure, f"Skipping by {name}") if figure else "")
-    drawn = f'<div class="pair">{"".join(charts)}</div>' if any(charts) else ""
+    pictures = {name: charts.savings(runs, name) for name in INDICATORS}
+    drawn = markup.pair([markup.figure(one, f"Skipping by {name}") for name, one in pictures.items() if one])
     without = [markup.remark(f"{run.name}: {sheets.NO_OPEN}.") for run in runs if not run.boundary.counts.with_open]
     parts = [drawn, *without, *(markup.table(sheets.savings(runs, name)) for name in INDICATORS)]
     return markup.section("savings", "Retrieval saved, accuracy kept", intro, parts)
@@ -103,9 +105,9 @@ def _copying(runs: Sequence[RunReport]) -> str:
         "Does the model copy from the passages or reason with them? Among questions whose open-book samples all agree "
         "(certainty 1): how often the answer is the word MASK once the gold answers are masked."
     )
-    figure = figures.copying(runs)
-    parts = [markup.chart(figure, "Copy rate")] if figure else []
-    return markup.section("copying", "Copy rate", intro, [*parts, markup.table(sheets.copying(runs))])
+    drawn = charts.copying(runs)
+    parts = [markup.figure(drawn, "Copy rate")] if drawn else []
+    return markup.folded("copying", "Copy rate", intro, [*parts, markup.table(sheets.copying(runs))])
 
 
 def _slices(runs: Sequence[RunReport]) -> str:
@@ -115,7 +117,7 @@ def _slices(runs: Sequence[RunReport]) -> str:
     )
     parts = [markup.table(sheet) for sheet in sheets.slices(runs)]
     nothing = [markup.remark("Nothing in these runs splits them: one data set, one language, one form.")]
-    return markup.section("slices", "Slices", intro, parts or nothing)
+    return markup.folded("slices", "Slices", intro, parts or nothing)
 
 
 def _agreement(runs: Sequence[RunReport]) -> str:
@@ -123,7 +125,7 @@ def _agreement(runs: Sequence[RunReport]) -> str:
         "The greedy answers graded anew by the string rules, against each other and against the judge's verdicts if "
         "the run has any. Kappa: agreement beyond chance."
     )
-    return markup.section("agreement", "Agreement of graders", intro, [markup.table(sheets.agreements(runs))])
+    return markup.folded("agreement", "Agreement of graders", intro, [markup.table(sheets.agreements(runs))])
 
 
 def _extremes(runs: Sequence[RunReport], name: str) -> str:

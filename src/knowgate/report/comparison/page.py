@@ -1,40 +1,212 @@
-"""The evaluation as one HTML file: tables, curves, reliability, histograms, slices, and the worst mistakes."""
+"""The evaluation as one HTML file: what to do first, one picture, then the evidence, the rest folded away."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
-from knowgate.display import Sheet
-from knowgate.evaluation import Evaluation, GateResult, second_sheet
+from knowgate.display import NOTHING, Sheet, percent, points_with_interval
+from knowgate.evaluation import (
+    MAX_LOSS,
+    PER,
+    Assumed,
+    Evaluation,
+    GateResult,
+    action_sheet,
+    cascade_sheet,
+    second_sheet,
+)
 from knowgate.files import write_text
+from knowgate.markup import escape
 from knowgate.report import markup
-from knowgate.report.comparison import charts as eval_figures
-from knowgate.report.comparison import sheets as eval_sheets
+from knowgate.report.comparison import charts, sheets
+from knowgate.report.comparison.examples import example_parts
+from knowgate.report.comparison.how import CHOOSING
+from knowgate.report.comparison.policy import Policy, policy_of, ranked_gates, slices_of
+from knowgate.report.comparison.verdict import Verdict, money_words, verdict
 from knowgate.report.page import whole_page
-from knowgate.report.question import extreme
+from knowgate.statistics import estimate_mean
 
-CHARTED = 8  # gates with reliability and histogram of their own: the best by AUROC
-MISTAKES = 10
-
-
-def write_eval_page(evaluation: Evaluation, out: Path) -> None:
-    about = f"{evaluation.trial.settings['model']}, {len(evaluation.trial.rows)} questions"
-    write_text(out, whole_page("Gates compared", about, list(sections(evaluation))))
+CHARTED = 4  # gates with pictures of calibration and needs of their own
+CURVES = 5  # ROC curves in one picture
+FEWEST = 10  # questions of a part that is shown
 
 
-def sections(evaluation: Evaluation) -> Iterator[str]:
-    yield _about(evaluation)
+def write_eval_page(
+    evaluation: Evaluation, out: Path, *, assumed: Assumed | None = None, max_loss: float = MAX_LOSS
+) -> None:
+    """assumed: prices, for what is saved. max_loss: share of the answers that fewer searches may cost."""
+    n = len(evaluation.trial.rows)
+    about = f"{evaluation.trial.settings['model']}, {n:,} question{'s' if n != 1 else ''}"
+    parts = list(sections(evaluation, assumed or Assumed(), max_loss))
+    write_text(out, whole_page("Which gate to use", about, parts))
+
+
+def sections(evaluation: Evaluation, assumed: Assumed, max_loss: float = MAX_LOSS) -> Iterator[str]:
+    said = verdict(evaluation, assumed, max_loss)
+    policy = policy_of(evaluation, said.advice)
+    yield _verdict(said)
     if evaluation.trial.open_right is not None:
-        yield _answers(evaluation)
-    yield _ranking(evaluation)
+        yield _picture(evaluation, policy)
+    if policy is not None:
+        yield _spending(said, policy, assumed) if said.advice.gate else ""
+        yield _where(evaluation, policy)
+        yield _examples(evaluation, policy)
+    yield _arbiter(evaluation)
+    yield from _folded(evaluation, policy)
+
+
+def _verdict(said: Verdict) -> str:
+    tiles = "".join(f"<div><dt>{escape(tile.about)}</dt><dd>{escape(tile.value)}</dd></div>" for tile in said.tiles)
+    parts = [
+        f'<p class="light">{escape(said.label)}</p>',
+        f"<h2>{escape(said.headline)}</h2>",
+        f'<dl class="tiles">{tiles}</dl>' if tiles else "",
+        f"<p>{escape(' '.join(said.sentences))}</p>",
+        f'<p class="note">{escape(said.note)} <a href="#choosing">How it is chosen</a></p>' if said.note else "",
+    ]
+    return f'<section class="verdict {said.advice.light}" id="verdict">{"".join(parts)}</section>'
+
+
+def _picture(evaluation: Evaluation, policy: Policy | None) -> str:
+    intro = (
+        "Each line retrieves for the questions of highest need first: to the left fewer searches, upwards more right "
+        "answers. A gate is worth something where it lies above the straight line, which retrieves at random."
+    )
+    if policy is not None:
+        kind = "recommended" if policy.is_recommended else "best found, not recommended"
+        intro += f" The dot is {policy.name} ({kind}), with its 95 % interval."
+    drawn = markup.figure(charts.trade_off(evaluation, policy), "Accuracy against searches")
+    return markup.section("picture", "What skipping searches does to the answers", intro, [drawn])
+
+
+def _spending(said: Verdict, policy: Policy, assumed: Assumed) -> str:
+    intro = (
+        f"Of {policy.name}. Searches and generated tokens are counted in the rows; a search is taken to cost "
+        f"{assumed.price_search:g} and {assumed.search_seconds:g} s, a million tokens {1e6 * assumed.price_token:g}"
+        f"{' (US dollars)' if assumed == Assumed() else ''}: set --price-search, --price-token and --search-seconds "
+        "to yours."
+    )
+    remarks = []
+    if said.always.read is None:
+        remarks.append(markup.remark("The rows hold no passages, so the tokens that reading them takes are left out."))
+    if said.gated.decision is None:
+        remarks.append(markup.remark("The gate was not timed here; seconds are those of searching alone."))
+    return markup.section("money", "Money and latency", intro, [markup.table(_spent(said, assumed)), *remarks])
+
+
+def _spent(said: Verdict, assumed: Assumed) -> Sheet:
+    always, gated = said.always, said.gated
+    money = [PER * spent.money(assumed) for spent in (always, gated)]
+    rows = (
+        _row("searches", PER * always.searches, PER * gated.searches),
+        _row("tokens of passages, estimated", _times(always.read), _times(gated.read)),
+        _row("tokens generated, drafts included", PER * always.written, PER * gated.written),
+        ("money", *(money_words(amount, assumed) for amount in (*money, money[0] - money[1]))),
+        _row(
+            "seconds a question, searching and deciding", always.seconds(assumed), gated.seconds(assumed), show="{:.3f}"
+        ),
+    )
+    return Sheet(f"On {PER:,} questions", ("", "always retrieve", "with the gate", "saved"), rows)
+
+
+def _row(name: str, always: float | None, gated: float | None, *, show: str = "{:,.0f}") -> tuple[str, ...]:
+    if always is None or gated is None:
+        return (name, NOTHING, NOTHING, NOTHING)
+    return (name, *(show.format(value) for value in (always, gated, always - gated)))
+
+
+def _times(tokens: float | None) -> float | None:
+    return None if tokens is None else PER * tokens
+
+
+def _where(evaluation: Evaluation, policy: Policy) -> str:
+    found = slices_of(evaluation, policy, FEWEST)
+    intro = (
+        f"Of {policy.name}: what its skips change in each part of all questions, those it was chosen on included. Left "
+        "of the line answers are lost."
+    )
+    if not found:
+        return markup.section(
+            "where", "Where it helps and hurts", intro, [markup.remark("All questions are of one kind.")]
+        )
+    rows = tuple(
+        (part.name, str(part.n), percent(part.skipped), percent(part.always),
+         points_with_interval(estimate_mean(part.changes, evaluation.resamples)))
+        for part in found
+    )  # fmt: skip
+    columns = ("part", "n", "searches skipped", "accuracy, always", "change in points")
+    drawn = markup.figure(charts.slice_effects(found, evaluation.resamples), "Change against always retrieving")
+    parts = [drawn, markup.table(Sheet("By part", columns, rows))]
+    return markup.section("where", "Where it helps and hurts", intro, parts)
+
+
+def _arbiter(evaluation: Evaluation) -> str:
+    if evaluation.cascade is None:
+        return ""
+    intro = (
+        "After retrieval an arbiter chooses between the answer with passages and the one from memory: each gate, at "
+        "its own threshold, with the arbiter behind it. The row 'always' is the arbiter alone."
+    )
+    table = _table(cascade_sheet(evaluation.cascade))
+    return markup.section("arbiter", "With an arbiter behind the gate", intro, [table])
+
+
+def _examples(evaluation: Evaluation, policy: Policy) -> str:
+    intro = f"Of {policy.name}, those it was surest of; the number is the need. They open on a click."
+    if not any(row.question for row in evaluation.trial.rows):
+        intro += " This run holds no question texts, so ids stand for them."
+    return markup.section("examples", "Decisions to look at", intro, list(example_parts(evaluation, policy)))
+
+
+# --- folded away ----------------------------------------------------------------------------------
+
+
+def _folded(evaluation: Evaluation, policy: Policy | None) -> Iterator[str]:
+    chosen = [policy.gate.gate] if policy else []
+    every = markup.wide_table(sheets.every(evaluation), sheets.HOW, chosen)
+    hint = f"{len(evaluation.gates)} rows, each gate at its own threshold"
+    yield markup.folded("gates", "All gates, all numbers", "Heads sort; 95 % intervals in brackets.", [every], hint)
+    yield _ranking(evaluation, policy)
     if evaluation.trial.open_right is not None:
         yield _comparisons(evaluation)
         yield _slices(evaluation)
-        yield _mistakes(evaluation)
+    yield _about(evaluation)
     yield _how()
+
+
+def _ranking(evaluation: Evaluation, policy: Policy | None) -> str:
+    intro = "How well need tells what the LLM does not know, whatever the threshold; and whether it is a probability."
+    gates = _tellers(evaluation, policy)
+    drawn = [markup.figure(charts.roc(evaluation, gates[:CURVES]), "ROC curves, with AUROC")] if gates else []
+    for gate in gates[:CHARTED]:
+        drawn.append(markup.figure(charts.reliability(evaluation, gate), f"Calibration: {gate.gate}"))
+        drawn.append(markup.figure(charts.histogram(evaluation, gate), f"Needs: {gate.gate}"))
+    hint = f"{min(CHARTED, len(gates))} gates, the best by AUROC among them"
+    return markup.folded("ranking", "Calibration and ROC", intro, [markup.pair(drawn)], hint)
+
+
+def _tellers(evaluation: Evaluation, policy: Policy | None) -> list[GateResult]:
+    """The gate that is looked at closely, then those that best tell what the LLM does not know."""
+    first = [policy.gate] if policy else []
+    ranked = sorted(ranked_gates(evaluation), key=lambda gate: -(gate.measures["auroc"].value or 0.0))
+    return first + [gate for gate in ranked if gate not in first]
+
+
+def _comparisons(evaluation: Evaluation) -> str:
+    intro = "Each gate against always retrieving, and the most accurate gate against the others, on the same questions."
+    parts = [_table(sheets.comparisons(evaluation)), _table(sheets.frontier(evaluation))]
+    parts += [_table(second_sheet(evaluation.second))] if evaluation.second else []
+    parts += [_table(action_sheet(evaluation.actions))] if evaluation.actions else []
+    return markup.folded("compared", "Tests and thresholds", intro, parts, "differences with p-values, rates, areas")
+
+
+def _slices(evaluation: Evaluation) -> str:
+    parts = [_table(sheet) for sheet in sheets.slices(evaluation)]
+    if not parts:
+        return ""
+    intro = "Accuracy @ retrieval rate, and in brackets the gain over matched random in points."
+    return markup.folded("slices", "All gates by part", intro, parts)
 
 
 def _about(evaluation: Evaluation) -> str:
@@ -50,74 +222,19 @@ def _about(evaluation: Evaluation) -> str:
         ("intervals", f"95 %, {evaluation.resamples} bootstrap resamples"),
     )
     intro = "Every gate decides on the same recorded questions; nothing was answered again for this page."
-    return markup.section("about", "What was measured", intro, [markup.table(Sheet("Trial", ("", "value"), rows))])
-
-
-def _answers(evaluation: Evaluation) -> str:
-    intro = (
-        "Each curve retrieves for the questions of highest need first; the dot is the gate's own threshold with its "
-        "95 % interval. A gate is worth something where it lies above the dotted line of retrieving at random."
+    return markup.folded(
+        "about", "What was measured", intro, [markup.table(Sheet("Trial", ("", "value"), rows), kind="text")]
     )
-    parts = [
-        _table(eval_sheets.main(evaluation)),
-        markup.chart(eval_figures.trade_off(evaluation), "Accuracy against retrieval rate"),
-        _table(eval_sheets.frontier(evaluation)),
-        _table(eval_sheets.judged(evaluation)),
-        _table(eval_sheets.costs(evaluation)),
-        *([_table(second_sheet(evaluation.second))] if evaluation.second else []),
-    ]
-    return markup.section("answers", "Answers", intro, parts)
-
-
-def _ranking(evaluation: Evaluation) -> str:
-    intro = "How well need tells what the LLM does not know, whatever the threshold; and whether it is calibrated."
-    parts = [_table(eval_sheets.ranking(evaluation))]
-    for gate in _charted(evaluation):
-        parts.append(markup.chart(eval_figures.reliability(evaluation, gate), f"Reliability: {gate.gate}"))
-        parts.append(markup.chart(eval_figures.histogram(evaluation, gate), f"Needs: {gate.gate}"))
-    return markup.section("ranking", "Ranking and calibration", intro, parts)
-
-
-def _charted(evaluation: Evaluation) -> list[GateResult]:
-    ranked = [gate for gate in evaluation.gates if "auroc" in gate.measures]
-    return sorted(ranked, key=lambda gate: -(gate.measures["auroc"].value or 0.0))[:CHARTED]
-
-
-def _comparisons(evaluation: Evaluation) -> str:
-    intro = "Each gate against always retrieving, and the most accurate gate against the others, on the same questions."
-    return markup.section("compared", "Comparisons", intro, [_table(eval_sheets.comparisons(evaluation))])
-
-
-def _slices(evaluation: Evaluation) -> str:
-    parts = [_table(sheet) for sheet in eval_sheets.slices(evaluation)]
-    intro = "Accuracy @ retrieval rate, and in brackets the gain over matched random in points."
-    return markup.section("slices", "Slices", intro, parts or [markup.remark("The questions are all of one kind.")])
-
-
-def _mistakes(evaluation: Evaluation) -> str:
-    """Of the best gate: the harmful skips it was surest of, the useless retrievals likewise."""
-    ranked = _charted(evaluation)
-    if not ranked or evaluation.trial.open_right is None:
-        return ""
-    gate, trial = ranked[0], evaluation.trial
-    retrieve, helps = gate.needs > gate.threshold, evaluation.trial.open_right & ~trial.closed_right
-    skipped = [row for row in np.argsort(gate.needs, kind="stable") if not retrieve[row] and helps[row]][:MISTAKES]
-    hurt = trial.closed_right & ~evaluation.trial.open_right
-    fetched = [row for row in np.argsort(-gate.needs, kind="stable") if retrieve[row] and hurt[row]][:MISTAKES]
-    parts = ["<h3>Skipped, though retrieval would have helped</h3>", *_rows(evaluation, gate, skipped)]
-    parts += ["<h3>Retrieved for, and the passages destroyed a right answer</h3>", *_rows(evaluation, gate, fetched)]
-    return markup.section("mistakes", "Worst mistakes", f"Of {gate.gate}, the gate that ranks best here.", parts)
-
-
-def _rows(evaluation: Evaluation, gate: GateResult, rows: list[int]) -> list[str]:
-    shown = [f"<p>need {gate.needs[row]:.2f}</p>{extreme(evaluation.trial.rows[row])}" for row in rows]
-    return shown or [markup.remark("none.")]
 
 
 def _table(sheet: Sheet) -> str:
-    return markup.table(sheet, eval_sheets.HOW)
+    return markup.table(sheet, sheets.HOW)
 
 
 def _how() -> str:
-    parts = [markup.definitions("Definitions", eval_sheets.HOW)]
-    return markup.section("how", "How every number is computed", "What the heads of the tables link to.", parts)
+    chosen = "".join(f"<li>{escape(step)}</li>" for step in CHOOSING)
+    parts = [
+        f'<h3 id="choosing">How a recommendation is chosen</h3><ol>{chosen}</ol>',
+        markup.definitions("Definitions", sheets.HOW),
+    ]
+    return markup.folded("how", "How every number is computed", "What the heads of the tables mean.", parts)

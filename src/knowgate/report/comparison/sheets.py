@@ -20,6 +20,7 @@ from knowgate.evaluation import (
 from knowgate.statistics import Estimate
 
 HOW = {
+    "threshold": "questions with more need are retrieved for; here each gate's own, not the recommended one",
     "accuracy": "share of questions whose final answer is graded right: closed-book where need is at most the "
     "threshold, open-book elsewhere",
     "retrieval": "share of questions with need above the threshold",
@@ -101,6 +102,23 @@ def all_sheets(evaluation: Evaluation) -> Iterator[Sheet]:
         if evaluation.second:
             yield second_sheet(evaluation.second)
         yield from slices(evaluation)
+
+
+def every(evaluation: Evaluation) -> Sheet:
+    """All numbers of all gates in one table."""
+    parts = [ranking(evaluation), costs(evaluation)]
+    if evaluation.trial.open_right is not None:
+        parts = [main(evaluation), *parts, frontier(evaluation), judged(evaluation)]
+    columns = [column for part in parts for column in part.columns[1:]]
+    cells = [{row[0]: row[1:] for row in part.rows} for part in parts]
+    rows = []
+    for gate in evaluation.gates:
+        found = [
+            cell.get(gate.gate, (NOTHING,) * (len(part.columns) - 1)) for cell, part in zip(cells, parts, strict=True)
+        ]
+        cells_of_gate = [value for part in found for value in part]
+        rows.append((gate.gate, f"{gate.threshold:.3g}", *cells_of_gate, gate.note or NOTHING))
+    return Sheet("All gates, all numbers", ("gate", "threshold", *columns, "about the gate"), tuple(rows))
 
 
 def main(evaluation: Evaluation) -> Sheet:

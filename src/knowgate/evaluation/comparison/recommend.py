@@ -1,0 +1,197 @@
+"""What to do after an evaluation: which gate, at which threshold, and how far that is shown. Says so if none will do.
+
+A gate whose stored guarantee holds here is taken at its own threshold, unless what is measured speaks against it. Else
+gate and threshold are chosen on these questions (see `choosing`), aiming at half the loss that is accepted, for what is
+best where it was chosen is a little worse elsewhere. What the choice is worth is measured by repeating it: five times
+without a fifth of the questions, each time tried on that fifth. So no question speaks for a choice it had a part in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from knowgate.doors import check_within
+from knowgate.evaluation.comparison.choosing import Answered, Choice, Lever, choose_gate
+from knowgate.evaluation.comparison.evaluation import Evaluation
+from knowgate.evaluation.comparison.gate_results import GateResult
+from knowgate.runs import hashed_share, question_key
+from knowgate.statistics import Bools, Estimate, Floats, estimate_mean, estimate_means
+
+Light = Literal["use", "try", "leave", "unknown"]
+MAX_LOSS = 0.02
+ROUNDS = 5
+FEWEST = 100  # questions; on fewer, a loss of a few points cannot be told from luck
+WORTH = 0.02  # share of searches; a gate that skips less is not worth its upkeep
+NEVER = "never"
+UNKNOWN = Estimate(None)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """light: how sure it is. skipped: at this threshold. The others are measured on questions it was not chosen on.
+
+    tried: share skipped there. difference: of accuracy, against always retrieving. gain: against skipping as many
+    searches at random; not defined for doing without retrieval. agreed: in how many of the rounds the same gate was
+    chosen; 0 where nothing had to be chosen. guarantee: in words. skips, right: of every question, at this threshold.
+    """
+
+    light: Light
+    n: int
+    max_loss: float
+    gate: str | None = None
+    threshold: float | None = None
+    skipped: Estimate = UNKNOWN
+    tried: Estimate = UNKNOWN
+    difference: Estimate = UNKNOWN
+    gain: Estimate = UNKNOWN
+    agreed: int = 0
+    guarantee: str = ""
+    chosen_on: int = 0  # of these questions; the guarantee rests on them
+    skips: Bools = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
+    right: Bools = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
+
+    @property
+    def does_without(self) -> bool:
+        """No gate: no question is retrieved for."""
+        return self.gate == NEVER
+
+    @property
+    def is_worth_it(self) -> bool:
+        return self.light in ("use", "try")
+
+
+def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendation:
+    """max_loss: share of the answers that fewer searches may cost."""
+    check_within(max_loss, "the largest loss")
+    trial = evaluation.trial
+    n = len(trial.rows)
+    if trial.open_right is None:
+        return Recommendation("unknown", n, max_loss)
+    answered = Answered(trial.closed_right, trial.open_right)
+    guaranteed = _guaranteed(evaluation)
+    promised = _as_promised(evaluation, guaranteed, answered) if guaranteed else None
+    if promised is not None and promised.is_worth_it:
+        return promised
+    choice = choose_gate(_levers(evaluation), answered, np.ones(n, dtype=bool), max_loss / 2)
+    if choice is None:
+        return Recommendation("unknown" if _different(evaluation) < FEWEST else "leave", n, max_loss)
+    return _as_measured(evaluation, choice, answered, max_loss)
+
+
+def recommendation_json(found: Recommendation) -> dict[str, Any]:
+    """Without what it does to each question."""
+    return {name: value for name, value in asdict(found).items() if name not in ("skips", "right")}
+
+
+def _levers(evaluation: Evaluation) -> list[Lever]:
+    """Doing without retrieval, and every gate that ranks; the first of equals wins."""
+    n = len(evaluation.trial.rows)
+    never = Lever(NEVER, np.zeros(n), evaluation.trial.closed_right)
+    return [never, *(_lever(evaluation, gate) for gate in evaluation.gates if "auroc" in gate.measures)]
+
+
+def _lever(evaluation: Evaluation, gate: GateResult) -> Lever:
+    """A gate whose answers are not just those of its threshold stays where it is."""
+    trial = evaluation.trial
+    plain = np.where(gate.needs > gate.threshold, trial.always_right, trial.closed_right)
+    return Lever(gate.gate, gate.needs, gate.right, None if (plain == gate.right).all() else gate.threshold)
+
+
+# --- with a guarantee -----------------------------------------------------------------------------
+
+
+def _guaranteed(evaluation: Evaluation) -> GateResult | None:
+    """Of the gates whose guarantee holds here, the one that skips most: what is right has no say in that."""
+    held = [
+        gate for gate in evaluation.gates if gate.gate in evaluation.promises and evaluation.promises[gate.gate].holds
+    ]
+    return min(held, key=lambda gate: float((gate.needs > gate.threshold).mean()), default=None)
+
+
+def _as_promised(evaluation: Evaluation, gate: GateResult, answered: Answered) -> Recommendation:
+    """The loss that is accepted is the one it was calibrated for."""
+    skips, promised = gate.needs <= gate.threshold, evaluation.promises[gate.gate]
+    found = _measure(evaluation, answered, skips, gate.right.astype(float) - answered.opened)
+    return Recommendation(
+        _light(found, promised.loss, is_proven=True), len(skips), promised.loss, gate.gate, gate.threshold,
+        found.skipped, found.skipped, found.difference, found.gain,
+        guarantee=promised.words, chosen_on=promised.chosen_on, skips=skips, right=gate.right,
+    )  # fmt: skip
+
+
+# --- chosen here ----------------------------------------------------------------------------------
+
+
+def _as_measured(evaluation: Evaluation, choice: Choice, answered: Answered, max_loss: float) -> Recommendation:
+    rounds = _rounds(evaluation, answered, max_loss / 2)
+    n = len(answered.closed)
+    skips, changes, every = np.zeros(n, dtype=bool), np.zeros(n), np.ones(n, dtype=bool)
+    for fold, chosen in rounds:
+        if chosen is not None:
+            skips[fold] = chosen.skips(fold)
+            changes[fold] = answered.right(chosen, fold).astype(float) - answered.opened[fold]
+    found = _measure(evaluation, answered, skips, changes)
+    found = replace(found, gain=UNKNOWN) if choice.lever.gate == NEVER else found
+    own = choice.skips(every)
+    light = _light(found, max_loss) if _different(evaluation) >= FEWEST else "unknown"
+    return Recommendation(
+        light, n, max_loss, choice.lever.gate, choice.threshold,
+        estimate_mean(own.astype(float), evaluation.resamples), found.skipped, found.difference, found.gain,
+        agreed=Counter(chosen.lever.gate for _, chosen in rounds if chosen)[choice.lever.gate],
+        skips=own, right=answered.right(choice, every),
+    )  # fmt: skip
+
+
+def _different(evaluation: Evaluation) -> int:
+    """A question asked many times is still one."""
+    return len({question_key(question) for question in evaluation.trial.questions})
+
+
+def _rounds(evaluation: Evaluation, answered: Answered, aim: float) -> Sequence[tuple[Bools, Choice | None]]:
+    """Each fifth of the questions with what is chosen on the others. The same question is always in one fifth."""
+    keys = [question_key(question) for question in evaluation.trial.questions]
+    places = np.array([int(hashed_share("recommend", key) * ROUNDS) for key in keys])
+    levers = _levers(evaluation)
+    folds = [places == number for number in range(ROUNDS) if (places == number).any() and (places != number).any()]
+    return [(fold, choose_gate(levers, answered, ~fold, aim)) for fold in folds]
+
+
+# --- measured -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Per question, with intervals."""
+
+    skipped: Estimate
+    difference: Estimate
+    gain: Estimate
+
+
+def _measure(evaluation: Evaluation, answered: Answered, skips: Bools, changes: Floats) -> _Found:
+    """changes: of the answer against that of always retrieving, per question."""
+    by_chance = float(answered.closed.mean() - answered.opened.mean())  # what a skip changes, on average
+    columns = [skips.astype(float), changes, changes - skips * by_chance]
+    return _Found(*estimate_means(columns, evaluation.resamples))
+
+
+def _light(found: _Found, max_loss: float, *, is_proven: bool = False) -> Light:
+    chosen_well = found.gain.value is None or found.gain.value > 0
+    loss = -(found.difference.value or 0.0)
+    if (found.skipped.value or 0.0) < WORTH or loss > max_loss or not (chosen_well or is_proven):
+        return "leave"
+    beats_chance = found.gain.value is None or _lowest(found.gain) > 0
+    if is_proven and chosen_well:
+        return "use"
+    if not beats_chance and found.difference.high is not None and found.difference.high < 0:
+        return "leave"  # it loses for certain, and chance might lose as little
+    return "use" if beats_chance and _lowest(found.difference) >= -max_loss else "try"
+
+
+def _lowest(found: Estimate) -> float:
+    return -1.0 if found.low is None else found.low

@@ -1,0 +1,158 @@
+"""One of two evaluations: read from the folder of a report, or made from a label run. Knows nothing of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knowgate.doors import read_json
+from knowgate.errors import BadInput
+from knowgate.evaluation.compare_gates import GateLike, evaluate
+from knowgate.evaluation.comparison.evaluation import Evaluation
+from knowgate.evaluation.comparison.recommend import Recommendation, recommend
+from knowgate.runs import question_key
+from knowgate.statistics import RESAMPLES, Bools, Estimate, estimate_means
+from knowgate.typed import read_record
+
+SUMMARY, DECISIONS = "summary.json", "decisions.json"
+MEASURES = ("accuracy", "rate", "auroc")
+SIGNS = "01"
+RECOMMENDED = "recommended"  # stands among the gates for what was recommended, at its threshold
+
+
+@dataclass(frozen=True)
+class GateSide:
+    """What one gate came to. right, searched: of each question, None where the report does not hold them."""
+
+    measures: dict[str, Estimate]
+    right: Bools | None = field(default=None, repr=False)
+    searched: Bools | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Side:
+    """keys: of the questions, by which those of two sides are told to be the same. recommended: in words."""
+
+    name: str
+    model: str
+    n: int
+    gates: dict[str, GateSide]
+    keys: list[str] = field(default_factory=list, repr=False)
+    recommended: str = ""
+
+
+def decisions_json(evaluation: Evaluation, advice: Recommendation) -> dict[str, Any]:
+    """What every gate decided and whether its answer is right, in signs: no texts, so it can be kept anywhere."""
+    found = side_of(evaluation, advice, "")
+    kinds = {name: {"right": gate.right, "searched": gate.searched} for name, gate in found.gates.items()}
+    signs = {
+        name: {kind: _signs(values) for kind, values in own.items() if values is not None}
+        for name, own in kinds.items()
+    }
+    return {"questions": found.keys, "gates": signs}
+
+
+def read_side(path: Path, gates: Sequence[GateLike], resamples: int = RESAMPLES) -> Side:
+    """A folder that `knowgate eval --out` wrote, or a label run, on which gates are evaluated now."""
+    folder = path.parent if path.name == SUMMARY else path
+    if (folder / SUMMARY).is_file():
+        return _read(folder)
+    if not folder.is_dir():
+        raise BadInput(f"'{path}' is no folder. Give what `knowgate eval --out DIR` wrote, or a label run.")
+    evaluation = evaluate(list(gates), folder, resamples=resamples)
+    return side_of(evaluation, recommend(evaluation), str(path))
+
+
+def side_of(evaluation: Evaluation, advice: Recommendation, name: str) -> Side:
+    """An evaluation in hand."""
+    gates = {
+        gate.gate: GateSide(
+            {measure: gate.measures[measure] for measure in MEASURES if measure in gate.measures},
+            gate.right,
+            gate.needs > gate.threshold,
+        )
+        for gate in evaluation.gates
+    }
+    if evaluation.trial.open_right is not None:
+        gates[RECOMMENDED] = _as_recommended(evaluation, advice)
+    keys = [question_key(question) for question in evaluation.trial.questions]
+    return Side(name, str(evaluation.trial.settings["model"]), len(keys), gates, keys, _words(asdict(advice)))
+
+
+def _as_recommended(evaluation: Evaluation, advice: Recommendation) -> GateSide:
+    """Where no gate is worth using, retrieving every time is what is recommended."""
+    if not advice.is_worth_it:
+        always = evaluation.gate("always")
+        return _from_signs(always.right, always.needs > always.threshold)
+    return _from_signs(advice.right, ~advice.skips)
+
+
+def _from_signs(right: Bools, searched: Bools) -> GateSide:
+    accuracy, rate = estimate_means([right.astype(float), searched.astype(float)])
+    return GateSide({"accuracy": accuracy, "rate": rate}, right, searched)
+
+
+def _words(advice: Mapping[str, Any]) -> str:
+    if advice.get("light") not in ("use", "try") or not advice.get("gate"):
+        return "no gate"
+    return f"{advice['gate']} at {float(advice['threshold'] or 0.0):.3g}"
+
+
+# --- from files -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Advice:
+    """Of what a summary recommends, what is of use here."""
+
+    light: str = "unknown"
+    gate: str | None = None
+    threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class _Decisions:
+    """Of all questions, gate by gate, in signs."""
+
+    questions: tuple[str, ...] = ()
+    gates: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def _read(folder: Path) -> Side:
+    where = str(folder / SUMMARY)
+    summary = read_json(folder / SUMMARY)
+    if not isinstance(summary, dict) or not isinstance(summary.get("gates"), list):
+        raise BadInput(f"{where} is not that of an evaluation. Give a folder that `knowgate eval --out DIR` wrote.")
+    file = folder / DECISIONS
+    decided = read_record(_Decisions, read_json(file), str(file)) if file.is_file() else _Decisions()
+    gates = {str(gate.get("gate")): _gate(gate, decided, where) for gate in summary["gates"]}
+    right, searched = (_bools(decided, RECOMMENDED, kind) for kind in ("right", "searched"))
+    if right is not None and searched is not None:
+        gates[RECOMMENDED] = _from_signs(right, searched)
+    advice = read_record(_Advice, summary.get("recommendation") or {}, f"{where}: recommendation", others=True)
+    n = len(decided.questions) or int(summary.get("questions", 0))
+    return Side(str(folder), str(summary.get("model")), n, gates, list(decided.questions), _words(asdict(advice)))
+
+
+def _gate(record: Mapping[str, Any], decided: _Decisions, where: str) -> GateSide:
+    name = str(record.get("gate"))
+    measures = {
+        measure: read_record(Estimate, record[measure], f"{where}: {measure} of {name}")
+        for measure in MEASURES
+        if measure in record
+    }
+    return GateSide(measures, *(_bools(decided, name, kind) for kind in ("right", "searched")))
+
+
+def _signs(values: Bools) -> str:
+    return "".join(SIGNS[int(value)] for value in values)
+
+
+def _bools(decided: _Decisions, gate: str, kind: str) -> Bools | None:
+    """None for what is missing or not of these questions."""
+    signs = decided.gates.get(gate, {}).get(kind, "")
+    return np.array([sign == SIGNS[1] for sign in signs]) if signs and len(signs) == len(decided.questions) else None

@@ -1,0 +1,1 @@
+"""The report of two evaluations held against each other."""

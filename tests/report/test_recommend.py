@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.evaluation import Assumed, evaluate, recommend
+from knowgate.evaluation.comparison.choosing import Answered, Lever, choose_gate
+from knowgate.evaluation.comparison.promised import Promised
+from knowgate.report import verdict
+from knowgate.report.comparison.page import write_eval_page
+from knowgate.runs.needs import RecordedNeeds, write_needs
+from knowgate.thresholds import calibrate
+from tests.support.hand_gate import varied_rows, write_gate, write_rows
+from tests.support.pairs_by_hand import Prefers
+from tests.support.runs_by_hand import row, side, write_run
+from tests.support.trials_by_hand import SETTINGS, trial_run
+
+N = 400
+
+
+def planted(path, *, known, helped=1.0, n=N, needs=None):
+    """A run whose LLM knows every `known`-th question; passages help with a share of the others, and never hurt."""
+    rows = [
+        row(f"q{i}", side(i % known == 0), side(i % known == 0 or i % 10 < 10 * helped), question=f"what is {i}?")
+        for i in range(n)
+    ]
+    run = write_run(path, rows, **SETTINGS)
+    good = {one.id: 0.1 if one.closed.correct else 0.9 for one in rows} if needs is None else needs(rows)
+    write_needs(run, [RecordedNeeds("good", 0.5, good)])
+    return run
+
+
+def evaluated(run):
+    return evaluate(runs=run, resamples=200)
+
+
+def test_a_gate_that_tells_known_questions_is_worth_using(tmp_path):
+    found = recommend(evaluated(planted(tmp_path / "run", known=4)))
+    assert (found.light, found.gate, found.agreed) == ("use", "good", 5)
+    assert found.threshold == pytest.approx(0.5)
+    assert (found.skipped.value, found.difference.value) == (0.25, 0.0)
+    assert found.gain.value == pytest.approx(0.25 * 0.75)  # a skip at random loses three answers of four
+
+
+def test_a_gate_that_ranks_at_random_is_not(tmp_path):
+    run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
+    assert recommend(evaluated(run)).light == "leave"
+
+
+def hash_share(text):
+    return sum(map(ord, text)) % 97 / 97
+
+
+def test_where_passages_never_help_no_search_is_made(tmp_path):
+    found = recommend(evaluated(planted(tmp_path / "run", known=2, helped=0.0)))
+    assert (found.light, found.gate, found.skipped.value) == ("use", "never", 1.0)
+    assert found.gain.value is None
+    assert verdict(evaluated(planted(tmp_path / "other", known=2, helped=0.0)), Assumed(), 0.02).headline.startswith(
+        "Do without retrieval here."
+    )
+
+
+def test_few_questions_show_nothing(tmp_path):
+    assert recommend(evaluated(planted(tmp_path / "run", known=4, n=60))).light == "unknown"
+
+
+def test_a_question_asked_many_times_is_one(tmp_path):
+    rows = [row(f"q{i}", side(i % 4 == 0), side(True), question=f"what is {i % 8}?") for i in range(N)]
+    assert recommend(evaluated(trial_run(tmp_path / "run", rows))).light == "unknown"
+
+
+def test_a_guarantee_that_holds_comes_first_at_its_own_threshold(tmp_path):
+    evaluation = evaluated(planted(tmp_path / "run", known=4))
+    evaluation.promises["good"] = Promised("It loses at most 2 %.", holds=True, loss=0.02)
+    found = recommend(evaluation)
+    assert (found.light, found.threshold, found.guarantee, found.agreed) == ("use", 0.5, "It loses at most 2 %.", 0)
+
+
+def test_a_guarantee_that_the_questions_speak_against_is_not_counted_on(tmp_path):
+    run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
+    evaluation = evaluated(run)
+    evaluation.promises["good"] = Promised("It loses at most 2 %.", holds=True, loss=0.02)
+    found = recommend(evaluation)
+    assert (found.light, found.guarantee) == ("leave", "")
+
+
+def test_a_guarantee_that_does_not_hold_here_is_not_counted_on(tmp_path):
+    evaluation = evaluated(planted(tmp_path / "run", known=4))
+    evaluation.promises["good"] = Promised("It loses at most 2 %. This does not hold here: …", holds=False)
+    assert recommend(evaluation).guarantee == ""
+
+
+def test_one_loss_is_added_so_that_nothing_seen_is_not_nothing_there():
+    """10 skips without loss among n: the bound is -(1 + 1.645 sqrt(1 - 1/n)) / n, which must be above -0.01."""
+    n = 200
+    needs = np.where(np.arange(n) < 10, 0.1, 0.9)
+    closed, opened = np.arange(n) < 10, np.ones(n, dtype=bool)
+    lever = Lever("g", needs, opened)
+    every = np.ones(n, dtype=bool)
+    assert choose_gate([lever], Answered(closed, opened), every, 0.01) is None
+    chosen = choose_gate([lever], Answered(closed, opened), every, 0.0133)
+    assert chosen is not None
+    assert chosen.skipped == 0.05
+
+
+def test_a_gate_that_decides_in_two_steps_stays_at_its_threshold():
+    needs = np.linspace(0, 1, 200)
+    right = np.ones(200, dtype=bool)
+    chosen = choose_gate([Lever("two", needs, right, 0.5)], Answered(~right, right), right, 0.02)
+    assert chosen is not None
+    assert (chosen.threshold, chosen.skipped) == (0.5, 0.5)
+
+
+def test_no_gate_is_worth_using_where_the_llm_knows_nothing(tmp_path):
+    said = verdict(evaluated(planted(tmp_path / "run", known=100)), Assumed(), 0.02)
+    assert said.headline == "No gate is worth using here: retrieve for every question."
+    assert "answers only 1.0 % of these questions right without passages" in said.sentences[0]
+
+
+def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
+    said = verdict(evaluated(planted(tmp_path / "run", known=4)), Assumed(price_search=0.01, price_token=0.0), 0.02)
+    assert "saves 25,000 searches and 250, at your prices (0.01 a search, 0 a million tokens)" in said.text
+    assert [tile.value for tile in said.tiles] == ["25.0 %", "0.0", "250"]
+
+
+def test_without_open_book_answers_the_cost_of_skipping_is_not_guessed(tmp_path):
+    rows = [row(f"q{i}", side(i % 2 == 0)) for i in range(10)]
+    said = verdict(evaluated(trial_run(tmp_path / "run", rows)), Assumed(), 0.02)
+    assert (said.advice.light, said.label) == ("unknown", "Cannot be said")
+    assert "'good' tells known from unknown questions best" in said.text
+
+
+def test_a_negative_price_is_refused():
+    with pytest.raises(BadSetting, match="--price-search is -1"):
+        Assumed(price_search=-1)
+
+
+def test_the_guarantee_of_a_calibrated_gate_is_read_from_its_folder(tmp_path):
+    gate = write_gate(tmp_path / "gate")
+    rows = varied_rows(600)
+    calibrate(gate, write_rows(tmp_path / "calibration", rows[::2]), max_loss=0.2, confidence=0.9)
+    said = verdict(evaluate([gate], write_rows(tmp_path / "test", rows[1::2]), resamples=50), Assumed(), 0.02)
+    assert said.advice.gate == "gate"
+    assert said.advice.chosen_on == 0
+    assert "loses at most 20 % of the answers against always retrieving, with 90 % confidence" in said.text
+    again = recommend(evaluate([gate], tmp_path / "calibration", resamples=50))
+    assert 100 < again.chosen_on < 200  # half of the 300
+
+
+def test_an_arbiter_is_told_of_in_the_verdict_and_on_the_page(tmp_path):
+    run = write_rows(tmp_path / "run", varied_rows(40))
+    evaluation = evaluate("logprob:first", run, arbiter=Prefers("pick"), resamples=20)
+    assert "The arbiter 'prefers' after every search: " in verdict(evaluation, Assumed(), 0.02).text
+    write_eval_page(evaluation, tmp_path / "p.html")
+    assert "With an arbiter behind the gate" in (tmp_path / "p.html").read_text(encoding="utf-8")
