@@ -34,11 +34,11 @@ def test_empty_lines_keep_their_number(call: Call):
     ]  # fmt: skip
 
 
-def test_questions_answered_together_share_their_seconds(call: Call):
+def test_questions_answered_together_have_no_times_of_their_own(call: Call):
     outcome = call("ask", *"abc", "--model", "fake", "--gate", "never", "--json")
     alone, *together = [json.loads(line) for line in outcome.out.splitlines()]
     assert "seconds" in alone
-    assert [record["batch"]["questions"] for record in together] == [2, 2]
+    assert [record["batch"] for record in together] == [2, 2]
 
 
 def test_markup_in_questions_and_passages_is_printed_literally(call: Call, docs: Path):

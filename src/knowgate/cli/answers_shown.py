@@ -81,9 +81,8 @@ def show_sources(answer: Answer) -> None:
     console = plain_console()
     for passage in answer.passages:
         console.print(f"  · {harmless(passage.id)}: {harmless(_short(passage.text))}", style="dim")
-    total = answer.seconds["total"] * answer.together
-    shared = f" for {answer.together} questions together" if answer.together > 1 else ""
-    console.print(f"  {total:.2f} s{shared}", style="dim")
+    if answer.together == 1:  # of several that were answered together none has a time of its own
+        console.print(f"  {answer.seconds['total']:.2f} s", style="dim")
 
 
 def show_basis(decision: Decision) -> None:

@@ -35,7 +35,7 @@ def _times(answer: Answer) -> dict[str, Any]:
     """What each stage took; a question of several that were answered together has no times of its own."""
     if answer.together == 1:
         return {"seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()}}
-    return {"batch": {"questions": answer.together, "seconds": round(answer.seconds["total"] * answer.together, 4)}}
+    return {"batch": answer.together}
 
 
 def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
