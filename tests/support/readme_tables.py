@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from benchmarks.tables.judge import short_table
+
 from knowgate.gates import markdown_table
 from tests.support.house import ROOT, layer_table
 from tests.support.markdown_pages import EXAMPLES
@@ -15,7 +17,7 @@ def example() -> str:
 
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"gates": markdown_table},
+    "README.md": {"black box": short_table, "gates": markdown_table},
     "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
 }
 
