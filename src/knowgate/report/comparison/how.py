@@ -21,7 +21,7 @@ CHOOSING = (
     f"certain. 'Not worth it': the loss is larger, or fewer than {100 * WORTH:g} % of the searches are skipped, or the "
     "gain is not above 0, or answers are lost for certain and the gain might be 0. With fewer than "
     f"{FEWEST} different questions nothing is said.",
-    "How often that is luck: with needs shuffled, so that no gate knew anything, 3 of 400 evaluations came out as worth "
+    "How often that is luck: with needs shuffled, so that no gate knew anything, 3 of 400 evaluations came out worth "
     "using and 108 as worth a try, so the latter is a hint and no more. A bootstrap interval of the gain above 0 would "
     "have let 32 through. The cutoff was picked on shuffles of four recorded runs, from three that were tried; these "
     "figures are of four other runs.",
