@@ -95,7 +95,7 @@ def eval_(
     ] = MAX_LOSS,
     price_search: Annotated[
         float | None,
-        typer.Option(min=0, help="For savings: price of one search. Default: that of --price-retrieval, else 0.005."),
+        typer.Option(min=0, help="For savings: price of one search (--price-retrieval if given, else 0.005)."),
     ] = None,
     price_token: Annotated[
         float, typer.Option(min=0, help="For savings: price of one token that the LLM reads or writes.")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult, majority_share
     from knowgate.evaluation.comparison.overview import main_sheet
     from knowgate.evaluation.comparison.recommend import (
+        CERTAIN,
         FEWEST,
         MAX_LOSS,
         ROUNDS,
@@ -75,6 +76,7 @@ __all__ = [
     "Assumed",
     "BARE",
     "CASCADE_RATES",
+    "CERTAIN",
     "Change",
     "Contrast",
     "DECISIONS",

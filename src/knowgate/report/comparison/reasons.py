@@ -45,7 +45,7 @@ def _why(advice: Recommendation, evaluation: Evaluation) -> str:
             f"The LLM knows {percent(knows)} of these questions, but no gate tells which: the best AUROC is "
             f"{max(aurocs):.2f}."
         )
-    if (advice.tried.value or 0.0) >= WORTH and (advice.gain.low or 0.0) <= 0:
+    if (advice.tried.value or 0.0) >= WORTH and not advice.beats_chance:
         return (
             f"The LLM knows {percent(knows)} of these questions, but that gates choose better than chance which "
             "searches to skip is not shown."

@@ -132,7 +132,7 @@ def _doubt(advice: Recommendation) -> str:
     found = advice.difference
     if found.low is None or found.low < -advice.max_loss:
         return f"so a loss above {points_plain(advice.max_loss)} is not ruled out{_more(advice)}"
-    return f"but that it chooses better than chance is not shown: {chance_words(advice)}"
+    return f"but that it chooses better than chance is not certain: {chance_words(advice)}"
 
 
 def _more(advice: Recommendation) -> str:
