@@ -43,7 +43,7 @@ def run(tmp_path_factory):
 def test_a_line_for_each_variant_and_the_majority_beside_them(run, tmp_path):
     said = []
     with quick():
-        table = sweep_ik([run], tokens=[0, 4], rows=[120], epochs=4, learning_rate=5e-3, out=tmp_path, say=said.append)
+        table = sweep_ik([run], tokens=[0, 4], rows=[120], epochs=8, learning_rate=5e-3, out=tmp_path, say=said.append)
     without, read, majority = (dict(zip(table.columns, line, strict=True)) for line in table.rows)
     assert (without["T"], read["T"], majority["T"]) == ("0", "4", "majority")
     assert read["training rows"] == "120"

@@ -50,7 +50,10 @@ class TrainingState:
 
     def is_over(self, legs: int, patience: int) -> bool:
         """All legs are done, or so many brought no better dev loss."""
-        return self.legs >= legs or bool(patience and self.dev_losses and self.legs - 1 - self.best >= patience)
+        if self.legs >= legs:
+            return True
+        settles = 2 * self.legs >= legs  # before, the rate is still high, and the loss may go up and come down again
+        return bool(settles and patience and self.dev_losses and self.legs - 1 - self.best >= patience)
 
     def after(self, leg: Leg, dev: DevLook | None) -> TrainingState:
         looked = () if dev is None else (dev,)
