@@ -141,7 +141,7 @@ sys.exit(code)
 
 def start() -> None:
     from knowgate import weights
-    from knowgate.cli.demo import demo_folder
+    from knowgate.cli.demo_traffic import demo_folder
 
     fetched = weights.fetch("smollm")
     with tempfile.TemporaryDirectory() as cache:

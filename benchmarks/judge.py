@@ -1,6 +1,6 @@
 """An 8B LLM behind an API: never, always, judge, arbiter and cascade, from committed predictions. No GPU, no LLM.
 
-    python benchmarks/judge.py [--json] [--predictions NAME] [--svg FILE]
+    python benchmarks/judge.py [--json] [--predictions NAME] [--svg FILE] [--summary FILE]
     python benchmarks/judge.py --record        # answers.jsonl.gz anew, from the data set (KNOWGATE_BENCH)
     python benchmarks/judge.py --into RUN      # what was predicted, beside the rows of a label run of the test split
     knowgate eval --labels RUN --gates judge --arbiter judge
@@ -20,6 +20,7 @@ if __package__ in (None, ""):
 
 from benchmarks.judge_answers import ANSWERS, HOME, judge_names, read_judge, record
 from benchmarks.judge_cascade import chosen_judge, headline, keep_predictions
+from benchmarks.judge_summary import write_summary
 from benchmarks.tables.judge import figure, judge_tables
 
 
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--predictions", help="name of the predictions; default: cascade, or the best on dev rows")
     parser.add_argument("--json", action="store_true", help="the headline numbers as one JSON object")
     parser.add_argument("--svg", type=Path, help="draw the figure into this file")
+    parser.add_argument("--summary", type=Path, help="write what `knowgate demo` shows into this file, and stop")
     parser.add_argument("--record", action="store_true", help="write answers.jsonl.gz from the data set")
     parser.add_argument("--into", type=Path, help="label run of the test split that gets needs and beliefs")
     options = parser.parse_args()
@@ -41,6 +43,9 @@ def main() -> None:
         sys.exit(f"there are no predictions with known, closed and open in {options.home}: see benchmarks/README.md.")
     if options.svg:
         options.svg.write_text(figure(chosen), encoding="utf-8")
+    if options.summary:
+        write_summary(chosen, options.summary)
+        return
     if options.into:
         keep_predictions(chosen, options.into)
         return

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from benchmarks.judge_answers import ANSWERS, HOME, read_answers, read_judge
 from benchmarks.judge_cascade import best_rule, cascade_points, chosen_judge, headline, keep_predictions
+from benchmarks.judge_summary import summary
 from benchmarks.tables.judge import draw_judge, judge_tables
 
 from knowgate.errors import BadInput
@@ -139,3 +140,10 @@ def test_predictions_beside_a_label_run_are_evaluated_like_any_gate_and_arbiter(
     found = evaluate("judge", run, arbiter="judge", resamples=20).cascade
     assert found.lines[1].rate == pytest.approx(0.6, abs=0.03)
     assert found.from_memory == pytest.approx(float(judge.test.from_memory.mean()))
+
+
+def test_what_the_demo_shows_is_what_the_predictions_on_record_come_to():
+    from knowgate.cli.demo_traffic import demo_folder
+
+    shipped = json.loads((demo_folder() / "judge.json").read_text(encoding="utf-8"))
+    assert shipped == summary(read_judge(HOME, "cascade")), "make results writes it anew"

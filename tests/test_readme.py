@@ -13,7 +13,7 @@ import pytest
 
 import knowgate as kg
 from knowgate.cli import run
-from knowgate.cli.demo import demo_folder
+from knowgate.cli.demo_traffic import demo_folder
 from knowgate.cli.usage import CommandLineError
 from knowgate.files import read_jsonl
 from knowgate.pipeline import Settings

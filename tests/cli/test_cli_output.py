@@ -94,10 +94,3 @@ def test_index_says_what_it_did_on_stderr(call: Call, docs: Path):
     outcome = call("index", docs, "--out", "made")
     assert outcome.out == ""
     assert "2 documents, 2 passages in made." in outcome.err
-
-
-def test_demo_runs_on_a_fake_model(call: Call):
-    outcome = call("demo", "--model", "fake", "--limit", "2")
-    assert outcome.code == 0
-    assert "question by question" in outcome.out
-    assert "compared" in outcome.out

@@ -92,7 +92,7 @@ class Place:
             "sweep ik": "sweep ik --labels run --tokens 0 --base none-such",
             "sweep dhicl": "sweep dhicl --labels run --history log.db",
             "sweep latency": f"sweep latency --data {made.data} --gates logprob:mean --model {made.model} --limit 2",
-            "demo": "demo --model fake",
+            "demo": "demo --model fake --limit 1 --search-seconds 0",
             "history add": "history add Who --label known --history log.db",
             "history list": "history list --history log.db",
             "history search": "history search Who --history log.db",

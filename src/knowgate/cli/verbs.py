@@ -35,7 +35,7 @@ VERBS = {
     ),
     "sweep": Verb("knowgate.cli.sweep:app", "Vary one setting over recorded rows.", PROVE),
     "replay": Verb("knowgate.cli.replay:replay_command", "What other thresholds would save on logged traffic.", PROVE),
-    "demo": Verb("knowgate.cli.demo:demo", "A tour: never, always and gated, on an invented handbook.", TOOLS),
+    "demo": Verb("knowgate.cli.demo:demo", "What a gate is worth, told in three minutes.", TOOLS),
     "gates": Verb("knowgate.cli.lists:gates", "List the gates.", TOOLS),
     "models": Verb("knowgate.cli.lists:models_app", "List LLM backends and cached weights; fetch weights.", TOOLS),
     "rules": Verb("knowgate.cli.rules:app", "What is decided before the gate: small talk, fresh events.", TOOLS),

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         assess_with_history,
     )
     from knowgate.evaluation.sweeps import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
-    from knowgate.evaluation.traffic.log import Log, read_log, read_run, shown_bad
+    from knowgate.evaluation.traffic.log import Log, estimate_tokens, read_log, read_run, shown_bad
     from knowgate.evaluation.traffic.replay import Prices, ThresholdLine, Traffic, TrafficSaving, replay
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -132,6 +132,7 @@ __all__ = [
     "compare_rerankers",
     "contrast_json",
     "decisions_json",
+    "estimate_tokens",
     "evaluate",
     "evaluation_json",
     "held_out",

@@ -1,0 +1,176 @@
+"""`knowgate demo`: what it tells, that it fits 80 columns, and where its figures come from."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from knowgate.cli.demo_record import Record, Recorded, chart, conclusion, read_demo_record
+from knowgate.cli.demo_shown import MESSAGE, SLOWER, WIDTH, verdict
+from knowgate.cli.demo_tour import NEXT
+from knowgate.cli.demo_traffic import PAIR, WAYS, Distant, Outcome, Total, demo_folder, demo_messages
+from knowgate.cli.waiting import waiting
+from knowgate.types import Answer, Completion, Decision, Passage, Question
+from tests.cli.conftest import Call
+from tests.support import command_lines
+
+QUICK = ("demo", "--model", "fake", "--search-seconds", "0")
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    return read_demo_record()
+
+
+def outcome(*, retrieve: bool = False, right: bool | None = None, seconds: float = 1.0, **rest: object) -> Outcome:
+    asked = Question("q?", answers=() if right is None else ("yes",))
+    decision = Decision(retrieve, 0.5, 0.5, "g", "")
+    answer = Answer(asked, "yes" if right else "no", decision, seconds={"total": seconds})
+    return Outcome(replace(answer, **rest))  # type: ignore[arg-type]
+
+
+# --- the tour -------------------------------------------------------------------------------------
+
+
+def test_demo_tells_all_four_parts_in_order(call: Call):
+    outcome = call(*QUICK, "--limit", "2")
+    assert outcome.code == 0
+    heads = [line for line in outcome.out.splitlines() if line[:2] in ("1.", "2.", "3.", "4.")]
+    assert [head[0] for head in heads] == list("1234")
+
+
+def test_demo_is_short_and_no_line_is_wider_than_80_columns(call: Call):
+    lines = call(*QUICK).out.splitlines()
+    assert len(lines) <= 70
+    assert [line for line in lines if len(line.rstrip()) > WIDTH] == []
+
+
+def test_every_message_has_a_row_with_three_marks(call: Call):
+    lines = call(*QUICK).out.splitlines()
+    for message in demo_messages():
+        (row,) = [line for line in lines if line.startswith(f"  {message.text}") and "s" in line[MESSAGE:]]
+        marks = row[MESSAGE + 2 :].split()[:3]
+        assert set(marks) <= ({"right", "wrong"} if message.answers else {"-"})
+
+
+def test_demo_says_how_long_a_search_waits(call: Call):
+    assert "Each search waits 0.01 s" in call("demo", "--model", "fake", "--limit", "1", "--search-seconds", 0.01).out
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "11"])
+def test_demo_refuses_a_wait_out_of_bounds(call: Call, seconds: str):
+    outcome = call("demo", "--model", "fake", "--search-seconds", seconds)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "--search-seconds is" in outcome.err
+
+
+def test_demo_says_what_it_is_about_before_anything_heavy_loads():
+    import subprocess
+    import sys
+
+    said = "import sys, knowgate.cli.demo; print([name for name in ('torch', 'numpy', 'bm25s') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("line", NEXT.values(), ids=NEXT)
+def test_what_to_type_next_can_be_typed(line: str):
+    (words,) = command_lines.programs(line)
+    command_lines.check(command_lines.root(), words[1:])
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def test_the_stream_is_mixed_as_traffic_is():
+    kinds = [message.meta["kind"] for message in demo_messages()]
+    assert set(kinds) == {"small talk", "general", "handbook", "arithmetic", "follow-up"}
+    assert kinds[kinds.index("follow-up") - 1] == "handbook"
+
+
+def test_every_message_fits_its_column():
+    assert [message.text for message in demo_messages() if len(message.text) >= MESSAGE] == []
+
+
+@pytest.mark.parametrize("name", ["messages.jsonl", PAIR])
+def test_what_the_handbook_is_asked_stands_in_it(name: str):
+    for message in demo_messages(name=name):
+        if doc := message.meta.get("doc"):
+            text = (demo_folder() / "handbook" / doc).read_text(encoding="utf-8")
+            assert any(gold in text for gold in message.answers), message.text
+
+
+# --- counting -------------------------------------------------------------------------------------
+
+
+def test_a_distant_search_waits_and_finds_the_same():
+    class Near:
+        name, fingerprint = "near", "f"
+
+        def search(self, queries, k):
+            return [[Passage("p", "text")] for _ in queries]
+
+    start = time.perf_counter()
+    assert Distant(Near(), 0.05).search(["q"], 1) == [[Passage("p", "text")]]
+    assert time.perf_counter() - start >= 0.05
+
+
+def test_tokens_are_those_of_draft_passages_and_answer():
+    draft = Completion("d", n_tokens=5)
+    passages = (Passage("p", "x" * 39),)  # with the space after its empty title 40 characters: ten tokens
+    assert outcome(draft=draft, n_tokens=3).tokens == 3  # the draft is the answer
+    assert outcome(draft=draft, n_tokens=3, passages=passages).tokens == 5 + 3 + 10
+
+
+def test_small_talk_is_neither_right_nor_wrong():
+    total = Total([outcome(), outcome(right=True), outcome(right=False, retrieve=True)])
+    assert (total.right, total.graded, total.searches) == (1, 2, 1)
+
+
+def test_the_verdict_tells_searches_answers_and_seconds():
+    always = Total([outcome(retrieve=True, right=False, seconds=9), outcome(retrieve=True, right=True, seconds=9)])
+    gated = Total([outcome(right=True, seconds=2), outcome(retrieve=True, right=True, seconds=10)])
+    sums = dict(zip(WAYS, (gated, always, gated), strict=True))
+    assert verdict(sums) == "The gate saved 1 of 2 searches, with 1 more right, in 12 s instead of 18."
+
+
+def test_the_verdict_says_why_gated_is_slower_where_it_is():
+    always, gated = Total([outcome(retrieve=True, seconds=1)]), Total([outcome(seconds=2)])
+    assert SLOWER in verdict(dict(zip(WAYS, (gated, always, gated), strict=True)))
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def test_the_chart_has_a_bar_for_every_way(record: Record):
+    lines = list(chart(record, "#"))
+    assert [line.split()[0] for line in lines[1:]] == ["never", "gated", "gated", "gated", "always"]
+    assert f"{record.always:.1%}" in lines[-1]
+    assert lines[-1].count("#") == round(40 * record.always / record.oracle)
+
+
+def test_the_conclusion_names_the_fewest_searches_and_the_fewest_that_are_surely_better():
+    points = (Recorded(0.5, 0.4, 0.01, -0.01, 0.03), Recorded(0.8, 0.42, 0.03, 0.01, 0.05))
+    said = conclusion(Record("p", 10, 0.3, 0.39, 0.5, points))
+    assert "With 50% of the searches +1.0 (95 % interval -1.0 to +3.0) points" in said
+    assert "; with 80%, +3.0 (95 % interval +1.0 to +5.0)" in said
+    assert said.endswith("Of 100,000 searches the first saves about 50,000.")
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def test_waiting_speaks_at_once_and_again_while_it_lasts(capsys: pytest.CaptureFixture[str]):
+    with waiting("Loading", every=0.02):
+        assert capsys.readouterr().err == "Loading ...\n"
+        time.sleep(0.2)
+    assert capsys.readouterr().err.startswith("  0 s\n")
+
+
+def test_waiting_stops_when_what_it_waits_for_fails(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ValueError, match="broken"), waiting("Loading", every=0.02):
+        raise ValueError("broken")
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
