@@ -20,11 +20,11 @@ from knowgate.embedding import SentenceEmbedder
 from knowgate.files import write_json
 from knowgate.fitting.judges.answer import answer_training
 from knowgate.fitting.judges.crew import fold_of
-from knowgate.fitting.judges.encoder import EncoderPupil, encoder_source
+from knowgate.fitting.judges.encoder import EncoderPupil
 from knowgate.fitting.judges.lessons import Lesson
 from knowgate.fitting.judges.pupils import CausalPupil
 from knowgate.fitting.judges.training import train_judge
-from knowgate.gates import ANSWER_LABELS, Judge, open_base
+from knowgate.gates import ANSWER_LABELS, Judge, PairEncoder, encoder_source, open_base
 from knowgate.models import MarkedTokens
 from knowgate.prompts import packaged
 from knowgate.signals import text_features
@@ -68,13 +68,13 @@ class EncoderLearner:
     pupil: EncoderPupil
 
     def cut(self, kind: str, case: Case) -> MarkedTokens:
-        return MarkedTokens(self.pupil.encode(case.question.text, KINDS[kind].pair(case.texts)), [0])
+        return MarkedTokens(self.pupil.encoder.encode(case.question.text, KINDS[kind].pair(case.texts)), [0])
 
     def learn(self, lessons: Sequence[Lesson], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
         return _taught(self.pupil, lessons, recipe, member, work)
 
     def known(self, cuts: Sequence[MarkedTokens]) -> np.ndarray[Any, Any]:
-        return self.pupil.known([cut.ids for cut in cuts])
+        return self.pupil.encoder.known([cut.ids for cut in cuts])
 
 
 def _taught(pupil: Any, lessons: Sequence[Lesson], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
@@ -157,9 +157,9 @@ def _device() -> str:
 
 def open_learner(recipe: Recipe, member: int, options: argparse.Namespace) -> Learner:
     if recipe.base in ("mpnet", "minilm"):
-        pupil = EncoderPupil(encoder_source(recipe.base), member)
-        pupil.open()
-        return EncoderLearner(pupil)
+        encoder = PairEncoder(encoder_source(recipe.base), member)
+        encoder.open()
+        return EncoderLearner(EncoderPupil(encoder))
     spec = options.big if recipe.base == "big" else options.small or recipe.base
     return CausalLearner(Judge(open_base(spec), ANSWER_LABELS))
 
@@ -248,8 +248,7 @@ def frozen(
     from sklearn.linear_model import LogisticRegressionCV
 
     start = time.perf_counter()
-    embedder = SentenceEmbedder(recipe.base.partition(":")[2])
-    parts = [_embedded(embedder, cases) for cases in (train, left_out, test)]
+    parts = [_embedded(recipe.base.partition(":")[2], cases) for cases in (train, left_out, test)]
     truth = [case.right["closed"] for case in train]
     fitted = LogisticRegressionCV(Cs=np.logspace(-2, 2, 9), max_iter=2000, scoring="neg_log_loss", cv=5)
     fitted.fit(parts[0], truth)
@@ -266,5 +265,13 @@ def frozen(
     return {**scores, **facts, "lessons": len(train)}
 
 
-def _embedded(embedder: SentenceEmbedder, cases: Sequence[Case]) -> np.ndarray[Any, Any]:
-    return text_features(embedder, [case.question for case in cases], [case.texts["closed"] for case in cases], TOKENS)
+_ROWS: dict[tuple[str, str], np.ndarray[Any, Any]] = {}  # of every question; the next training of it has them already
+
+
+def _embedded(name: str, cases: Sequence[Case]) -> np.ndarray[Any, Any]:
+    new = [case for case in cases if (name, case.question.id) not in _ROWS]
+    if new:
+        questions, answers = [case.question for case in new], [case.texts["closed"] for case in new]
+        found = text_features(SentenceEmbedder(name), questions, answers, TOKENS)
+        _ROWS.update({(name, case.question.id): row for case, row in zip(new, found, strict=True)})
+    return np.stack([_ROWS[name, case.question.id] for case in cases])

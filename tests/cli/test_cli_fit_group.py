@@ -89,7 +89,11 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
         (["prob", "--out", "x"], 1, "unknown fitted gate 'prob'. Did you mean 'probe'?"),
         (["probe", "--labels", "run"], 2, "Missing option '--out'"),
         (["probe", "--out", "x", "--labels", "run", "--kind", "deep"], 1, "kind is 'deep'; allowed: mlp, linear."),
-        (["probe", "--out", "x", "--labels", "run", "--target", "all"], 1, "target is 'all'; allowed: known, benefit."),
+        (
+            ["probe", "--out", "x", "--labels", "run", "--target", "all"],
+            1,
+            "allowed: known, benefit, agree.",
+        ),
         (["ik", "--out", "x", "--tokens", "many"], 2, "Invalid value for '--tokens'"),
         (["--labels", "run", "probe"], 1, "Options of a command follow its name: knowgate fit NAME --labels."),
     ],

@@ -86,8 +86,8 @@ def test_test_questions_are_not_among_those_seen(tmp_path):
     examples = load_examples([write_run(tmp_path / "run", planted_rows(60)[0])])
     tested = {seen_key(examples.questions[place].text) for place in examples.split.test}
     assert tested
-    assert not tested & set(examples.seen)
-    assert len(examples.seen) == 3 * (60 - len(tested))  # by text, loosely by text, and by id
+    assert not tested & set(examples.seen())
+    assert len(examples.seen()) == 3 * (60 - len(tested))  # by text, loosely by text, and by id
 
 
 def test_packed_runs_without_their_questions_are_refused(tmp_path):

@@ -97,7 +97,7 @@ def test_another_seed_splits_otherwise(run, tmp_path):
         ("fusion", {"cheap": True, "early": True}, "give one of them"),
         ("uar", {"criteria": "intent"}, "write intent=SPEC,knowledge=SPEC,time=SPEC"),
         ("uar", {"criteria": "intent= ,time=x"}, "write intent=SPEC,knowledge=SPEC,time=SPEC"),
-        ("probe", {"target": "both"}, "fit probe: target is 'both'; allowed: known, benefit."),
+        ("probe", {"target": "both"}, "fit probe: target is 'both'; allowed: known, benefit, agree."),
         ("probe", {"threshold": 2.0}, "the threshold is 2.0; it must be between 0 and 1."),
     ],
 )

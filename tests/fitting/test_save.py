@@ -122,7 +122,7 @@ def test_the_folder_has_a_card_a_curve_and_the_questions_seen(saved, examples):
     assert "- a note" in text
     assert f"| {saved.metrics['auroc'].value:.3f} |" in text
     seen = (saved.path / "seen.txt").read_text().split()
-    assert seen == examples.seen
+    assert seen == examples.seen()
     assert seen_key(examples.questions[examples.split.test[0]].text) not in seen
 
 

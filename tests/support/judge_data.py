@@ -23,7 +23,7 @@ from knowgate.types import Completion, Passage, Question, Reading
 
 LETTERS = "abcdefghijklmnop"
 PROMPTS = "wording"
-QUICK = JudgeTraining(epochs=3, batch=8, rate=5e-3, rank=8)
+QUICK = JudgeTraining(epochs=5, batch=8, rate=5e-3, rank=8)
 RESCORE = """
 import json, sys
 from knowgate.gates import load_gate

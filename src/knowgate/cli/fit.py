@@ -47,8 +47,8 @@ FitTarget = Annotated[
     str | None,
     typer.Option(
         "--target",
-        metavar="known|benefit",
-        help="What need means: the LLM does not know, or retrieval helps. Default: what suits gate and runs.",
+        metavar="TARGET",
+        help="known, benefit (retrieval helps) or agree (of both answers; no gold). Default: what suits gate and runs.",
     ),
 ]
 FitThreshold = Annotated[

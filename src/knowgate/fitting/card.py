@@ -16,17 +16,19 @@ WORDS = {
     "brier": "Brier score (0 is perfect)",
 }
 
+MEANT = {
+    "known": "the LLM does not know the answer",
+    "benefit": "retrieval turns a wrong answer right",
+    "agree": "the LLM says something else once it has passages",
+}
+
 
 def card(manifest: Mapping[str, Any], notes: Sequence[str], command: str) -> str:
     """Markdown with data, splits, measures with intervals, and how to use it."""
-    target = (
-        "retrieval turns a wrong answer right"
-        if manifest["target"] == "benefit"
-        else "the LLM does not know the answer"
-    )
     parts = [
         f"# {manifest['gate']} gate for {markdown_text(manifest['model']['name'])}",
-        f"A knowgate gate, fitted {manifest['created']}. Its need is a calibrated probability that {target}.",
+        f"A knowgate gate, fitted {manifest['created']}. Its need is a calibrated probability that "
+        f"{MEANT[manifest['target']]}.",
         '```console\nknowgate ask --gate THIS_FOLDER --docs FOLDER "a question"\n```',
         _facts(manifest),
         "## Measured on the held-out test split\n\n" + _metrics(manifest),

@@ -12,12 +12,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.arbiters import RULES
 from knowgate.errors import BadInput, BadSetting
 from knowgate.runs import LabelRow, Split, Trial, load_trial, loose_key, names_of, seen_key, split_questions
 from knowgate.statistics import Bools, Floats
+from knowgate.text import normalise
 from knowgate.types import Question, Reading
 
-Target = Literal["known", "benefit"]
+Target = Literal["known", "benefit", "agree"]
 ONE_GATE = "fit one gate for each"
 TO_FIT = {
     "model_fingerprint": ONE_GATE,
@@ -101,8 +103,10 @@ def load_examples(
     seed: int = 0,
     balanced: bool = False,
 ) -> Examples:
-    """Everything a fit needs from label runs. `target` is benefit where open-book answers exist, unless given."""
-    trial = load_trial(runs, layers=layers, same=TO_FIT)
+    """Everything a fit needs from label runs. `target` is benefit where open-book answers exist, unless given; for
+    agree no answer needs a grade, and rows without an open-book answer are left out."""
+    trial = load_trial(runs, layers=layers, same=TO_FIT, graded=target != "agree")
+    trial = _answered_twice(trial) if target == "agree" else trial
     if any(not row.question for row in trial.rows):
         raise BadInput("the label runs are packed without their questions; fit on the runs they were made from.")
     chosen = _chosen_target(trial.rows, target)
@@ -138,7 +142,28 @@ def _usual_target(rows: Sequence[LabelRow]) -> Target:
     return "benefit" if rows and opened >= OPENED * len(rows) else "known"
 
 
+def _answered_twice(trial: Trial) -> Trial:
+    """The rows with both answers."""
+    places = [place for place, row in enumerate(trial.rows) if row.open is not None]
+    if not places:
+        raise BadInput(
+            "fitting on 'agree' compares the closed-book with the open-book answer, and no row has the latter. Label "
+            "with passages (knowgate label --index DIR), or import both (knowgate import-answers --closed A --open B)."
+        )
+    return trial.subset(places)
+
+
+def says_the_same(row: LabelRow) -> bool:
+    """Whether both answers are one; no answer, or that the LLM cannot tell, is none to agree on."""
+    if row.closed is None or row.open is None or RULES.abstains(row.closed.text):
+        return False
+    closed = normalise(row.closed.text)
+    return bool(closed) and closed == normalise(row.open.text)
+
+
 def _needed(row: LabelRow, target: Target) -> bool:
+    if target == "agree":
+        return not says_the_same(row)
     if target == "known":
         return not (row.closed and row.closed.correct)
     return row.benefit is not None and row.benefit > 0  # where nothing was found retrieving does not help

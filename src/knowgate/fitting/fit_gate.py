@@ -43,11 +43,12 @@ def fit(
 ) -> FittedGate:
     """Fit a gate on label runs, measure it on questions held out, write its folder, and load it from there.
 
-    target: known or benefit; None for what suits the gate and the runs. threshold: None for 0.5 or, where need means
-    that retrieval helps, for what retrieves least and loses at most max_loss (0.01) against always retrieving on
-    questions it was not trained on. balance_sets: label runs of different size count the same,
-    in losses and calibration; measures and thresholds stay those of the questions as they are. command: what the card
-    says it was made by. options: those of the gate, see `options_of(fit_function(name))`.
+    target: known, benefit or agree (no gold needed: closed- and open-book answer are the same); None for what suits the
+    gate and the runs. threshold: None for 0.5 or, where need means that retrieval helps, for what retrieves least and
+    loses at most max_loss (0.01) against always retrieving on questions it was not trained on. balance_sets: label runs
+    of different size count the same, in losses and calibration; measures and thresholds stay those of the questions as
+    they are. command: what the card says it was made by. options: those of the gate, see
+    `options_of(fit_function(name))`.
     """
     function, folder = fit_function(name), Path(out)
     _check(name, runs, target, threshold)
@@ -116,8 +117,8 @@ def _check_max_loss(max_loss: float | None, threshold: float | None) -> None:
 def _check_rule(max_loss: float | None, examples: Examples) -> None:
     if max_loss is not None and examples.target != "benefit":
         raise BadSetting(
-            "--max-loss chooses the threshold of a gate fitted on 'benefit'; this one is fitted on 'known', and its "
-            "threshold is 0.5. Choose another for it with knowgate calibrate."
+            "--max-loss chooses the threshold of a gate fitted on 'benefit'; this one is fitted on "
+            f"'{examples.target}', and its threshold is 0.5. Choose another for it with knowgate calibrate."
         )
 
 

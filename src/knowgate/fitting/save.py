@@ -125,7 +125,7 @@ def _threshold(
 ) -> DefaultThreshold:
     """0.5 for a probability of not knowing; for one of retrieval helping, what `for_loss` chooses."""
     chosen_on = np.concatenate([examples.split.dev, examples.split.calibration])
-    if examples.target == "known" or not len(chosen_on):
+    if examples.target != "benefit" or not len(chosen_on):
         return DefaultThreshold(0.5, [])
     most = MAX_LOSS if max_loss is None else max_loss
     trial, needs = examples.trial, to_probability(fitted.raw(chosen_on.tolist()), calibration)

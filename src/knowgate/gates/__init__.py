@@ -19,7 +19,7 @@ from knowgate.types import Gate, Model, Signal
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
-    from knowgate.gates.fitted.answers import ANSWER_LABELS, ANSWER_PROMPTS, answer_cuts
+    from knowgate.gates.fitted.answers import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, answer_cuts
     from knowgate.gates.fitted.artefact import (
         ALWAYS,
         CARD,
@@ -40,12 +40,14 @@ if TYPE_CHECKING:
         JudgeOptions,
         adapter_digest,
         adapter_folders,
+        checked_adapters,
         open_base,
         open_judge,
     )
     from knowgate.gates.fitted.manifest import CalibrationRecord, Measured, ModelName, RunName, check_calibration
     from knowgate.gates.fitted.network import apply_network, expect_network
     from knowgate.gates.fitted.overview import retrieval_rule
+    from knowgate.gates.fitted.pair_judge import PairEncoder, PairJudge, encoder_source, is_encoder, open_pairs, padded
     from knowgate.gates.fitted.probability import to_probability
     from knowgate.gates.fitted.tensors import ExpectedTensors
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
@@ -85,6 +87,7 @@ __all__ = [
     "ALWAYS",
     "ANSWER_LABELS",
     "ANSWER_PROMPTS",
+    "AnswerJudge",
     "Artefact",
     "CARD",
     "CLASSES",
@@ -109,6 +112,8 @@ __all__ = [
     "PACKAGED",
     "PASSAGE_LESSONS",
     "PLAIN",
+    "PairEncoder",
+    "PairJudge",
     "ProbeGate",
     "PromptGate",
     "RunIdentity",
@@ -131,9 +136,11 @@ __all__ = [
     "check_count",
     "check_offers",
     "check_unseen",
+    "checked_adapters",
     "default_gate",
     "draft_embeddings",
     "encode_kbm_answer",
+    "encoder_source",
     "expect_network",
     "far_share",
     "far_words",
@@ -142,6 +149,7 @@ __all__ = [
     "gate_name",
     "hard_tree",
     "is_artefact",
+    "is_encoder",
     "is_told",
     "kbm_confidence",
     "kbm_text_with_passages",
@@ -152,6 +160,8 @@ __all__ = [
     "measure_ground",
     "open_base",
     "open_judge",
+    "open_pairs",
+    "padded",
     "read_artefact",
     "read_off",
     "read_questions",

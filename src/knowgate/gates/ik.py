@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from knowgate.gates.fitted.answers import answer_needs
+from knowgate.gates.fitted.answers import AnswerJudge, answer_needs, open_answer_judge
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.encoder import EncoderOptions, fitted_encoder
-from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, JudgeOptions, open_judge
+from knowgate.gates.fitted.judge import JudgeOptions
 from knowgate.gates.fitted.network import apply_network, expect_network
 from knowgate.gates.fitted.probability import Floats
 from knowgate.gates.fitted.tensors import ExpectedTensors
@@ -60,8 +60,8 @@ class IkGate(FittedGate):
         return answer_needs("ik", self.judge, questions, texts, options["tokens"])
 
     @functools.cached_property
-    def judge(self) -> Judge:
-        return open_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, "ik")
+    def judge(self) -> AnswerJudge:
+        return open_answer_judge("ik", self.artefact.path, self.artefact.options)
 
     @functools.cached_property
     def encoder(self) -> Embedder:

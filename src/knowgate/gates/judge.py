@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from knowgate.gates.fitted.answers import ANSWER_PROMPTS, answer_needs
+from knowgate.gates.fitted.answers import AnswerJudge, answer_needs, open_answer_judge
 from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, JudgeOptions, open_judge
+from knowgate.gates.fitted.judge import JudgeOptions
 from knowgate.gates.fitted.probability import Floats
 from knowgate.gates.fitted.tensors import ExpectedTensors
 from knowgate.signals import draft_texts
@@ -26,8 +26,9 @@ class AnswerOptions(JudgeOptions):
 class JudgeGate(FittedGate):
     """need = 1 - P(Yes) / (P(Yes) + P(No)) of a judge asked whether the LLM's answer is right.
 
-    The judge is any causal model, far smaller than the LLM, fine-tuned on graded answers; several trainings of it are
-    averaged. With 0 tokens it sees the question alone, and no draft is needed.
+    The judge is any causal model, far smaller than the LLM, fine-tuned on graded answers, or a small encoder that reads
+    question and answer as a pair; several trainings of it are averaged. With 0 tokens it sees the question alone, and
+    no draft is needed.
 
     Needs: draft (nothing with 0 tokens). Cost per question: for each training one prefill of the judge (50 tokens and
     the answer); the draft is not wasted when skipping.
@@ -46,5 +47,5 @@ class JudgeGate(FittedGate):
         return answer_needs("judge", self.judge, questions, texts, tokens)
 
     @functools.cached_property
-    def judge(self) -> Judge:
-        return open_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, ANSWER_PROMPTS["judge"].templates)
+    def judge(self) -> AnswerJudge:
+        return open_answer_judge("judge", self.artefact.path, self.artefact.options)

@@ -127,9 +127,13 @@ class Trial:
 
 
 def load_trial(
-    runs: Sequence[Path], *, layers: Sequence[int] | None = None, same: Mapping[str, str] = TO_EVALUATE
+    runs: Sequence[Path],
+    *,
+    layers: Sequence[int] | None = None,
+    same: Mapping[str, str] = TO_EVALUATE,
+    graded: bool = True,
 ) -> Trial:
-    """All graded rows of these runs.
+    """All graded rows of these runs; with graded=False all that are answered.
 
     layers: those whose hidden states are read; None for all that were kept. same: the settings that the runs must
     share, with what to do where they do not.
@@ -145,7 +149,7 @@ def load_trial(
     left_out = {"failed": 0, "not graded": 0}
     for run, name in zip(runs, names, strict=True):
         before = len(rows) + sum(left_out.values())
-        kept = _graded(RunFolder(run), left_out)
+        kept = _usable(RunFolder(run), left_out, graded)
         n_rows = len(rows) + len(kept) + sum(left_out.values()) - before
         tell_unfinished(run, n_rows, RunFolder(run).settings().get("questions"))
         readings += _readings(RunFolder(run), kept, layers)
@@ -167,13 +171,13 @@ def tell_unfinished(run: Path, n_rows: int, wanted: object) -> None:
         log.warning(words, run, n_rows, wanted)
 
 
-def _graded(folder: RunFolder, left_out: dict[str, int]) -> list[LabelRow]:
-    """The rows with a verdict; the others are counted."""
+def _usable(folder: RunFolder, left_out: dict[str, int], graded: bool) -> list[LabelRow]:
+    """The rows with an answer and, if asked, a verdict; the others are counted."""
     kept = []
     for row in folder.rows():
         if row.error is not None:
             left_out["failed"] += 1
-        elif row.closed is None or row.closed.correct is None:
+        elif row.closed is None or (graded and row.closed.correct is None):
             left_out["not graded"] += 1
         else:
             kept.append(row)

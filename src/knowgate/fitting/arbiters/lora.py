@@ -17,6 +17,7 @@ from knowgate.fitting.judges.answer import BASE, answer_training
 from knowgate.fitting.judges.artefact import fit_judge
 from knowgate.fitting.judges.crew import SEEDS, crew
 from knowgate.fitting.judges.lessons import Lesson
+from knowgate.fitting.judges.schools import CAUSAL
 from knowgate.fitting.judges.settings import EPOCHS, FULL
 from knowgate.fitting.steps import WatchFit, unwatched
 from knowgate.gates import Judge
@@ -57,7 +58,7 @@ def fit_lora(
         ]
 
     spec = base or str(pairs.trial.settings["model"])
-    fit = fit_judge(members, ARBITER_LABELS, ARBITER_PROMPTS, lessons, base=spec, work=work, watch=watch)
+    fit = fit_judge(members, ARBITER_LABELS, ARBITER_PROMPTS, lessons, school=CAUSAL, base=spec, work=work, watch=watch)
 
     def raw(places: Sequence[int]) -> Floats:
         shown = [pairs.answers[place] for place in places]

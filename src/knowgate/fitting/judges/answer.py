@@ -1,4 +1,4 @@
-"""Fitting a judge of answers: any causal model learns to say Yes where the LLM's answer is right.
+"""Fitting a judge of answers: a causal model, or a small encoder, learns where the LLM's answer is right.
 
 The judge of black boxes and IK's fine-tuned mode are settings of it: another question is asked, nothing else differs.
 """
@@ -7,21 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from knowgate.errors import BadSetting
+from knowgate.arbiters import RULES
+from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import Examples
 from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.artefact import JudgeFit, fit_judge
 from knowgate.fitting.judges.crew import FOLDS, SEEDS, Member, crew
 from knowgate.fitting.judges.lessons import Lesson
-from knowgate.fitting.judges.settings import EPOCHS, FULL, LEARNING_RATE, JudgeTraining
+from knowgate.fitting.judges.schools import answer_school
+from knowgate.fitting.judges.settings import FULL, JudgeTraining
+from knowgate.fitting.judges.teacher import SoftLabels, plain_labels, soft_labels
 from knowgate.fitting.judges.training import Watch
 from knowgate.fitting.steps import WatchFit, unwatched
-from knowgate.gates import ANSWER_LABELS, ANSWER_PROMPTS, Judge, answer_cuts
+from knowgate.gates import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, answer_cuts, is_encoder
 from knowgate.signals import draft_texts
 from knowgate.statistics import Floats
 from knowgate.types import Signal, Want
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from knowgate.models import MarkedTokens
 
 BASE = "smollm, hf:NAME, gguf:FILE. Default: the LLM."
+ANY_BASE = "small, mpnet (no GPU needed), smollm, hf:NAME, gguf:FILE, encoder:DIR. Default: the LLM."
+TEACHER = "Fitted judge whose word is learnt, too."
+ENCODER_RATE, ENCODER_RATES = 1e-4, {"mpnet": 3e-5}  # of the peak; those that were measured with
 SAMPLED = 200  # rows whose prompts are counted
 TOKENS = "Answer tokens it reads; 0: question alone."
 MOST_TOKENS = 512  # of a lesson: answers are short, and the longest decides how much memory a batch takes
@@ -38,13 +44,14 @@ MOST_TOKENS = 512  # of a lesson: answers are short, and the longest decides how
 def fit_answer(
     examples: Annotated[Examples, Wanted(target="known", reads_states=False)],
     *,
-    base: Annotated[str | None, BASE] = None,
+    base: Annotated[str | None, ANY_BASE] = None,
     tokens: Annotated[int, TOKENS] = 64,
     seeds: Annotated[int, SEEDS] = 1,
     folds: Annotated[int, FOLDS] = 0,
     both: Annotated[bool, "Learn from the open-book answers, too."] = False,
-    epochs: Annotated[int, EPOCHS] = 2,
-    learning_rate: Annotated[float | None, LEARNING_RATE] = None,
+    teacher: Annotated[str | None, TEACHER] = None,
+    epochs: Annotated[int | None, "Walks over the examples. Default: 2; of encoders 4."] = None,
+    learning_rate: Annotated[float | None, "Default: 1e-4; 1e-5 with full; 3e-5 for mpnet."] = None,
     batch: Annotated[int, "Examples per update."] = 32,
     full: Annotated[bool, FULL] = False,
     seed: int = 0,
@@ -52,10 +59,14 @@ def fit_answer(
     watch: WatchFit = unwatched,
 ) -> FitResult:
     """A small model learns whether the LLM's answer is right; for LLMs behind an API."""
-    training = answer_training(epochs, batch, learning_rate, full=full, seed=seed)
+    small, read = is_encoder(base or ""), _read(examples, tokens)
+    _check_answers(examples, read, both)
+    rate = learning_rate or (ENCODER_RATES.get(base or "", ENCODER_RATE) if small else None)
+    training = answer_training(epochs or (4 if small else 2), batch, rate, full=full or small, seed=seed)
     members = crew(examples.split, training, seeds, folds, [question.text for question in examples.questions])
-    read = _read(examples, tokens)
-    return fit_answers("judge", examples, read, members, base=base, both=both, work=work, watch=watch)
+    learnt = frozenset().union(*(member.train for member in members))
+    labels = soft_labels(examples, teacher, learnt) if teacher else plain_labels(examples)
+    return fit_answers("judge", examples, read, members, base=base, both=both, labels=labels, work=work, watch=watch)
 
 
 def answer_training(
@@ -87,36 +98,41 @@ def fit_answers(
     *,
     base: str | None = None,
     both: bool = False,
+    labels: SoftLabels | None = None,
     work: Path,
     watch: Watch | None = None,
 ) -> FitResult:
     """Fine-tune a judge on the closed-book answers. gate: judge or ik, which is what it is asked by.
 
-    base: the causal model to fine-tune, the answering LLM by default. work: where training is kept until it is done.
+    base: the model to fine-tune, the answering LLM by default. labels: what it learns, the grades by default.
+    work: where training is kept until it is done.
     """
     texts = draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
     spec = base or str(examples.settings["model"])
 
-    def asked(judge: Judge, places: Sequence[int]) -> list[MarkedTokens]:
+    told = labels or plain_labels(examples)
+
+    def asked(judge: AnswerJudge, places: Sequence[int]) -> list[MarkedTokens]:
         return answer_cuts(gate, judge, [examples.questions[i] for i in places], [texts[i] for i in places], tokens)
 
-    def lessons(judge: Judge, places: Sequence[int]) -> list[Lesson]:
-        shares = [(float(not examples.needed[i]),) for i in places]
+    def lessons(judge: AnswerJudge, places: Sequence[int]) -> list[Lesson]:
+        shares = [(float(told.shares[i]),) for i in places]
         own = [Lesson(cut, share) for cut, share in zip(asked(judge, places), shares, strict=True)]
         return own + (_opened(gate, judge, examples, places, tokens) if both else [])
 
-    fit = fit_judge(members, ANSWER_LABELS, ANSWER_PROMPTS[gate].templates, lessons, base=spec, work=work, watch=watch)
+    prompts, school = ANSWER_PROMPTS[gate].templates, answer_school(spec)
+    fit = fit_judge(members, ANSWER_LABELS, prompts, lessons, school=school, base=spec, work=work, watch=watch)
 
     def raw(places: Sequence[int]) -> Floats:
         return 1 - fit.known(asked(fit.judge, places), places)
 
     options = {"tokens": tokens, **fit.options}
     needs = frozenset({Signal.DRAFT}) if tokens else frozenset[Signal]()
-    notes, whole = [*fit.notes, _cost(fit, asked, len(texts))], _learnt_all(fit, examples)
+    notes, whole = [*told.notes, *fit.notes, _cost(fit, asked, len(texts))], _learnt_all(fit, examples)
     return FitResult(gate, options, needs, Want(draft_tokens=tokens), {}, raw, notes, fit.files, whole)
 
 
-def _opened(gate: str, judge: Judge, examples: Examples, places: Sequence[int], tokens: int) -> list[Lesson]:
+def _opened(gate: str, judge: AnswerJudge, examples: Examples, places: Sequence[int], tokens: int) -> list[Lesson]:
     """The same question about the open-book answers of these rows, where they say something else and are graded."""
     rows = [(examples.questions[i], examples.rows[i].closed, examples.rows[i].open) for i in places]
     told = [
@@ -135,7 +151,27 @@ def _read(examples: Examples, tokens: int) -> int:
     return min(tokens, int(examples.settings.get("max_tokens", tokens)))
 
 
-def _cost(fit: JudgeFit, asked: Callable[[Judge, Sequence[int]], list[MarkedTokens]], n: int) -> str:
+def _check_answers(examples: Examples, tokens: int, both: bool) -> None:
+    """Refuse answers that tell a judge nothing, and say why."""
+    texts = draft_texts(examples.readings)
+    if tokens and not any(text.strip() for text in texts):
+        raise BadInput(
+            "every answer from memory is empty: a judge of answers has nothing to read. Label with a larger "
+            "--max-tokens, or let it judge questions alone: --tokens 0"
+        )
+    if tokens and all(RULES.abstains(text) for text in texts):
+        raise BadInput(
+            f"every answer from memory says that it cannot tell ('{texts[0][:60]}'): there is nothing to judge. Label "
+            "with prompts that make the LLM guess, or let it judge questions alone: --tokens 0"
+        )
+    if both and not any(row.open is not None and row.open.correct is not None for row in examples.rows):
+        raise BadInput(
+            "no row has a graded open-book answer, which --both learns from. Label with passages (knowgate label "
+            "--index DIR), import them (knowgate import-answers --open KEY), or leave --both away."
+        )
+
+
+def _cost(fit: JudgeFit[Any], asked: Callable[[AnswerJudge, Sequence[int]], list[MarkedTokens]], n: int) -> str:
     """What a question costs in tokens of the judge, on a sample of the rows."""
     places = list(range(0, n, max(1, n // SAMPLED)))
     mean = np.mean([len(cut.ids) for cut in asked(fit.judge, places)])
@@ -143,6 +179,6 @@ def _cost(fit: JudgeFit, asked: Callable[[Judge, Sequence[int]], list[MarkedToke
     return f"cost per question: {mean:.0f} tokens of the judge{times}"
 
 
-def _learnt_all(fit: JudgeFit, examples: Examples) -> bool:
+def _learnt_all(fit: JudgeFit[Any], examples: Examples) -> bool:
     """Whether every row taught some judge."""
     return len(frozenset().union(*(member.learnt for member in fit.members))) == len(examples.rows)

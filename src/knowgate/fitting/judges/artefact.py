@@ -8,29 +8,29 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from knowgate.errors import BadInput
 from knowgate.fitting.judges.crew import Member, unseen_mean
 from knowgate.fitting.judges.lessons import Lesson, within
-from knowgate.fitting.judges.pupils import CausalPupil
+from knowgate.fitting.judges.schools import J, School
 from knowgate.fitting.judges.training import TrainedJudge, Watch, train_judge
 from knowgate.fitting.steps import unwatched
-from knowgate.gates import ADAPTER_FOLDER, Judge, adapter_digest, adapter_folders, open_base, open_judge
+from knowgate.gates import ADAPTER_FOLDER, adapter_digest, adapter_folders
 from knowgate.prompts import packaged
 from knowgate.statistics import Floats
 
 if TYPE_CHECKING:
     from knowgate.models import MarkedTokens
 
-Lessons = Callable[[Judge, Sequence[int]], list[Lesson]]
+Lessons = Callable[[J, Sequence[int]], list[Lesson]]
 
 
 @dataclass(frozen=True)
-class JudgeFit:
+class JudgeFit(Generic[J]):
     """A judge opened from its saved files, so that it scores as the gate will; and what the manifest says of it."""
 
-    judge: Judge
+    judge: J
     members: Sequence[Member]
     options: dict[str, Any]
     notes: list[str]
@@ -45,16 +45,17 @@ def fit_judge(
     members: Sequence[Member],
     labels: tuple[str, str],
     prompts: str,
-    lessons: Lessons,
+    lessons: Lessons[J],
     *,
+    school: School[J],
     base: str,
     work: Path,
     watch: Watch | None,
-) -> JudgeFit:
+) -> JudgeFit[J]:
     """Train every member on its rows, keeping what is best on its dev rows."""
     training = members[0].training
     taught = [
-        teach(base, member, labels, lessons, _room(work, number, len(members)), watch or unwatched)
+        teach(school, base, member, labels, lessons, _room(work, number, len(members)), watch or unwatched)
         for number, member in enumerate(members)
     ]
     folders = adapter_folders(work / ADAPTER_FOLDER, len(taught))
@@ -69,6 +70,7 @@ def fit_judge(
         "full": training.full,
         "max_tokens": training.max_tokens,
         "adapter_sha256": digests[0],
+        **school.options,
         **({"more_sha256": digests[1:]} if len(digests) > 1 else {}),
     }
     files = {
@@ -76,7 +78,7 @@ def fit_judge(
         for folder, one in zip(folders, taught, strict=True)
         for name, data in one.trained.files.items()
     }
-    judge = open_judge(folders[0], options, prompts)
+    judge = school.open(folders[0], options, prompts)
     return JudgeFit(judge, members, options, _notes(taught), files)
 
 
@@ -85,20 +87,25 @@ class TeachingResult:
     trained: TrainedJudge
     base_fingerprint: str
     dropped: int
+    notes: tuple[str, ...] = ()
 
 
 def teach(
-    base: str, member: Member, labels: tuple[str, str], lessons: Lessons, work: Path, watch: Watch
+    school: School[J],
+    base: str,
+    member: Member,
+    labels: tuple[str, str],
+    lessons: Lessons[J],
+    work: Path,
+    watch: Watch,
 ) -> TeachingResult:
     """One training. The model is let go of at the end: the judge is opened from the files."""
-    model = open_base(base)
-    pupil, limit = Judge(model, labels), member.training.max_tokens
-    train = within(lessons(pupil, member.train), limit)
-    dev = within(lessons(pupil, member.dev), limit)
+    begun, limit = school.begin(base, labels, member.training.seed), member.training.max_tokens
+    train = within(lessons(begun.judge, member.train), limit)
+    dev = within(lessons(begun.judge, member.dev), limit)
     _check_room(train.kept, train.dropped, limit)
-    causal = CausalPupil(model, pupil.columns)
-    trained = train_judge(causal, train.kept, dev.kept, member.training, work, watch)
-    return TeachingResult(trained, model.fingerprint, train.dropped + dev.dropped)
+    trained = train_judge(begun.pupil, train.kept, dev.kept, member.training, work, watch)
+    return TeachingResult(trained, begun.pupil.fingerprint, train.dropped + dev.dropped, begun.notes)
 
 
 def _check_room(kept: Sequence[Lesson], dropped: int, limit: int) -> None:
@@ -120,7 +127,7 @@ def _put(trained: TrainedJudge, folder: Path) -> None:
 
 
 def _notes(taught: Sequence[TeachingResult]) -> list[str]:
-    lines: list[str] = []
+    lines = list(taught[0].notes)
     for number, one in enumerate(taught):
         head = [f"judge {number + 1} of {len(taught)}, {one.trained.examples} examples:"] if len(taught) > 1 else []
         lines += [*head, *one.trained.notes()]

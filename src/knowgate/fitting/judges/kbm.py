@@ -15,6 +15,7 @@ from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.artefact import fit_judge
 from knowgate.fitting.judges.crew import crew
 from knowgate.fitting.judges.lessons import Lesson
+from knowgate.fitting.judges.schools import CAUSAL
 from knowgate.fitting.judges.settings import ACCUMULATE, BASE, EPOCHS, FULL, LEARNING_RATE, JudgeTraining
 from knowgate.fitting.judges.training import Watch
 from knowgate.fitting.steps import WatchFit, unwatched
@@ -83,7 +84,9 @@ def fit_kbm_judge(
     def lessons(judge: Judge, places: Sequence[int]) -> list[Lesson]:
         return [lesson for place in places for lesson in _lessons(judge, examples, place, taus, chosen.max_tokens)]
 
-    fit = fit_judge(crew(examples.split, chosen), KBM_LABELS, "kbm", lessons, base=spec, work=work, watch=watch)
+    fit = fit_judge(
+        crew(examples.split, chosen), KBM_LABELS, "kbm", lessons, school=CAUSAL, base=spec, work=work, watch=watch
+    )
 
     def raw(places: Sequence[int]) -> Floats:
         return 1 - kbm_confidence(fit.judge, head, [kbm_text(examples.questions[place]) for place in places])

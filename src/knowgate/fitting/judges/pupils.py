@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from knowgate.errors import MissingExtra
 from knowgate.fitting.judges.lessons import Lesson
 from knowgate.fitting.judges.settings import JudgeTraining
-from knowgate.gates import ADAPTER_SUFFIXES
+from knowgate.gates import ADAPTER_SUFFIXES, padded
 
 if TYPE_CHECKING:
     from knowgate.models import HFModel
@@ -129,13 +129,3 @@ def pair_loss(logits: Any, shares: Any) -> Any:
     import torch
 
     return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0] - logits[:, 1], shares)
-
-
-def padded(rows: Sequence[Sequence[int]], pad: int, device: Any) -> tuple[Any, Any]:
-    """Ids and mask, padded on the right: no row begins with places that see nothing."""
-    import torch
-
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    return ids.to(device), mask.to(device)

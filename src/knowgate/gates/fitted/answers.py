@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from knowgate.gates.fitted.judge import Judge
+from knowgate.gates.fitted.judge import ADAPTER_FOLDER, checked_adapters, open_judge
+from knowgate.gates.fitted.pair_judge import open_pairs
 from knowgate.gates.fitted.probability import Floats
 from knowgate.prompts import ik_text, right_text
+from knowgate.text import render_choices
 from knowgate.types import Question
 
 if TYPE_CHECKING:
@@ -30,15 +33,40 @@ ANSWER_PROMPTS: Mapping[str, AnswerPrompt] = {
 }
 
 
-def answer_needs(gate: str, judge: Judge, questions: Sequence[Question], texts: Sequence[str], tokens: int) -> Floats:
+class AnswerJudge(Protocol):
+    """What judges of answers have in common: a causal model that is asked, an encoder that reads a pair."""
+
+    def pose(self, question: str, answer: str | None, text: str) -> MarkedTokens:
+        """What it reads: of question and answer as they are, or of both worded as a text."""
+        ...
+
+    def beginning(self, text: str, n_tokens: int) -> str: ...
+
+    def votes(self, cuts: Sequence[MarkedTokens]) -> list[Floats]: ...
+
+    def known(self, cuts: Sequence[MarkedTokens]) -> Floats: ...
+
+
+def open_answer_judge(gate: str, artefact: Path, options: Mapping[str, Any]) -> AnswerJudge:
+    """The judge of a gate's folder."""
+    if options.get("pairs"):
+        return open_pairs(*checked_adapters(artefact / ADAPTER_FOLDER, options))
+    return open_judge(artefact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[gate].templates)
+
+
+def answer_needs(
+    gate: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
+) -> Floats:
     """Uncalibrated needs of questions and answers."""
     return 1 - judge.known(answer_cuts(gate, judge, questions, texts, tokens))
 
 
 def answer_cuts(
-    gate: str, judge: Judge, questions: Sequence[Question], texts: Sequence[str], tokens: int
+    gate: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
 ) -> list[MarkedTokens]:
     """What the judge of this gate reads: the question, and so many tokens of the answer (0: no answer)."""
-    ask = ANSWER_PROMPTS[gate].text
-    pairs = zip(questions, texts, strict=True)
-    return [judge.encode(ask(question, judge.beginning(text, tokens) if tokens else None)) for question, text in pairs]
+    ask, found = ANSWER_PROMPTS[gate].text, []
+    for question, text in zip(questions, texts, strict=True):
+        answer = judge.beginning(text, tokens) if tokens else None
+        found.append(judge.pose(render_choices(question), answer, ask(question, answer)))
+    return found

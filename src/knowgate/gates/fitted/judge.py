@@ -40,6 +40,7 @@ class JudgeOptions:
     max_tokens: Annotated[int, Between(1, 10_000_000)]
     full: bool = False
     more_sha256: tuple[str, ...] = ()  # of further adapters, where several were trained
+    pairs: bool = False  # an encoder that reads pairs, not a causal model that is spoken to
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,13 @@ class Judge:
         """The token each label begins with."""
         from knowgate.models import label_ids
 
-        return label_ids(self.model, self.labels)
+        try:
+            return label_ids(self.model, self.labels)
+        except BadSetting:
+            raise BadSetting(
+                f"{self.model.name} cannot be a judge: it says {' or '.join(self.labels)}, which are told apart by "
+                "their first token, and its tokenizer begins both alike. Choose another base: smollm, small."
+            ) from None
 
     def encode(self, text: str, *parts: str) -> MarkedTokens:
         """A user turn, then the parts of the answer; a label is expected after each (after the turn, if none).
@@ -89,6 +96,10 @@ class Judge:
             marks.append(len(ids) - 1)
         self.model.check_length(len(ids), 1)
         return MarkedTokens(ids, marks)
+
+    def pose(self, question: str, answer: str | None, text: str) -> MarkedTokens:
+        """A question about an answer, worded as a user turn; the two alone are for encoders."""
+        return self.encode(text)
 
     def known(self, cuts: Sequence[MarkedTokens]) -> Floats:
         """P(known) / (P(known) + P(unknown)) at the last marked place of each, the mean over the voices."""
@@ -136,12 +147,18 @@ def open_judge(folder: Path, options: Mapping[str, Any], prompts: str) -> Judge:
             f"the judge in '{folder.parent}' was fitted with another wording of its prompt. Fit it again."
         )
     known, unknown = options["labels"]
+    folders, digests = checked_adapters(folder, options)
+    return _opened(folders, digests, options["base"], options["base_fingerprint"], (known, unknown))
+
+
+def checked_adapters(folder: Path, options: Mapping[str, Any]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Where the trainings of a judge lie, and their digests; refused where one is not what was written."""
     digests = (options["adapter_sha256"], *options.get("more_sha256", ()))
     folders = adapter_folders(folder, len(digests))
     for each, digest in zip(folders, digests, strict=True):
         if adapter_digest(each) != digest:
             raise ArtefactError(f"the adapter in '{each}' was changed or damaged. Fit the gate again.")
-    return _opened(tuple(folders), digests, options["base"], options["base_fingerprint"], (known, unknown))
+    return tuple(folders), digests
 
 
 def adapter_folders(first: Path, n: int) -> list[Path]:

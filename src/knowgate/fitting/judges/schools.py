@@ -1,0 +1,85 @@
+"""The kinds of judges that can be taught: a causal model that is spoken to, an encoder that reads pairs.
+
+A school opens a base to be taught, and opens what came of it as gates do. Knows nothing of lessons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from knowgate.fitting.judges.encoder import EncoderPupil
+from knowgate.fitting.judges.pupils import CausalPupil, Pupil
+from knowgate.gates import (
+    Judge,
+    PairEncoder,
+    PairJudge,
+    checked_adapters,
+    encoder_source,
+    is_encoder,
+    open_base,
+    open_judge,
+    open_pairs,
+)
+from knowgate.statistics import Floats
+
+if TYPE_CHECKING:
+    from knowgate.models import MarkedTokens
+
+
+BARE = "the base has no chat template: it is asked in plain text, which suits models that were never taught to chat"
+
+
+class Voter(Protocol):
+    """A judge as far as fitting must know it."""
+
+    def votes(self, cuts: Sequence[MarkedTokens]) -> list[Floats]: ...
+
+
+J = TypeVar("J", bound=Voter)
+
+
+@dataclass(frozen=True)
+class Schooling(Generic[J]):
+    """A base ready to be taught; `judge` makes its lessons, `pupil` learns them. notes: what the card says of it."""
+
+    judge: J
+    pupil: Pupil
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class School(Generic[J]):
+    """begin: of a base, the two labels and a seed. open: of a folder, a gate's options and the name of its prompts."""
+
+    begin: Callable[[str, tuple[str, str], int], Schooling[J]]
+    open: Callable[[Path, Mapping[str, Any], str], J]
+    options: Mapping[str, Any] = field(default_factory=dict)  # what the gate says of such a judge
+
+
+def _causal(base: str, labels: tuple[str, str], seed: int) -> Schooling[Judge]:
+    model = open_base(base)
+    judge = Judge(model, labels)
+    spoken_to = bool(model.loaded.tokenizer.chat_template)
+    return Schooling(judge, CausalPupil(model, judge.columns), () if spoken_to else (BARE,))
+
+
+def _pairs(base: str, labels: tuple[str, str], seed: int) -> Schooling[PairJudge]:
+    encoder = PairEncoder(encoder_source(base), seed)
+    encoder.open()
+    return Schooling(PairJudge((encoder,)), EncoderPupil(encoder))
+
+
+def _open_pairs(folder: Path, options: Mapping[str, Any], prompts: str) -> PairJudge:
+    return open_pairs(*checked_adapters(folder, options))
+
+
+CAUSAL = School(_causal, open_judge)
+PAIRS = School(_pairs, _open_pairs, {"pairs": True})
+
+
+def answer_school(base: str) -> School[Any]:
+    """Where a judge of answers learns: either kind serves."""
+    return PAIRS if is_encoder(base) else CAUSAL
