@@ -71,6 +71,9 @@ def place(tmp_path_factory):
         yield Place(made)
 
 
+FITTED_KINDS = ("probe", "uar", "adaptive", "ik", "judge", "kbm", "fusion")
+
+
 class Place:
     """The command lines that work; the option comes after."""
 
@@ -87,6 +90,7 @@ class Place:
             "fit reranker": "fit reranker --pref pref --base none-such --out out",
             "calibrate": "calibrate probe --labels run",
             "eval": "eval --labels run --gates logprob:mean,probe --resamples 20 --no-html",
+            "compare": "compare nowhere elsewhere",
             "eval-rerank": "eval-rerank --pref pref --rerank nowhere --out out",
             "replay": "replay log.jsonl",
             "sweep ik": "sweep ik --labels run --tokens 0 --base none-such",
@@ -98,7 +102,10 @@ class Place:
             "history search": "history search Who --history log.db",
             "history forget": "history forget --history log.db",
             "fit arbiter": f"fit arbiter {fit}",
-            **{f"fit {kind}": f"fit {kind} {fit}" for kind in ("probe", "uar", "adaptive", "ik", "kbm", "fusion")},
+            **{
+                f"fit {kind}": f"fit {kind} {fit}"
+                for kind in ("probe", "uar", "adaptive", "ik", "judge", "kbm", "fusion")
+            },
         }
 
 
