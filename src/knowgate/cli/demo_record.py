@@ -13,7 +13,7 @@ from knowgate.doors import read_json
 from knowgate.evaluation import PER
 from knowgate.typed import read_record
 
-WIDEST = 40  # characters of a bar
+WIDEST = 54  # characters of a bar
 SHOWN = 2  # every so many of the points
 
 
@@ -61,13 +61,14 @@ def chart(record: Record, block: str) -> Iterator[str]:
 def conclusion(record: Record) -> str:
     """What the gate does at its fewest searches, and at the fewest where it is surely better than always searching."""
     few, surely = record.points[0], [point for point in record.points if point.low > 0]
-    said = f"With {few.searched:.0%} of the searches {_against(few)} points of right answers against always searching"
-    if surely and surely[0] is not few:
-        said += f"; with {surely[0].searched:.0%}, {_against(surely[0])}"
+    said = [_against(point) for point in dict.fromkeys((few, *surely[:1]))]
     saved = round((1 - few.searched) * PER, -3)
-    return f"{said}. Of {PER:,} searches the first saves about {saved:,.0f}."
+    return (
+        f"Against always searching, in points of right answers: {'; '.join(said)} (95 % intervals). The first saves "
+        f"about {saved:,.0f} of {PER:,} searches."
+    )
 
 
 def _against(point: Recorded) -> str:
     gain, low, high = (f"{100 * value:+.1f}" for value in (point.gain, point.low, point.high))
-    return f"{gain} (95 % interval {low} to {high})"
+    return f"{gain} [{low}, {high}] with {point.searched:.0%} of the searches"

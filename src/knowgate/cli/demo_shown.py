@@ -88,9 +88,9 @@ class Page:
             "tokens of passages and answers": [f"{sums[way].tokens:,}" for way in WAYS],
             "seconds": [f"{sums[way].seconds:.1f}" for way in WAYS],
         }
-        self.console.print(Text(_row("in sum", WAYS), "dim"))
+        self.console.print(Text(_row("in sum", WAYS).rstrip(), "dim"))
         for name, cells in rows.items():
-            self.console.print(Text(_row(name, cells), "bold"))
+            self.console.print(Text(_row(name, cells).rstrip(), "bold"))
 
 
 def _row(name: str, cells: Sequence[str]) -> str:
@@ -105,8 +105,8 @@ def verdict(sums: Mapping[str, Total]) -> str:
     """What to conclude, whichever way it went."""
     always, gated = sums[ALWAYS], sums[GATED]
     saved, change = always.searches - gated.searches, gated.right - always.right
-    answers = "as many right answers" if not change else f"{abs(change)} {'more' if change > 0 else 'fewer'} right"
-    said = f"The gate saved {saved} of {always.searches} searches, with {answers}"
+    answers = "as many" if not change else f"{abs(change)} {'more' if change > 0 else 'fewer'}"
+    said = f"The gate saved {saved} of {always.searches} searches, with {answers} right answers"
     if gated.seconds > always.seconds:
         return f"{said}. {SLOWER}"
     return f"{said}, in {gated.seconds:.0f} s instead of {always.seconds:.0f}."

@@ -57,8 +57,9 @@ class Tour:
             page.say_both(question, talk.answer(question))
         page.title(f"2. A stream of {len(messages)} messages, as people write them")
         page.say(
-            f"Each search waits {self._wait:g} s, about what a hosted one takes (--search-seconds). always: one for "
-            "every message. gated: by a rule, or where need is high (0: the LLM knows, 1: it must look up)."
+            "Picked by hand, as the embedded LLM is small and knows little: a picture, no proof; that is part 3. Each "
+            f"search waits {self._wait:g} s, about what a hosted one takes (--search-seconds). always: one for every "
+            "message. gated: by a rule, or where need is high (0: the LLM knows, 1: it must look up)."
         )
         _stream(page, talk, messages)
         _records(page)
