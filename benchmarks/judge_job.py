@@ -158,7 +158,7 @@ def _device() -> str:
 def open_learner(recipe: Recipe, member: int, options: argparse.Namespace) -> Learner:
     if recipe.base in ("mpnet", "minilm"):
         encoder = PairEncoder(encoder_source(recipe.base), member)
-        encoder.open()
+        encoder.read_weights()
         return EncoderLearner(EncoderPupil(encoder))
     spec = options.big if recipe.base == "big" else options.small or recipe.base
     return CausalLearner(Judge(open_base(spec), ANSWER_LABELS))

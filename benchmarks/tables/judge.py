@@ -252,7 +252,7 @@ def _judge_row(judge: Judge) -> tuple[str, ...]:
 def _gpu_ms(judge: Judge) -> float | None:
     """Of one question, as its scoring was timed: every member scores all test rows and its share of the dev rows."""
     seconds, members = judge.about.get("scoring_seconds"), judge.about.get("members")
-    if not seconds or not members:
+    if not seconds or not members or judge.about.get("device") == "CPU":
         return None
     return float(1000 * seconds / (members * len(judge.test.answers) + len(judge.dev.answers)))
 

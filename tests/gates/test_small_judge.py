@@ -92,7 +92,7 @@ def test_weights_that_were_changed_are_not_loaded(examples, base, tmp_path):
 
 def test_it_reads_so_many_tokens_of_the_answer_as_it_was_written(base):
     encoder = PairEncoder(base)
-    encoder.open()
+    encoder.read_weights()
     assert PairJudge((encoder,)).beginning(" A b  C d", 3) == "A b  C"
 
 

@@ -68,7 +68,7 @@ def _causal(base: str, labels: tuple[str, str], seed: int) -> Schooling[Judge]:
 
 def _pairs(base: str, labels: tuple[str, str], seed: int) -> Schooling[PairJudge]:
     encoder = PairEncoder(encoder_source(base), seed)
-    encoder.open()
+    encoder.read_weights()
     return Schooling(PairJudge((encoder,)), EncoderPupil(encoder))
 
 

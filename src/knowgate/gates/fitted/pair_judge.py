@@ -46,7 +46,7 @@ class PairEncoder:
 
         return HFModel(str(self.source)).fingerprint  # of the files; nothing is loaded
 
-    def open(self) -> None:
+    def read_weights(self) -> None:
         """Read weights and tokenizer."""
         try:
             import torch
@@ -145,7 +145,7 @@ def open_pairs(folders: tuple[Path, ...], digests: tuple[str, ...]) -> PairJudge
     """The judge in these folders; the digests tell whether it is still the same."""
     encoders = tuple(PairEncoder(folder) for folder in folders)
     for encoder in encoders:
-        encoder.open()
+        encoder.read_weights()
     return PairJudge(encoders)
 
 
