@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -21,7 +21,7 @@ from knowgate.doors import read_json, user_path
 from knowgate.errors import ArtefactError, BadInput
 from knowgate.files import check_replaceable, new_folder, sha256_text, write_json, write_text
 from knowgate.folders import check_digests, check_folder, file_digests
-from knowgate.gates import CARD, Tensors
+from knowgate.gates import CARD, Artefact, Tensors, is_artefact, unusable
 
 VERSION = 1
 ARBITER_MANIFEST, WEIGHTS = "arbiter.json", "weights.safetensors"
@@ -29,32 +29,18 @@ ARBITER_KIND = "a fitted arbiter"
 
 
 @dataclass(frozen=True)
-class ArbiterArtefact:
-    """A fitted arbiter's manifest and weights. `path` is where extra files (an adapter, say) lie."""
+class ArbiterArtefact(Artefact):
+    """A fitted arbiter's manifest and weights, kept as a gate's are."""
 
-    path: Path
-    manifest: Mapping[str, Any]
-    tensors: Tensors = field(default_factory=dict, repr=False)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        options: Mapping[str, Any] = self.manifest["options"]
-        return options
-
-    def refusal(self, problem: str) -> ArtefactError:
-        """Why this arbiter cannot be used, and what to do."""
-        return _refusal(self.path, problem)
+    kind: ClassVar[str] = "arbiter"
 
 
 def _refusal(folder: Path, problem: str) -> ArtefactError:
-    return ArtefactError(f"the fitted arbiter '{folder}' cannot be used: {problem.rstrip('.')}. Fit it again.")
+    return unusable(ArbiterArtefact.kind, folder, problem)
 
 
 def is_arbiter(path: str | Path) -> bool:
-    try:
-        return (Path(path).expanduser() / ARBITER_MANIFEST).is_file()
-    except (OSError, ValueError, RuntimeError):  # a name too long for a file, with NUL in it, of an unknown user
-        return False
+    return is_artefact(path, ARBITER_MANIFEST)
 
 
 def read_arbiter(path: str | Path) -> ArbiterArtefact:

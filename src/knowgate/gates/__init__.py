@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Artefact,
         Tensors,
         revise_artefact,
+        unusable,
         write_artefact,
     )
     from knowgate.gates.fitted.base import MIDDLE, FittedGate
@@ -175,6 +176,7 @@ __all__ = [
     "seen_by",
     "soft_tree",
     "to_probability",
+    "unusable",
     "verdict_of",
     "what_it_reads",
     "without_seen",

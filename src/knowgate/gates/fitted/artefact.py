@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,12 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Artefact:
-    """A fitted gate's manifest and weights. `path` is where extra files (an adapter, say) lie."""
+    """A fitted gate's manifest and weights. `path` is where extra files (an adapter, say) lie.
 
+    kind: what it is called where it cannot be used; arbiters are kept in the same way.
+    """
+
+    kind: ClassVar[str] = "gate"
     path: Path
     manifest: Mapping[str, Any]
     tensors: Tensors = field(default_factory=dict, repr=False)
@@ -48,17 +52,22 @@ class Artefact:
         return options
 
     def refusal(self, problem: str) -> ArtefactError:
-        """Why this gate cannot be used, and what to do."""
-        return _refusal(self.path, problem)
+        """Why it cannot be used, and what to do."""
+        return unusable(self.kind, self.path, problem)
+
+
+def unusable(kind: str, folder: Path, problem: str) -> ArtefactError:
+    return ArtefactError(f"the fitted {kind} '{folder}' cannot be used: {problem.rstrip('.')}. Fit it again.")
 
 
 def _refusal(folder: Path, problem: str) -> ArtefactError:
-    return ArtefactError(f"the fitted gate '{folder}' cannot be used: {problem.rstrip('.')}. Fit it again.")
+    return unusable(Artefact.kind, folder, problem)
 
 
-def is_artefact(path: str | Path) -> bool:
+def is_artefact(path: str | Path, manifest: str = MANIFEST) -> bool:
+    """manifest: the file that makes a folder one; arbiters have another."""
     try:
-        return (Path(path).expanduser() / MANIFEST).is_file()
+        return (Path(path).expanduser() / manifest).is_file()
     except (OSError, ValueError, RuntimeError):  # a name too long for a file, with NUL in it, of an unknown user
         return False
 
