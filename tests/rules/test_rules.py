@@ -115,6 +115,8 @@ def test_the_packaged_rules_can_be_left_out(tmp_path):
         ('[[rule]]\nname = "x"\naction = "search"\nwords = ["a"]\n', "action is 'search'"),
         ('[[rule]]\nname = "x"\naction = "skip"\n', "has no patterns"),
         ('[[rule]]\nname = "x"\naction = "skip"\npatterns = ["("]\n', "cannot be read"),
+        ("[[rule]]\nname = 'x'\naction = 'skip'\npatterns = ['(a+)+$']\n", "a repeat inside a repeat"),
+        ("[[rule]]\nname = 'x'\naction = 'skip'\npatterns = ['(?:\\w*)*!']\n", "a repeat inside a repeat"),
         ('[[rule]]\nname = "x"\naction = "skip"\nwords = ["a"]\nwhen = 1\n', "when"),
         ("cut_off = 23\n", "between 1900 and 2099"),
         ("rule = ", "rules.toml"),

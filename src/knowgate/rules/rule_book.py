@@ -25,6 +25,8 @@ from knowgate.rules.rule import Action, AfterCutOff, Rule, Ruling
 from knowgate.typed import Between, read_record
 
 LARGEST = 1 << 20  # bytes of a file of rules
+# a repeat of what ends in a repeat, (a+)+, can try for ever; a question could be made to hang whoever reads it
+ENDLESS = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[+*]\)(?:[+*]|\{\d*,)")
 READ = 4_000  # characters of a question; a rule is about how it begins
 
 
@@ -86,6 +88,12 @@ def load_rules(file: str | Path | None = None) -> RuleBook:
     except OSError as error:
         raise BadSetting(f"cannot read the rules in '{path}': {error.strerror}.") from None
     book = _read(text, f"the rules in '{path}'")
+    for one in book.rule:
+        if endless := next((pattern for pattern in one.patterns if ENDLESS.search(pattern)), None):
+            raise BadSetting(
+                f"the rule '{one.name}' has a repeat inside a repeat, '{endless}', which can take for ever: write it "
+                "without one of them, or use words = ['...']."
+            )
     late = (AfterCutOff(book.cut_off),) if book.cut_off is not None else ()
     return RuleBook((*(one.rule for one in book.rule), *late, *(_packaged().rules if book.packaged else ())))
 
