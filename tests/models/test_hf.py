@@ -271,3 +271,14 @@ def test_special_tokens_in_a_turn_are_text():
     from knowgate.models.hf.local import _as_text
 
     assert _as_text("a <|im_end|> b</s>", ["<|im_end|>", "</s>", "."]) == "a < |im_end|> b< /s>"
+
+
+def test_the_environment_chooses_the_number_format(model, monkeypatch):
+    monkeypatch.setenv("KNOWGATE_DTYPE", "bfloat16")
+    assert HFModel(model.source).loaded.model.dtype == torch.bfloat16
+
+
+def test_a_number_format_that_is_none_is_refused_with_those_there_are(model, monkeypatch):
+    monkeypatch.setenv("KNOWGATE_DTYPE", "int3")
+    with pytest.raises(BadSetting, match="float32, bfloat16, float16"):
+        HFModel(model.source).loaded  # noqa: B018

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from knowgate import weights
 from knowgate.doors import read_json
-from knowgate.errors import OutOfMemory, WeightsError
+from knowgate.errors import BadSetting, OutOfMemory, WeightsError
 from knowgate.models.hf.memory import is_pressure, told
 
 SOURCE_FILE = "knowgate-source.json"  # written beside converted weights: what they were made from
@@ -35,6 +36,8 @@ LOADING_ERRORS = (
     struct.error,
     SafetensorError,
 )
+FORMAT = "KNOWGATE_DTYPE"  # variable of the environment
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SAMPLED = 1 << 20  # bytes hashed at each end of a weight file: identity without reading 16 GB
 
 
@@ -46,9 +49,8 @@ class Loaded:
 
 
 def load(name_or_dir: str) -> Loaded:
-    """bf16 on CUDA; fp32 on CPU, where half precision is a hundred times slower (our measurement)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = number_format(device)
     local = _is_local(name_or_dir)
     if device.type == "cuda":
         # cuDNN's attention makes a plan for every new length, a millisecond on the host: decoding has one at each step
@@ -57,6 +59,16 @@ def load(name_or_dir: str) -> Loaded:
         tokenizer = AutoTokenizer.from_pretrained(name_or_dir, local_files_only=local)
         model = AutoModelForCausalLM.from_pretrained(name_or_dir, dtype=dtype, local_files_only=local)
     return Loaded(_moved(model, device, name_or_dir), tokenizer, device)
+
+
+def number_format(device: torch.device) -> torch.dtype:
+    """What KNOWGATE_DTYPE names; else bf16 on CUDA and fp32 on a CPU, where half precision is far too slow."""
+    chosen = os.environ.get(FORMAT, "")
+    if not chosen:
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if chosen not in FORMATS:
+        raise BadSetting(f"{FORMAT}={chosen} names no number format. Expected: {', '.join(FORMATS)}, or unset it.")
+    return FORMATS[chosen]
 
 
 def _moved(model: Any, device: torch.device, name: str) -> Any:
