@@ -43,5 +43,5 @@ label fit-zh --closed-book
 label threshold --index "$scratch/index" --k 3
 label test --index "$scratch/index" --k 3
 knowgate fit fusion --cheap --target known --labels "$scratch/fit-en" --labels "$scratch/fit-zh" --out "$out"
-knowgate calibrate "$out" --labels "$scratch/threshold" --best-accuracy --held-out 0
+knowgate calibrate "$out" --labels "$scratch/threshold" --max-loss 0.01 --net --held-out 0
 knowgate eval --labels "$scratch/test" --gates "$out,logprob:first,logprob:mean,prompt" --out "$scratch/report"

@@ -103,8 +103,9 @@ def do_job(name: str, member: int, options: argparse.Namespace) -> None:
         return
     recipe = next(recipe for recipe in recipes() if recipe.name == name)
     fold = fold_of([case.question.text for case in train], FOLDS)
-    taught = _drawn([i for i in range(len(train)) if fold[i] != member], recipe.rows, member)
-    left_out = [train[i] for i in range(len(train)) if fold[i] == member]
+    own = member % FOLDS  # further members learn the same rows from another start
+    taught = _drawn([i for i in range(len(train)) if fold[i] != own], recipe.rows, member)
+    left_out = [train[i] for i in range(len(train)) if fold[i] == own]
     shares = shares_of(recipe, train, options.work)
     extra = own_cases(RUNS, [*train, *test], options.limit) if recipe.own_runs else []
     if recipe.base.startswith("frozen:"):

@@ -104,7 +104,9 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """One judge. base: big, or what else is trained; members: how many of the folds are left out in turn.
+    """One judge. base: big, or what else is trained; members: trainings, each without the next of the folds.
+
+    More members than folds: a row is scored by several that did not learn from it, as test rows are by all.
 
     asks: what is asked for each column of the predictions. labels: gold, or what stands in for it. rows: how many
     questions it learns from; None for all. teacher: recipes whose mean is learnt, mixed with gold by `gold`.
@@ -139,7 +141,7 @@ SMALL = {
 def recipes() -> list[Recipe]:
     """In the order of their weight: what is cut off by time is at the end."""
     return [
-        Recipe("judge-1.5b", "big"),
+        Recipe("judge-1.5b", "big", members=3 * FOLDS),
         Recipe("arbiter-1.5b", "big", ARBITER, BOTH, rate=5e-5),
         Recipe("search-1.5b", "big", ("search",), {"found": "search"}),
         Recipe("judge-1.5b-1000", "big", rows=1000, batch=16, members=2),

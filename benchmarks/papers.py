@@ -48,6 +48,7 @@ SETS = {
 }
 JUDGED = ("triviaqa_ctx", "nq_ctx", "hotpotqa_ctx", "squad_ctx", "webqa_zh_ctx", "openbookqa")
 LOGGED = ("triviaqa_ctx", "nq_ctx", "temporalqa_ctx", "freshqa")  # what DH-ICL is measured on, with a log of TriviaQA
+TAUGHT = 10  # samples of a training question; thirty would take most of the time
 WORDS = "true/false,false/true,yes/no,1/2,bar/foo"
 DRAWN = ("--samples", "10", "--temperature", "0.6", "--top-p", "0.9", "--top-k", "50")  # DH-ICL's own sampling
 
@@ -97,8 +98,9 @@ class Plan:
         for split, limit in (("train", data.train), ("test", data.test)):
             if limit:
                 words = ["label", "--data", f"bench:{name}/{split}", "--limit", self.few(limit), *self.passages(data)]
-                words += ["--model", self.model, "--samples", str(self.samples), "--open-samples", "0", "--seakr"]
-                words += ["--layers", "mid,late", *data.more, "--out", self.full(f"{name}-{split}")]
+                drawn = self.samples if split == "test" else min(self.samples, TAUGHT)
+                words += ["--model", self.model, "--samples", str(drawn), "--open-samples", "0", "--seakr"]
+                words += ["--layers", "mid,late,last", *data.more, "--out", self.full(f"{name}-{split}")]
                 yield Step(f"label-{name}-{split}", words)
 
     def passages(self, data: DataSet) -> list[str]:
@@ -142,7 +144,7 @@ class Plan:
                 judges,
                 "--record",
             ]
-            yield Step(f"judge-eval-{name}", [*words, "--resamples", "0"])
+            yield Step(f"judge-eval-{name}", [*words, "--drop-seen", "--resamples", "0"])
         words = ["fit", "kbm", "--labels", self.at("boundary-train"), "--epochs", "2", "--out", self.at("kbm-seen")]
         yield Step("second-fit", words, self.work / "kbm-seen")
         words = ["eval", "--labels", self.at("boundary-test"), "--model", self.model, "--gates", self.at("kbm-seen")]

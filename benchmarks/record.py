@@ -45,7 +45,7 @@ def main() -> None:
     for run in options.pack:
         pack(run, options.out / run.name, said_already(run))
     if options.printed is not None:
-        keep_printed(options.printed, options.out.parent)
+        keep_printed(options.printed, options.out.parent, options.out.name)
 
 
 def record(test: Path, out: Path, fits: FittedOnce, gates: Sequence[str], files: Sequence[Path]) -> None:

@@ -73,7 +73,7 @@ def test_what_was_printed_is_kept_without_the_folders_of_that_machine(tmp_path):
     (tmp_path / "kbsat-llm.jsonl").write_text(f"{json.dumps(said)}\n")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "kbsat-llm-1.json").write_text("[]")
-    keep_printed(tmp_path, tmp_path / "out")
+    keep_printed(tmp_path, tmp_path / "out", "llm-1")
     assert (tmp_path / "out" / "latency.md").read_text() == "| dhicl:log.db | 0.1 / 0.2 |\n"
     assert json.loads((tmp_path / "out" / "kbsat-llm-1.jsonl").read_text()) == {**said, "data": "jsonl:kbsat-llm.jsonl"}
     assert not (tmp_path / "out" / "kbsat-llm-1.json").exists()

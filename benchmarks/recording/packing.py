@@ -13,7 +13,7 @@ META = ("dataset", "type", "num_hops", "hops", "fact_type", "false_premise", "ti
 
 
 def pack(full: Path, out: Path, needs: Sequence[Any]) -> None:
-    """The rows, the settings, what gates said, and what second looks said."""
+    """The rows, the settings, what gates said, and what second looks said. OUT's folder is called after the LLM."""
     from knowgate.files import write_json
     from knowgate.runs import read_use, write_needs, write_use
     from knowgate.runs.rows import to_json
@@ -24,12 +24,21 @@ def pack(full: Path, out: Path, needs: Sequence[Any]) -> None:
     lines = [json.dumps(to_json(packed(row, foreign)), ensure_ascii=False) for row in RunFolder(full).rows()]
     with gzip.GzipFile(out / "labels.jsonl.gz", "wb", mtime=0) as file:
         file.write(("\n".join(lines) + "\n").encode())
-    write_json(out / "run.json", RunFolder(full).manifest())
+    manifest = RunFolder(full).manifest()
+    write_json(out / "run.json", manifest if foreign else _named(manifest, out.parent.name))
     (out / "needs.jsonl").unlink(missing_ok=True)  # of an earlier recording
     if needs:
         write_needs(out, needs)
     for use in read_use(full):
         write_use(out, use)
+
+
+def _named(manifest: dict[str, Any], model: str) -> dict[str, Any]:
+    """The LLM by its name, not by the file it was read from."""
+    from knowgate.runs.run_folder import settings_hash
+
+    rest = {key: value for key, value in manifest["settings"].items() if key != "hash"} | {"model": model}
+    return {**manifest, "settings": {**rest, "hash": settings_hash(rest)}}
 
 
 def packed(row: Any, foreign: bool) -> Any:

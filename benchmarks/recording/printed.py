@@ -10,14 +10,17 @@ TABLES = ("ik.md", "latency.md")
 FOLDERS = re.compile(r"(?<![\w<])/(?:[^\s/|,:`]+/)+")  # '/some/where/' of '/some/where/log.db'
 
 
-def keep_printed(folder: Path, out: Path) -> None:
+SMALL = "smollm"  # the other LLM of the self-assessment
+
+
+def keep_printed(folder: Path, out: Path, llm: str) -> None:
     """Tables as they are; what LLMs said of themselves by LLM, in the place of an earlier record."""
     for name in TABLES:
         if (folder / name).is_file():
             (out / name).write_text(without_folders((folder / name).read_text()))
     for file in sorted(folder.glob("kbsat-*.jsonl")):
         lines = [line for line in file.read_text().splitlines() if line.startswith("{")]
-        model = json.loads(lines[0])["model"]
+        model = {"kbsat-llm": llm, "kbsat-small": SMALL}.get(file.stem) or json.loads(lines[0])["model"]
         (out / f"kbsat-{model}.json").unlink(missing_ok=True)
         (out / f"kbsat-{model}.jsonl").write_text(without_folders("\n".join(lines)) + "\n")
 
