@@ -232,7 +232,9 @@ def _scope(store: HistoryStore, model: str | None, prompts: str | None, tenant: 
     fitting = [s for s in there if model in (None, s.model) and prompts in (None, s.prompts)]
     if len(fitting) != 1:
         listed = "; ".join(f"--model-fingerprint {s.model} --prompts-fingerprint {s.prompts}" for s in there) or "none"
-        raise BadSetting(f"say whose labels are meant. The log has: {listed}.")
+        raise BadSetting(
+            f"say whose labels are meant: --model-fingerprint and --prompts-fingerprint. The log has: {listed}."
+        )
     return fitting[0]
 
 

@@ -105,7 +105,7 @@ def _own_threshold(log: Log, gate: str) -> float:
     if loaded.name not in log.gates:
         raise BadSetting(
             f"the log holds needs of the gate {', '.join(log.gates)}, not of '{gate}' ({loaded.name}); "
-            "a threshold means nothing for another gate's needs."
+            "a threshold means nothing for another gate's needs. Leave --gate away."
         )
     return loaded.threshold
 
