@@ -117,3 +117,4 @@ def test_index_says_what_it_did_on_stderr(call: Call, docs: Path):
     outcome = call("index", docs, "--out", "made")
     assert outcome.out == ""
     assert "2 documents, 2 passages in made." in outcome.err
+    assert outcome.err.endswith("Ask: knowgate ask --index made -i\n")
