@@ -112,9 +112,12 @@ def _table(lines: Sequence[ThresholdLine], marks: dict[float, str], prices: Pric
     for line in lines:
         name = "always" if line.threshold < 0 else f"{line.threshold:g}"
         mark = f" ({marks[line.threshold]})" if line.threshold in marks else ""
-        cells = [_saving(line.savings[kind]) for kind in kinds] + [_share(line.risks[name]) for name in risks]
-        rows.append((name + mark, f"{line.rate:.1%}", *cells))
-    columns = ("threshold", "retrieved", *(f"{kind} saved" for kind in kinds), *risks.values())
+        saved = [_saving(line.savings[kind]) for kind in kinds]
+        rows.append(
+            (name + mark, f"{line.rate:.1%}", saved[0], *(_share(line.risks[name]) for name in risks), *saved[1:])
+        )
+    first, *others = (f"{kind} saved" for kind in kinds)
+    columns = ("threshold", "retrieved", first, *risks.values(), *others)  # the risk has room on any terminal
     return Sheet("", columns, tuple(rows))
 
 
