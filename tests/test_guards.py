@@ -152,8 +152,8 @@ def test_the_extra_of_every_entry_can_be_installed(entry):
     assert entry.extra in ("", *project["optional-dependencies"])
 
 
-def test_the_readme_has_the_table_of_gates():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_gates_has_the_table_of_them():
+    text = (ROOT / "docs" / "which-gate.md").read_text(encoding="utf-8")
     block = text.partition("<!-- gates -->")[2].partition("<!-- /gates -->")[0]
     assert block.strip() == markdown_table()
 

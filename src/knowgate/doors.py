@@ -32,7 +32,7 @@ def check_regular(path: Path) -> None:
     except ValueError:  # NUL in the name
         raise BadInput(f"{str(path)!r} is not a file name.") from None
     if stat.S_ISDIR(mode):
-        raise BadInput(f"'{path}' is a folder, not a file.")
+        raise BadInput(f"'{path}' is a folder, not a file. Name a file in it.")
     if not stat.S_ISREG(mode):
         raise BadInput(f"'{path}' is not an ordinary file (a pipe or a device); save its content to a file first.")
 
@@ -47,7 +47,9 @@ def read_text(path: Path, *, most: int = TEXT_BYTES) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not a UTF-8 text file: byte {error.start} is part of no character.") from None
+        raise BadInput(
+            f"{path} is not a UTF-8 text file: byte {error.start} is part of no character. Save it as UTF-8."
+        ) from None
 
 
 def read_json(path: Path) -> Any:

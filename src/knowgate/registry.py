@@ -54,7 +54,7 @@ def load_plugin(point: Any, feature: str) -> Any:
     try:
         return point.load()
     except (ImportError, AttributeError) as error:
-        raise BadSetting(f"{feature}, {point.value}, cannot be loaded: {error}.") from error
+        raise BadSetting(f"{feature}, {point.value}, cannot be loaded: {error}. Check its package.") from error
 
 
 def load_target(target: str, feature: str, extra: str) -> Any:

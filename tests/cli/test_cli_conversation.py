@@ -44,4 +44,4 @@ def test_a_line_may_be_a_conversation(call: Call, model: str):
 
 def test_messages_that_are_none_are_refused(call: Call, model: str):
     outcome = call("ask", "--model", model, "--gate", "never", stdin=b'{"messages": "hello"}\n')
-    assert "line 1: 'messages' is a list of objects" in outcome.err
+    assert "line 1: 'messages' must be a list of objects" in outcome.err

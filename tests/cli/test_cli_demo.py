@@ -10,9 +10,19 @@ import pytest
 from knowgate.cli.demo_record import WIDEST, Record, Recorded, chart, conclusion, read_demo_record
 from knowgate.cli.demo_shown import MESSAGE, SLOWER, WIDTH, verdict
 from knowgate.cli.demo_tour import NEXT
-from knowgate.cli.demo_traffic import PAIR, WAYS, Distant, Outcome, Total, demo_folder, demo_messages
+from knowgate.cli.demo_traffic import (
+    PAIR,
+    WAYS,
+    Distant,
+    Outcome,
+    Total,
+    after_search,
+    demo_folder,
+    demo_messages,
+    from_memory,
+)
 from knowgate.cli.waiting import waiting
-from knowgate.types import Answer, Completion, Decision, Passage, Question
+from knowgate.types import Answer, Choice, Completion, Decision, Passage, Question
 from tests.cli.conftest import Call
 from tests.support import command_lines
 
@@ -29,6 +39,15 @@ def outcome(*, retrieve: bool = False, right: bool | None = None, seconds: float
     decision = Decision(retrieve, 0.5, 0.5, "g", "")
     answer = Answer(asked, "yes" if right else "no", decision, seconds={"total": seconds})
     return Outcome(replace(answer, **rest))  # type: ignore[arg-type]
+
+
+STAGES = {"read": 1.0, "gate": 2.0, "retrieve": 4.0, "fit": 8.0, "answer": 16.0, "total": 31.0}
+
+
+def searched(draft: Completion) -> Answer:
+    """An answer that the gate had looked up."""
+    decision = Decision(True, 0.9, 0.5, "g", "")
+    return Answer(Question("q?"), "open", decision, (Passage("p", "t"),), seconds=STAGES, draft=draft)
 
 
 # --- the tour -------------------------------------------------------------------------------------
@@ -122,6 +141,36 @@ def test_tokens_are_those_of_draft_passages_and_answer():
     passages = (Passage("p", "x" * 39),)  # with the space after its empty title 40 characters: ten tokens
     assert outcome(draft=draft, n_tokens=3).tokens == 3  # the draft is the answer
     assert outcome(draft=draft, n_tokens=3, passages=passages).tokens == 5 + 3 + 10
+
+
+def test_what_the_gate_skipped_is_the_answer_from_memory_without_the_gate():
+    gated = Answer(Question("q?"), "yes", Decision(False, 0.1, 0.5, "g", ""), seconds=STAGES, draft=Completion("y"))
+    shared = from_memory(gated, 32)
+    assert shared is not None
+    assert (shared.text, shared.seconds["total"], shared.draft) == ("yes", 1 + 16, None)
+    assert after_search(gated) is None
+
+
+def test_what_the_gate_searched_for_is_the_answer_after_a_search_without_draft_and_gate():
+    gated = searched(Completion("from memory", n_tokens=3, finished=True))
+    shared = after_search(gated)
+    assert shared is not None
+    assert (shared.text, shared.seconds["total"], shared.draft) == ("open", 4 + 8 + 16, None)
+
+
+def test_a_whole_draft_is_the_answer_from_memory_and_half_a_draft_is_not():
+    whole = from_memory(searched(Completion("from memory", n_tokens=3, finished=True)), 32)
+    assert whole is not None
+    assert (whole.text, whole.n_tokens, whole.passages, whole.decision.retrieve) == ("from memory", 3, (), False)
+    assert whole.seconds["total"] == 1
+    assert from_memory(searched(Completion("from", n_tokens=1, finished=False)), 32) is None
+
+
+def test_after_a_search_counts_what_the_passages_gave_though_an_arbiter_gave_the_draft():
+    choice = Choice(True, "rules", "", closed="from memory", open="I cannot tell")
+    shared = after_search(replace(searched(Completion("from memory")), text="from memory", choice=choice))
+    assert shared is not None
+    assert shared.text == "I cannot tell"
 
 
 def test_small_talk_is_neither_right_nor_wrong():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from knowgate.cli.doctor import Finding, verdict
 from tests.cli.conftest import Call
 
 KEYS = {"question", "answer", "retrieve", "need", "threshold", "gate", "model", "passages", "tokens"}
@@ -90,7 +91,30 @@ def test_gates_models_and_doctor_print_their_tables(call: Call):
     assert "not fetched yet" in call("doctor").out
 
 
+def test_doctor_is_short_and_ends_with_a_verdict(call: Call):
+    lines = call("doctor").out.splitlines()
+    assert len(lines) < 25
+    assert lines[-1].startswith("Ready but for ")
+    assert "torch" not in [line.split()[0] for line in lines]
+
+
+def test_doctor_tells_everything_when_asked(call: Call):
+    assert "torch" in [line.split()[0] for line in call("doctor", "--all").out.splitlines()]
+
+
+def test_the_verdict_of_the_doctor_counts_what_is_broken_first():
+    broken, missing, good = (
+        Finding("a", "", "mend it", broken=True),
+        Finding("b", "", "pip install b"),
+        Finding("c", ""),
+    )
+    assert verdict([broken, missing, good]).plain.startswith("Not ready: 1 broken.")
+    assert verdict([missing, good]).plain.startswith("Ready but for 1,")
+    assert verdict([good]).plain == "All 1 checks are good. Next: knowgate demo"
+
+
 def test_index_says_what_it_did_on_stderr(call: Call, docs: Path):
     outcome = call("index", docs, "--out", "made")
     assert outcome.out == ""
     assert "2 documents, 2 passages in made." in outcome.err
+    assert outcome.err.endswith("Ask: knowgate ask --index made -i\n")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from rich.console import Console
 
-from knowgate.cli.progress import Lines, duration, line, progress
+from knowgate.cli.progress import Begun, Lines, duration, line, pace_of, progress
 
 
 @dataclass
@@ -118,3 +118,8 @@ def test_on_a_terminal_there_is_a_bar_and_lasting_lines_stay():
 
 def test_elsewhere_there_is_no_bar():
     assert run_on(Console(file=io.StringIO(), width=100)) == "epoch 1 [done]\n"
+
+
+def test_a_bar_without_a_pace_of_its_own_shows_the_rate():
+    assert pace_of(Begun(10, 5.0).rate(16, 8.0), "examples") == "2 examples/s"
+    assert pace_of(Begun(10, 5.0).rate(16, 5.0), "examples") == ""

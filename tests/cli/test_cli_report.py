@@ -42,3 +42,10 @@ def test_json_is_all_there_is_on_stdout(tmp_path):
 def test_a_run_without_rows_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(BadInput, match=r"has no rows yet\. Run its knowgate label again"):
         report([write_run(tmp_path / "run", [])], html=False)
+
+
+def test_the_last_words_say_what_the_llm_knows_and_what_to_type(tmp_path):
+    path = write_run(tmp_path / "a", varied_rows(12))
+    result = run(path, "--no-html")
+    assert result.stdout.splitlines()[-1].startswith("fake knows 50.0 % of these questions by itself.")
+    assert result.stderr.endswith(f"knowgate eval --labels {path} --out DIR\n")

@@ -19,7 +19,7 @@ def broken(monkeypatch: pytest.MonkeyPatch):
         def raise_it(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr("knowgate.cli.lists.Table", raise_it)
+        monkeypatch.setattr("knowgate.cli.lists.print_table", raise_it)
 
     return breaks
 

@@ -5,9 +5,10 @@ import re
 import pytest
 
 from knowgate.errors import BadInput
-from knowgate.evaluation import evaluate, hold_against
+from knowgate.evaluation import evaluate, hold_against, read_runs
 from knowgate.evaluation.comparison.recommend import recommend
 from knowgate.evaluation.contrast.side import side_of
+from knowgate.report.boundary.page import write_page
 from knowgate.report.comparison.page import write_eval_page
 from knowgate.report.contrast.page import write_contrast_page
 from knowgate.runs.needs import RecordedNeeds, write_needs
@@ -41,6 +42,14 @@ def test_without_golds_the_evaluation_is_refused_with_what_to_type(tmp_path):
     run = write_run(tmp_path / "run", [row("a", side(None, None), side(None, None), answers=())], **SETTINGS)
     with pytest.raises(BadInput, match=r"1 not graded\. Label questions that have gold answers; .* knowgate report"):
         evaluate(runs=run)
+
+
+def test_without_golds_the_page_of_the_run_says_what_to_type_and_draws_no_empty_chart(tmp_path):
+    run = write_run(tmp_path / "run", [row("a", side(None, None), side(None, None), answers=())], **SETTINGS)
+    write_page(read_runs([run]), tmp_path / "p.html")
+    found = (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert "and label again: knowgate label" in found
+    assert "<svg" not in section(found, "accuracy")[0]
 
 
 @pytest.mark.parametrize(("closed", "opened"), [(True, True), (False, True), (True, False), (False, False)])

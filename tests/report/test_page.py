@@ -115,6 +115,7 @@ def test_a_run_without_golds_says_that_nothing_is_graded(tmp_path):
     assert boundary_words(run) == [
         "What fake knows cannot be said: none of its 1 answers is graded.",
         "1 questions are not graded: they have no gold answers, 0 failed.",
+        'Give the questions gold answers, "answers": [...], and label again: knowgate label',
     ]
     assert "<svg" not in text_of(page([run])).split('id="accuracy"')[0]
 

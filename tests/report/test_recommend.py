@@ -5,7 +5,7 @@ from knowgate.errors import BadSetting
 from knowgate.evaluation import Assumed, evaluate, recommend
 from knowgate.evaluation.comparison.choosing import Answered, Lever, choose_gate
 from knowgate.evaluation.comparison.promised import Promised
-from knowgate.evaluation.comparison.recommend import _is_certain
+from knowgate.evaluation.comparison.recommend import CERTAIN, _is_above
 from knowgate.report import verdict
 from knowgate.report.comparison.page import write_eval_page
 from knowgate.runs.needs import RecordedNeeds, write_needs
@@ -55,9 +55,9 @@ def test_a_gain_that_might_be_luck_does_not_beat_chance():
     """One gain among 100: mean 1/100, less one loss 0. Twenty: 0.19 against 2.576 standard errors of about 0.042."""
     gains = np.zeros(100)
     gains[0] = 1
-    assert not _is_certain(gains)
+    assert not _is_above(gains, CERTAIN)
     gains[:20] = 1
-    assert _is_certain(gains)
+    assert _is_above(gains, CERTAIN)
 
 
 def test_where_passages_never_help_no_search_is_made(tmp_path):

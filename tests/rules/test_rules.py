@@ -19,6 +19,7 @@ OPEN = ("nq_open", "triviaqa", "hotpotqa_ctx", "squad_ctx", "webqa_zh_ctx", "cmr
         ("Hello there!", "greeting"),
         ("Good morning, everyone.", "greeting"),
         ("How are you today?", "greeting"),
+        ("帮我把这段话改得更礼貌：请马上回复我的上一封邮件", "rewriting"),
         ("你好！", "greeting"),
         ("Thanks!", "thanks"),
         ("OK, thank you so much", "thanks"),

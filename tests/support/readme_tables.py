@@ -1,4 +1,4 @@
-"""Writes the parts of README and CONTRIBUTING that are made from code: `make readme`."""
+"""Writes the parts of README, CONTRIBUTING and docs that are made from code and stand in the file: `make readme`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def example() -> str:
 
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"black box": short_table, "gates": markdown_table},
+    "README.md": {"black box": short_table},
+    "docs/which-gate.md": {"gates": markdown_table},
     "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
 }
 

@@ -87,7 +87,7 @@ def _explained(arguments: list[str], is_debugging: bool) -> int:
     try:
         return _run(arguments)
     except KnowgateError as error:
-        return _say(str(error), 1, is_debugging)
+        return _say(_with_next_step(str(error), arguments), 1, is_debugging)
     except CommandLineError as error:
         return _say(*explain(error), is_debugging)
     except (KeyboardInterrupt, typer.Abort):
@@ -148,6 +148,12 @@ def _say(message: str, code: int, is_debugging: bool) -> int:
             sys.stderr.write(unexpected.traced(error))
         WORDS.print(line)
     return code
+
+
+def _with_next_step(message: str, arguments: list[str]) -> str:
+    from knowgate.cli.next_step import with_next_step
+
+    return with_next_step(message, arguments, typer.main.get_group(app).commands)
 
 
 def _explain_file(error: OSError) -> str:

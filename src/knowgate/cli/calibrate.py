@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import WORDS, plain_console
+from knowgate.cli.console import WORDS
 from knowgate.cli.paths import path
+from knowgate.cli.tables import print_sheets
 from knowgate.cli.weighing import weighing_bar
 from knowgate.gates import ALWAYS, is_artefact
-from knowgate.report import render
 from knowgate.thresholds import calibrate
 
 
@@ -74,7 +74,7 @@ def calibrate_command(
             seed=seed,
             on_weighed=weighed,
         )
-    plain_console(soft_wrap=False).print(render(calibration.sheet))
+    print_sheets([calibration.sheet])
     WORDS.print(calibration.sentence)
     if calibration.left_out:
         left_out = ", ".join(f"{count} {reason}" for reason, count in calibration.left_out.items())

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import WORDS, print_json, say_page
-from knowgate.cli.eval import split_specs, wide_console
+from knowgate.cli.eval import split_specs
 from knowgate.cli.options import Gates
 from knowgate.cli.paths import path
-from knowgate.display import one_harmless_line
+from knowgate.cli.tables import print_sheets, print_text
 from knowgate.evaluation import contrast_json, hold_against, read_side
-from knowgate.report import basis, headline, points_plain, render, short, write_contrast_page
+from knowgate.report import basis, headline, points_plain, short, write_contrast_page
 
 WORSE = 3  # exit code
 
@@ -57,10 +57,9 @@ def compare(
     if as_json:
         print_json({**contrast_json(found), "worse": [one.gate for one in worse]})
     else:
-        console = wide_console()
-        console.print(render(short(found)))
+        print_sheets([short(found)])
         head = headline(found)
-        console.print(one_harmless_line(f"{head.said} {head.told} {basis(found)}"), soft_wrap=True)
+        print_text(f"{head.said} {head.told} {basis(found)}")
     if html:
         file = out or Path("compare.html")
         write_contrast_page(found, file)

@@ -51,5 +51,5 @@ def understand(model: Model, question: Question) -> Question:
     record = parse_json(question.text, f"line {question.id or 1}")
     messages = record.get(MESSAGES)
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise BadInput(f"line {question.id or 1}: 'messages' is a list of objects with 'role' and 'content'.")
+        raise BadInput(f"line {question.id or 1}: 'messages' must be a list of objects with 'role' and 'content'.")
     return from_messages(model, messages, question.id)

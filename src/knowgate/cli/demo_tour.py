@@ -59,7 +59,8 @@ class Tour:
         page.say(
             "Picked by hand, as the embedded LLM is small and knows little: a picture, no proof; that is part 3. Each "
             f"search waits {self._wait:g} s, about what a hosted one takes (--search-seconds). always: one for every "
-            "message. gated: by a rule, or where need is high (0: the LLM knows, 1: it must look up)."
+            "message. gated: by a rule, or where need is high (0: the LLM knows, 1: it must look up). An answer that "
+            "two ways share is made once and counted in both."
         )
         _stream(page, talk, messages)
         _records(page)

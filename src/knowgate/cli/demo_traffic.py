@@ -1,6 +1,7 @@
 """The messages of the demo, each answered in three ways: without searching, after a search, and as the gate decides.
 
-Knows pipelines, gold answers and counts; prints nothing.
+What the gate decides is one of the other two ways: what it made on its way is counted there and not made again. Knows
+pipelines, gold answers and counts; prints nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from knowgate.datasets import load_questions
 from knowgate.evaluation import estimate_tokens
 from knowgate.gates import load_gate
-from knowgate.pipeline import AdaptiveRAG, Conversation
+from knowgate.pipeline import AdaptiveRAG, Conversation, is_whole
 from knowgate.text import grade_contains
 from knowgate.types import Answer, Passage, Question, Retriever
 
@@ -129,12 +130,40 @@ class Talk:
         understood = self.conversation.understand(message.text)
         question = replace(message, text=understood.text, meta={**message.meta, **understood.meta})
         extra = time.perf_counter() - start
+        rag = self.ways[GATED]
+        gated = rag.answer(question)
+        shared = {NEVER: from_memory(gated, rag.max_tokens), ALWAYS: after_search(gated), GATED: gated}
         found: Outcomes = {}
-        for way, rag in self.ways.items():
-            found[way] = Outcome(rag.answer(question), extra)
+        for way in WAYS:
+            found[way] = Outcome(shared[way] or self.ways[way].answer(question), extra)
             hear(found[way])
-        self.conversation.remember(found[GATED].answer)
+        self.conversation.remember(gated)
         return found
+
+
+def from_memory(gated: Answer, max_tokens: int) -> Answer | None:
+    """The answer without a search, where the gate's own way has made it; None where it broke off after some tokens."""
+    if not gated.decision.retrieve:
+        return _only(gated, "read", "answer")
+    if gated.draft is None or not is_whole(gated.draft, max_tokens):
+        return None
+    unsearched = replace(gated.decision, retrieve=False)
+    told = replace(gated, text=gated.draft.text, n_tokens=gated.draft.n_tokens, passages=(), decision=unsearched)
+    return _only(told, "read")
+
+
+def after_search(gated: Answer) -> Answer | None:
+    """The answer after a search, where the gate's own way has made it. An arbiter may have given the other one."""
+    if not gated.passages:
+        return None
+    told = replace(gated, text=gated.choice.open) if gated.choice else gated
+    return _only(told, "retrieve", "fit", "answer")
+
+
+def _only(answer: Answer, *stages: str) -> Answer:
+    """With these stages' seconds alone, and no draft beside it."""
+    seconds = {stage: took for stage, took in answer.seconds.items() if stage in stages}
+    return replace(answer, seconds={**seconds, "total": sum(seconds.values())}, draft=None)
 
 
 def totals(answered: Sequence[Outcomes]) -> dict[str, Total]:

@@ -1,4 +1,4 @@
-"""`knowgate doctor`: is everything here, and what to type if not."""
+"""`knowgate doctor`: is everything here, and what to type if not. What is well and seldom asked for takes `--all`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -34,31 +35,46 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the check-up. `advice` is what to type; empty when all is well."""
+    """One line of the check-up. `advice` is what to type; empty when all is well. minor: told only when all is."""
 
     what: str
     state: str
     advice: str = ""
     broken: bool = False
+    minor: bool = False
 
 
-def doctor() -> None:
-    """Check packages, weights, cache and GPU; say what to type when something is missing."""
+def doctor(
+    everything: Annotated[bool, typer.Option("--all", help="Every package and weight, also what is well.")] = False,
+) -> None:
+    """Check packages, weights, cache and GPU; say what to type where something is missing. Ends with a verdict."""
     findings = list(examine())
+    shown = [finding for finding in findings if everything or not finding.minor]
     console = plain_console()
-    width = max(len(finding.what) for finding in findings)
-    for finding in findings:
+    width = max(len(finding.what) for finding in shown)
+    for finding in shown:
         colour = "red" if finding.broken else "yellow" if finding.advice else "green"
         console.print(Text.assemble(f"{finding.what:<{width}}  ", (finding.state, colour)))
         if finding.advice:  # on a line of its own, to be copied whole
             console.print(f"{'':<{width}}  type: {finding.advice}")
+    console.print(verdict(findings))
     if any(finding.broken for finding in findings):
         raise typer.Exit(1)
 
 
+def verdict(findings: Sequence[Finding]) -> Text:
+    """One line: can one begin, and with what."""
+    broken = sum(finding.broken for finding in findings)
+    missing = sum(bool(finding.advice) and not finding.broken for finding in findings)
+    if broken:
+        return Text(f"Not ready: {broken} broken. Type what stands above, then: knowgate doctor", "bold red")
+    if missing:
+        return Text(f"Ready but for {missing}, which you may not need. Type what stands above.", "bold yellow")
+    return Text(f"All {len(findings)} checks are good. Next: knowgate demo", "bold green")
+
+
 def examine() -> Iterator[Finding]:
-    yield Finding("python", f"{platform.python_version()} on {platform.machine()}")
-    yield Finding("knowgate", metadata.version("knowgate"))
+    yield Finding("knowgate", f"{metadata.version('knowgate')}, python {platform.python_version()}")
     for package, (module, extra) in OPTIONAL.items():
         yield _package(package, module, extra)
     for name in weights.TABLE:
@@ -71,12 +87,12 @@ def examine() -> Iterator[Finding]:
 def _package(package: str, module: str, extra: str) -> Finding:
     if importlib.util.find_spec(module) is None:
         return Finding(package, "not installed", f"pip install 'knowgate[{extra}]'")
-    return Finding(package, metadata.version(package))
+    return Finding(package, metadata.version(package), minor=True)
 
 
 def _weights(name: str) -> Finding:
     if not weights.is_cached(name) and not weights.lookup(name).embedded:
-        return Finding(f"weights {name}", f"not fetched (optional): {weights.lookup(name).summary}")
+        return Finding(f"weights {name}", f"not fetched (optional): {weights.lookup(name).summary}", minor=True)
     if not weights.is_cached(name):
         return Finding(f"weights {name}", "not fetched yet", f"knowgate models pull {name}")
     try:
@@ -84,7 +100,8 @@ def _weights(name: str) -> Finding:
     except WeightsError:
         command = f"rm -r '{weights.folder(name)}' && knowgate models pull {name}"
         return Finding(f"weights {name}", "corrupted (wrong sha256)", command, broken=True)
-    return Finding(f"weights {name}", "cached, checksum good")
+    minor = not weights.lookup(name).embedded
+    return Finding(f"weights {name}", "cached, checksum good", minor=minor)
 
 
 def _cache() -> Finding:
@@ -108,13 +125,13 @@ def _gpu() -> Finding:
 
     if torch.cuda.is_available():
         return Finding("GPU", f"{torch.cuda.get_device_name(0)}, bf16")
-    return Finding("GPU", f"none: fp32 on {torch.get_num_threads()} CPU threads")
+    return Finding("GPU", f"none: fp32 on {torch.get_num_threads()} CPU thread(s)")
 
 
 def _bench() -> Finding:
     chosen = os.environ.get("KNOWGATE_BENCH")
     if not chosen:
-        return Finding("benchmark data", "KNOWGATE_BENCH is not set (only bench: data needs it)")
+        return Finding("benchmark data", "KNOWGATE_BENCH is not set (only bench: data needs it)", minor=True)
     if not Path(chosen).is_dir():
         return Finding("benchmark data", f"{chosen} is not a folder", "unset KNOWGATE_BENCH", broken=True)
     return Finding("benchmark data", chosen)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from knowgate.cli.console import WORDS, plain_console, print_json, say_page
+from knowgate.cli.console import WORDS, print_json, say_page
 from knowgate.cli.label import labelling_bar
 from knowgate.cli.options import Candidates, Rerank
 from knowgate.cli.paths import path
+from knowgate.cli.tables import print_text, wide_console
 from knowgate.cli.weighing import weighing_bar
-from knowgate.display import one_harmless_line
 from knowgate.errors import BadSetting
 from knowgate.evaluation import MAX_LOSS, PRICE_SEARCH, PRICE_TOKEN, SEARCH_SECONDS, Assumed, Evaluation, evaluate
 from knowgate.gates import far_words
 from knowgate.report import Verdict, all_sheets, check_report_folder, render, summary_json, verdict, write_report
-
-PIPED = 220  # columns
 
 
 def eval_(
@@ -169,11 +166,6 @@ def split_specs(given: Sequence[str] | None) -> list[str]:
     return specs
 
 
-def wide_console() -> Console:
-    """Room for all columns where the output is not a terminal of a given width."""
-    return plain_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED)
-
-
 def tables(evaluation: Evaluation) -> Group:
     parts: list[RenderableType] = []
     for sheet in all_sheets(evaluation):
@@ -184,4 +176,4 @@ def tables(evaluation: Evaluation) -> Group:
 def _say_verdict(said: Verdict) -> None:
     """Last, where it is still on the screen."""
     words = " ".join([said.label + ":", said.text, *([said.note] if said.note else [])])
-    wide_console().print(Text(one_harmless_line(words)), soft_wrap=True)
+    print_text(words)

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import WORDS
-from knowgate.cli.eval import wide_console
 from knowgate.cli.numbers import whole_numbers
 from knowgate.cli.options import Limit, Prefs, RerankMargin
 from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
+from knowgate.cli.tables import print_sheets, print_text
 from knowgate.display import markdown_tables
 from knowgate.doors import user_path
 from knowgate.errors import BadInput, BadSetting
@@ -32,7 +32,7 @@ from knowgate.files import check_own, write_json, write_text
 from knowgate.labels import load_grader
 from knowgate.models import load_model
 from knowgate.preferences import PreferenceFolder
-from knowgate.report import render, rerank_verdict, write_rerank_page
+from knowgate.report import rerank_verdict, write_rerank_page
 from knowgate.rerank import BASE, is_aligned, load_reranker, read_manifest
 from knowgate.types import Reranker
 
@@ -105,12 +105,9 @@ def eval_rerank(
     write_text(out / "rerank.md", markdown_tables(sheets))
     write_rerank_page(found, out / "report.html")
     write_text(out / "predictions.jsonl", "".join(prediction_lines(found)))
-    console = wide_console()
-    for sheet in sheets:
-        console.print(sheet.title, style="bold")
-        console.print(render(sheet))
+    print_sheets(sheets)
     said = rerank_verdict(found)
-    console.print(" ".join([f"{said.label}:", said.headline, *said.sentences]), soft_wrap=True)
+    print_text(" ".join([f"{said.label}:", said.headline, *said.sentences]))
     WORDS.print(f"Written to {out}. 95 % bootstrap intervals over questions; differences are paired.")
 
 

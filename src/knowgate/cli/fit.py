@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from knowgate.cli.console import WORDS, plain_console
-from knowgate.cli.fit_parts import estimate_shown, fit_parameter, watching
+from knowgate.cli.fit_parts import estimate_shown, fit_parameter, split_shown, watching
 from knowgate.cli.lazy_group import LazyGroup, Verb, make_command
 from knowgate.cli.made_by import made_by
 from knowgate.cli.options import Seed
@@ -190,9 +190,10 @@ def fit_and_tell(name: str, shared: dict[str, Any], options: dict[str, Any]) -> 
     console.print(table)
     if "sets" in made:
         console.print(_by_set(made["sets"]))
-    WORDS.print(f"{name} fitted on '{made['target']}', {made['split']}. Use it: knowgate ask --gate {out}")
+    WORDS.print(f"{name} fitted on '{made['target']}': {split_shown(made['split'])}.")
     WORDS.print(_decides(gate))
     _warn(gate)
+    WORDS.print(f"Use it: knowgate ask --gate {out}")
 
 
 def _by_set(sets: Mapping[str, Mapping[str, Any]]) -> Table:

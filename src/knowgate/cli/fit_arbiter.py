@@ -12,7 +12,7 @@ from rich.table import Table
 
 from knowgate.arbiters import FITTED_ARBITERS
 from knowgate.cli.console import WORDS, plain_console
-from knowgate.cli.fit_parts import estimate_shown, fit_parameter, watching
+from knowgate.cli.fit_parts import estimate_shown, fit_parameter, split_shown, watching
 from knowgate.cli.made_by import made_by
 from knowgate.cli.options import Seed
 from knowgate.cli.paths import path
@@ -71,7 +71,7 @@ def fit_and_tell(shared: dict[str, Any], options: Mapping[str, Any]) -> None:
     for measure, one in made["metrics"].items():
         table.add_row(measure.replace("_", " "), estimate_shown(one))
     plain_console(soft_wrap=False).print(table)
-    WORDS.print(f"{mode} arbiter fitted, {made['split']}. Use it: knowgate ask --arbiter {out}")
+    WORDS.print(f"{mode} arbiter fitted: {split_shown(made['split'])}. Use it: knowgate ask --arbiter {out}")
     gain = made["metrics"].get("gain")
     if gain and gain["low"] is not None and gain["low"] <= 0:
         WORDS.print(

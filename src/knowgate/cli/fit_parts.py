@@ -47,3 +47,8 @@ def estimate_shown(estimate: Mapping[str, float | None]) -> str:
     if estimate["low"] is None:
         return f"{estimate['value']:.3f}"
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+
+
+def split_shown(split: Mapping[str, int]) -> str:
+    """How many questions each part has: '181 train, 40 test'."""
+    return ", ".join(f"{n} {part}" for part, n in split.items())

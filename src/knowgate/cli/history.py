@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from knowgate.cli.console import WORDS, plain_console, print_json
+from knowgate.cli.console import WORDS, print_json
 from knowgate.cli.options import Json
+from knowgate.cli.tables import print_table
 from knowgate.datasets import load_questions
 from knowgate.doors import COUNT, check_within, user_path
 from knowgate.errors import BadInput, BadSetting
@@ -136,21 +136,21 @@ def search(
     """Show the logged questions most similar to one."""
     store = _existing(history, embedder)
     found = store.search([question], k, _scope(store, model, prompts, tenant))[0]
-    _show([{"similarity": round(near.similarity, 3), **asdict(near)} for near in found], as_json)
+    _show([{**asdict(near), "similarity": round(near.similarity, 3)} for near in found], as_json)
 
 
 @app.command()
 def stats(history: Log = DEFAULT) -> None:
     """Count what is logged, by model, prompts and tenant."""
     store = _existing(history)
-    table = Table("model", "prompts", "tenant", "entries", "known", "unknown", "time-sensitive", "sources", box=None)
+    rows = []
     for scope, count in store.scopes().items():
         entries = list(store.entries(scope))
         labels, sources = Counter(e.label for e in entries), Counter(e.source for e in entries)
         named = ", ".join(f"{source} {n}" for source, n in sources.items())
         cells = [str(labels[label]) for label in Known]
-        table.add_row(scope.model, scope.prompts, scope.tenant or "-", str(count), *cells, named)
-    plain_console().print(table)
+        rows.append((scope.model, scope.prompts, str(count), *cells, scope.tenant or "-", named))
+    print_table(("model", "prompts", "entries", *Known, "tenant", "sources"), rows)
 
 
 @app.command()
@@ -232,7 +232,9 @@ def _scope(store: HistoryStore, model: str | None, prompts: str | None, tenant: 
     fitting = [s for s in there if model in (None, s.model) and prompts in (None, s.prompts)]
     if len(fitting) != 1:
         listed = "; ".join(f"--model-fingerprint {s.model} --prompts-fingerprint {s.prompts}" for s in there) or "none"
-        raise BadSetting(f"say whose labels are meant. The log has: {listed}.")
+        raise BadSetting(
+            f"say whose labels are meant: --model-fingerprint and --prompts-fingerprint. The log has: {listed}."
+        )
     return fitting[0]
 
 
@@ -242,9 +244,7 @@ def _show(records: list[dict[str, Any]], as_json: bool) -> None:
             print_json(record)
         return
     columns = [
-        key for key in ("id", "similarity", "label", "outcome", "source", "question") if records and key in records[0]
+        key for key in ("id", "similarity", "label", "question", "outcome", "source") if records and key in records[0]
     ]
-    table = Table(*columns, box=None)
-    for record in records:
-        table.add_row(*(str(record[key] if record[key] is not None else "-") for key in columns))
-    plain_console().print(table)
+    rows = [tuple(str(record[key] if record[key] is not None else "-") for key in columns) for record in records]
+    print_table(columns, rows)

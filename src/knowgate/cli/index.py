@@ -43,6 +43,7 @@ def index(
         kind = retriever or "bm25"
         report = build_index(source, out, kind=kind, embedder=embedder, max_words=max_words, progress=watch)
     WORDS.print(summary(report, out))
+    WORDS.print(f"Ask: knowgate ask --index {out} -i")
 
 
 def summary(report: IndexReport, out: Path) -> str:

@@ -6,31 +6,30 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from knowgate import weights
-from knowgate.cli.console import WORDS, plain_console
+from knowgate.cli.console import WORDS
+from knowgate.cli.tables import print_table
 from knowgate.files import cache_dir
 from knowgate.gates import FITTED, GATES, PLAIN
 from knowgate.models import MODELS
-from knowgate.registry import plugins
+from knowgate.registry import Entry, plugins
 
 models_app = typer.Typer(help="List LLM backends and cached weights; fetch the embedded ones.")
 
 
 def gates() -> None:
     """List the gates: what each measures, needs and costs."""
-    table = Table("gate", "retrieves when", "needs", "extra cost", "reference", box=None)
-    for name, entry in GATES.items():
-        table.add_row(name, entry.summary, entry.needs or "-", entry.cost, entry.paper or "-")
-    for name, entry in FITTED.items():
-        first = f"{entry.summary} (first: knowgate fit {name})"
-        table.add_row(name, first, entry.needs or "-", entry.cost, entry.paper or "-")
-    for name, how in _outside():
-        table.add_row(name, how, "-", "-", "-")
-    plain_console(soft_wrap=False).print(table)
+    rows = [_row(name, entry, entry.summary) for name, entry in GATES.items()]
+    rows += [_row(name, entry, f"{entry.summary} (first: knowgate fit {name})") for name, entry in FITTED.items()]
+    rows += [(name, how, "-", "-", "-") for name, how in _outside()]
+    print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
     typer.echo(f"default: a packaged gate fitted on the LLM (smollm has one), else {PLAIN}", err=True)
     typer.echo("options follow a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
+
+
+def _row(name: str, entry: Entry, summary: str) -> tuple[str, ...]:
+    return name, summary, entry.needs or "-", entry.cost, entry.paper or "-"
 
 
 def _outside() -> Iterator[tuple[str, str]]:
@@ -46,22 +45,24 @@ def models(context: typer.Context) -> None:
     """List LLM backends and what is in the cache."""
     if context.invoked_subcommand:
         return
-    console = plain_console(soft_wrap=False)
-    specs = Table("model", "what it is", "extra", box=None)
-    for name, entry in MODELS.items():
-        specs.add_row(name, entry.summary, entry.extra or "-")
-    console.print(specs)
-    console.print()
-    cached = Table("weights", "what", "size", "cached", box=None)
+    specs = [(name, entry.summary, entry.extra or "-") for name, entry in MODELS.items()]
+    print_table(("model", "what it is", "extra"), specs)
+    typer.echo()
+    print_table(("weights", "size", "cached", "what"), [*_fetched(), *_converted()])
+    WORDS.print(f"cache folder: {cache_dir()}")
+
+
+def _fetched() -> Iterator[tuple[str, ...]]:
     for name, item in weights.TABLE.items():
         state = "yes" if weights.is_cached(name) else f"no: knowgate models pull {name}"
-        cached.add_row(name, item.summary, f"{item.megabytes} MB", state)
+        yield name, f"{item.megabytes} MB", state, item.summary
+
+
+def _converted() -> Iterator[tuple[str, ...]]:
     for folder in sorted((cache_dir() / "converted").glob("*-v*")):
         if folder.is_dir():
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-            cached.add_row(folder.name, "converted GGUF", f"{size:.0f} MB", "yes")
-    console.print(cached)
-    WORDS.print(f"cache folder: {cache_dir()}")
+            yield folder.name.split("-")[0], f"{size:.0f} MB", "yes", f"converted GGUF: {folder.name}"
 
 
 @models_app.command()

@@ -35,7 +35,7 @@ def progress(what: str, unit: str, console: Console) -> Iterator[Show]:
         yield Lines(what, unit, _printer(console))
         return
     with _bar(console) as bar:
-        yield Bar(what, bar)
+        yield Bar(what, unit, bar)
 
 
 def question_bar(what: str, console: Console) -> AbstractContextManager[Show]:
@@ -62,13 +62,17 @@ class Bar:
     """Drawn by rich; a stage of another name starts a bar of its own."""
 
     what: str
+    unit: str
     bar: Any
     tasks: dict[str, Any] = field(default_factory=dict)
+    begun: dict[str, Begun] = field(default_factory=dict)
 
     def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None:
         name = harmless(stage or self.what)
         if name not in self.tasks:
             self.tasks[name] = self.bar.add_task(name, total=None, pace="")
+        start = self.begun.setdefault(name, Begun(done, time.monotonic()))
+        pace = pace or pace_of(start.rate(done, time.monotonic()), unit or self.unit)
         self.bar.update(self.tasks[name], completed=done, total=total, pace=pace)
 
     def say(self, line: str) -> None:
@@ -81,6 +85,10 @@ class Begun:
 
     done: int
     at: float
+
+    def rate(self, done: int, now: float) -> float:
+        """Things in a second; 0 where that is not known yet."""
+        return (done - self.done) / (now - self.at) if now > self.at else 0.0
 
 
 @dataclass
@@ -105,18 +113,21 @@ class Lines:
             return
         self.wait = min(2 * self.wait, LONGEST)
         self.due = now + self.wait
-        rate = (done - start.done) / (now - start.at) if now > start.at else 0.0
-        self.write(line(name, done, total, unit or self.unit, rate, pace))
+        self.write(line(name, done, total, unit or self.unit, start.rate(done, now), pace))
 
     def say(self, line: str) -> None:
         self.write(line)
+
+
+def pace_of(rate: float, unit: str) -> str:
+    return f"{rate:{',.0f' if rate >= 10 else '.2g'}} {unit}/s" if rate > 0 else ""
 
 
 def line(what: str, done: int, total: int, unit: str, rate: float, pace: str = "") -> str:
     """'labelling: 120 of 1,000 questions, 3.2 questions/s, 4 min left'; without a rate, without the end of it."""
     parts = [f"{what}: {done:,} of {total:,} {unit}"]
     if pace or rate > 0:
-        parts.append(pace or f"{rate:{',.0f' if rate >= 10 else '.2g'}} {unit}/s")
+        parts.append(pace or pace_of(rate, unit))
     if rate > 0:
         parts.append(f"{duration((total - done) / rate)} left")
     return ", ".join(parts)

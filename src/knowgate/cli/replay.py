@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from knowgate.cli.console import WORDS, plain_console, print_json
+from knowgate.cli.console import WORDS, print_json
 from knowgate.cli.paths import path
+from knowgate.cli.tables import print_sheets
+from knowgate.display import Sheet
 from knowgate.errors import BadSetting
 from knowgate.evaluation import (
     Log,
@@ -27,7 +28,6 @@ from knowgate.evaluation import (
 from knowgate.gates import load_gate
 from knowgate.statistics import Share
 
-WIDE = 200  # columns where nobody's terminal sets a limit
 RISKS = {"retrieved": "differ, of {} retrieved", "audited": "differ, of {} audited", "graded": "lost, of {} graded"}
 
 
@@ -66,13 +66,8 @@ def replay_command(
     if as_json:
         print_json(_record(logged, lines, prices, marks))
     else:
-        _print(_table(lines, marks, prices))
+        print_sheets([_table(lines, marks, prices)])
     _explain(logged, traffic)
-
-
-def _print(table: Table) -> None:
-    console = plain_console(soft_wrap=False)
-    (console if console.is_terminal else plain_console(soft_wrap=False, width=WIDE)).print(table)
 
 
 def parse_thresholds(text: str) -> list[float]:
@@ -105,21 +100,25 @@ def _own_threshold(log: Log, gate: str) -> float:
     if loaded.name not in log.gates:
         raise BadSetting(
             f"the log holds needs of the gate {', '.join(log.gates)}, not of '{gate}' ({loaded.name}); "
-            "a threshold means nothing for another gate's needs."
+            "a threshold means nothing for another gate's needs. Leave --gate away."
         )
     return loaded.threshold
 
 
-def _table(lines: Sequence[ThresholdLine], marks: dict[float, str], prices: Prices) -> Table:
+def _table(lines: Sequence[ThresholdLine], marks: dict[float, str], prices: Prices) -> Sheet:
     kinds = ["retrievals", "tokens", "seconds", *(["money"] if prices.are_given else [])]
     risks = {name: RISKS[name].format(share.n) for name, share in lines[0].risks.items()}
-    table = Table("threshold", "retrieved", *(f"{kind} saved" for kind in kinds), *risks.values(), box=None)
+    rows = []
     for line in lines:
         name = "always" if line.threshold < 0 else f"{line.threshold:g}"
         mark = f" ({marks[line.threshold]})" if line.threshold in marks else ""
-        cells = [_saving(line.savings[kind]) for kind in kinds] + [_share(line.risks[name]) for name in risks]
-        table.add_row(name + mark, f"{line.rate:.1%}", *cells)
-    return table
+        saved = [_saving(line.savings[kind]) for kind in kinds]
+        rows.append(
+            (name + mark, f"{line.rate:.1%}", saved[0], *(_share(line.risks[name]) for name in risks), *saved[1:])
+        )
+    first, *others = (f"{kind} saved" for kind in kinds)
+    columns = ("threshold", "retrieved", first, *risks.values(), *others)  # the risk has room on any terminal
+    return Sheet("", columns, tuple(rows))
 
 
 def _saving(saving: TrafficSaving | None) -> str:

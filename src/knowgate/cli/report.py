@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import plain_console, print_json, say_page
+from knowgate.cli.console import WORDS, print_json, say_page
 from knowgate.cli.paths import path
+from knowgate.cli.tables import print_text, wide_console
 from knowgate.errors import BadInput
 from knowgate.evaluation import read_runs, run_report_json
-from knowgate.report import tables, write_page
+from knowgate.report import boundary_words, tables, write_page
 
 
 def report(
@@ -31,8 +32,13 @@ def report(
     if as_json:
         print_json({"runs": [run_report_json(run) for run in found]})
     else:
-        plain_console(soft_wrap=False).print(tables(found))
+        wide_console().print(tables(found))
+        for run in found:
+            print_text(" ".join(boundary_words(run)))
     if html:
         file = out or Path("report.html")
         write_page(found, file)
         say_page(file)
+    if not as_json:
+        named = " ".join(f"--labels {run.path}" for run in found)
+        WORDS.print(f"Would a gate pay? knowgate eval {named} --out DIR")

@@ -33,7 +33,8 @@ def rules(context: typer.Context, rules: RulesFile = None) -> None:
         ruling = rule.ruling
         table.add_row(harmless(ruling.rule), ruling.action, harmless(ruling.reason))
     plain_console(soft_wrap=False).print(table)
-    WORDS.print("Try them: knowgate rules test QUESTIONS.txt. Your own: ask --rules FILE; none: ask --no-rules")
+    WORDS.print("Try them: knowgate rules test QUESTIONS.txt")
+    WORDS.print("Your own: knowgate ask --rules FILE; none: knowgate ask --no-rules")
 
 
 @app.command("test")

@@ -7,15 +7,15 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import WORDS, plain_console
-from knowgate.cli.eval import split_specs, wide_console
+from knowgate.cli.eval import split_specs
 from knowgate.cli.options import Gates, Labels, Limit, PlugIn
+from knowgate.cli.tables import print_sheets
 from knowgate.datasets import load_questions
 from knowgate.display import Sheet, markdown_tables
 from knowgate.errors import BadSetting
 from knowgate.evaluation import EXAMPLE_COUNTS, WORD_PAIRS, Variants, history_tables, latency_sheet, time_gates
 from knowgate.models import load_model
 from knowgate.prompts import load_answer_prompts
-from knowgate.report import render
 
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 
@@ -81,7 +81,4 @@ def show(sheets: list[Sheet], markdown: bool) -> None:
     if markdown:
         plain_console().print(markdown_tables(sheets))
         return
-    console = wide_console()
-    for sheet in sheets:
-        console.print(sheet.title, style="bold")
-        console.print(render(sheet))
+    print_sheets(sheets)

@@ -44,7 +44,7 @@ def load_questions(spec: str, limit: int | None = None) -> list[Question]:
         raise BadSetting(f"data source '{name}' needs a value: {DATASETS[name].summary}.")
     questions = list(islice(_unique(source(value), spec), limit))
     if not questions:
-        raise BadInput(f"{spec} holds no questions.")
+        raise BadInput(f'{spec} holds no questions. Write one a line: {{"question": "...", "answers": ["..."]}}')
     return questions
 
 

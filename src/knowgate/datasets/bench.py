@@ -17,10 +17,13 @@ VARIABLE = "KNOWGATE_BENCH"
 def folder() -> Path:
     chosen = os.environ.get(VARIABLE)
     if not chosen:
-        raise BadSetting(f"bench: data needs the environment variable {VARIABLE} to name the benchmark folder.")
+        raise BadSetting(
+            f"bench: data needs the environment variable {VARIABLE}. Set it to the benchmark folder, or give data of "
+            "your own: --data jsonl:FILE"
+        )
     path = user_path(chosen)
     if not path.is_dir():
-        raise BadInput(f"{VARIABLE} names '{path}', which is not a folder.")
+        raise BadInput(f"{VARIABLE} names '{path}', which is not a folder. Set it to the folder with the benchmarks.")
     return path
 
 

@@ -16,6 +16,6 @@ from knowgate.types import Question
 def read_questions(file: str) -> Iterator[Question]:
     path = user_path(file)
     if not path.exists():
-        raise BadInput(f"there is no file {str(path)!r}.")
+        raise BadInput(f"there is no file {str(path)!r}. Check the path.")
     check_regular(path)
     return read_file(path)

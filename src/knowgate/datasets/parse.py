@@ -36,7 +36,7 @@ def parse_question(record: dict[str, Any], where: str, default_id: str) -> Quest
     """A record as a question; what is missing or of the wrong kind is named."""
     text = record.get("question")
     if not isinstance(text, str) or not text.strip():
-        raise BadInput(f"{where}: 'question' is missing or empty.")
+        raise BadInput(f"{where}: 'question' is missing or empty. Write it as a text.")
     choices = _strings(record, "choices", where)
     return Question(
         text=text,

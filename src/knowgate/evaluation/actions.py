@@ -102,7 +102,7 @@ def actions_of(
     dev = trial.dev
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(trial.rows)} questions are too few to fit expected gains on some and try them on others."
+            f"{len(trial.rows)} questions are too few to fit expected gains on some and try them on others. Label more."
         )
     right = np.stack([trial.closed_right, given, several], axis=1)
     draws, lines = Draws(int((~dev).sum()), resamples, seed), list[ActionLine]()

@@ -367,7 +367,7 @@ def check_offers(gate: Gate, model: Model) -> None:
     works = [name for name, entry in GATES.items() if _signals(entry) <= model.offers]
     raise NotOffered(
         f"gate '{gate.name}' needs {', '.join(sorted(missing))}, which {model.name} does not give. "
-        f"Gates that work with it: {', '.join(works)}."
+        f"Give one that works with it to --gate: {', '.join(works)}."
     )
 
 

@@ -260,7 +260,8 @@ def without_seen(trial: Trial, gates: Sequence[str | Gate], *others: str | None)
         return trial
     if all(seen):
         raise BadInput(
-            "no question is left to evaluate: the gates were fitted on all of them.", brief="no question is left"
+            "no question is left to evaluate: the gates were fitted on all of them. Label others: knowgate label",
+            brief="no question is left",
         )
     kept = trial.subset(number for number, was_seen in enumerate(seen) if not was_seen)
     return replace(kept, left_out={**trial.left_out, "seen by a gate": sum(seen)})

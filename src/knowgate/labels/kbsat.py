@@ -49,7 +49,8 @@ def make_sets(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     wrong = [row for row in graded if row.closed and not row.closed.correct]
     if not right or not wrong:
         raise BadInput(
-            f"KB-SAT needs questions answered right and wrong; the run has {len(right)} right and {len(wrong)} wrong."
+            f"KB-SAT needs questions answered right and wrong; the run has {len(right)} right and {len(wrong)} wrong. "
+            "Label more."
         )
     shuffle = random.Random(seed)
     size = min(len(right), len(wrong))

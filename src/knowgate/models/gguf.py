@@ -32,7 +32,7 @@ def open_gguf(file: str, label: str = "") -> HFModel:
 def converted(file: Path) -> Path:
     """The folder with this file's weights as safetensors; made on first use."""
     if not file.is_file():
-        raise WeightsError(f"there is no GGUF file '{file}'.")
+        raise WeightsError(f"there is no GGUF file '{file}'. Check the path; all kinds of models: knowgate models")
     sha256 = digest(file)
     target = cache_dir() / "converted" / f"{file.stem}-{sha256[:12]}-v{FORMAT}"
     if not (target / SOURCE_FILE).is_file():

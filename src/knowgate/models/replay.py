@@ -147,7 +147,9 @@ class ReplayModel(WordByWord):
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
         if not (self._folder / disk.MANIFEST).is_file():
-            raise ArtefactError(f"{folder} is not a recording: it has no {disk.MANIFEST}.")
+            raise ArtefactError(
+                f"{folder} is not a recording: it has no {disk.MANIFEST}. Make one: knowgate ask --record {folder}"
+            )
 
     @functools.cached_property
     def _manifest(self) -> disk.Manifest:

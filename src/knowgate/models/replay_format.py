@@ -49,7 +49,9 @@ def call_key(fingerprint: str, method: str, prompt: object, settings: Mapping[st
 def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
-        raise ArtefactError(f"{folder} is not a recording: it has no {MANIFEST}.")
+        raise ArtefactError(
+            f"{folder} is not a recording: it has no {MANIFEST}. Make one: knowgate ask --record {folder}"
+        )
     try:
         value = read_json(path)
         if value["version"] != VERSION:

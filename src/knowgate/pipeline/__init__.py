@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from knowgate.pipeline.adaptive_rag import AdaptiveRAG
     from knowgate.pipeline.answer_json import answer_record, decision_record
     from knowgate.pipeline.assemble import build_pipeline, build_prompts, cached_index
+    from knowgate.pipeline.case import is_whole
     from knowgate.pipeline.conversation import Conversation, from_messages
     from knowgate.pipeline.settings import Settings, load_settings
     from knowgate.pipeline.traffic import TrafficLog
@@ -26,5 +27,6 @@ __all__ = [
     "cached_index",
     "decision_record",
     "from_messages",
+    "is_whole",
     "load_settings",
 ]

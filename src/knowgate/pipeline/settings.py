@@ -98,7 +98,7 @@ def _read(config: str | Path | None) -> dict[str, Any]:
     try:
         values = parse_toml(read_text(path, most=LARGEST), f"the config file '{path}'")
     except OSError as error:
-        raise BadSetting(f"cannot read the config file '{path}': {error.strerror}.") from None
+        raise BadSetting(f"cannot read the config file '{path}': {error.strerror}. Check --config.") from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
     unknown = sorted(set(values) - set(Settings.model_fields))

@@ -93,7 +93,10 @@ def _questions(folders: Sequence[RunFolder], data: str | None, limit: int | None
                 own = () if has_index or data else row.passages
                 questions.setdefault(row.id, replace(question_of(row), contexts=own))
     if not questions:
-        raise BadInput(f"{', '.join(str(folder.path) for folder in folders)}: no labelled question to start from.")
+        raise BadInput(
+            f"{', '.join(str(folder.path) for folder in folders)}: no labelled question to start from. "
+            "Label some: knowgate label"
+        )
     return _with_contexts(questions, data) if data else list(questions.values())
 
 

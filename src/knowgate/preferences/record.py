@@ -113,9 +113,14 @@ def from_json(record: Mapping[str, Any], where: str) -> Preference:
     try:
         row = read_record(Preference, record, where)
     except BadInput as error:
-        raise ArtefactError(f"{str(error).rstrip('.')}; that is no preference row.") from None
+        raise ArtefactError(
+            f"{str(error).rstrip('.')}; that is no preference row. Make it again: knowgate prefer"
+        ) from None
     if beyond := [place for place in (*row.positives, *row.negatives) if place >= len(row.candidates)]:
-        raise ArtefactError(f"{where} chooses candidate {beyond[0]} of {len(row.candidates)}; the file is damaged.")
+        raise ArtefactError(
+            f"{where} chooses candidate {beyond[0]} of {len(row.candidates)}; the file is damaged. "
+            "Make it again: knowgate prefer"
+        )
     return row
 
 

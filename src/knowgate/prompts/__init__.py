@@ -110,7 +110,7 @@ def load_templates(path: Path, like: str) -> TemplateSet:
     try:
         own = _strip(parse_toml(read_text(path, most=LARGEST), f"the prompt file {path}"))
     except OSError as error:
-        raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}.") from None
+        raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}. Check --prompts.") from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
     except AttributeError:

@@ -9,6 +9,7 @@ from knowgate.lazy import hand_on
 if TYPE_CHECKING:
     from knowgate.report.boundary.page import write_page
     from knowgate.report.boundary.terminal import tables
+    from knowgate.report.boundary.verdict import boundary_words
     from knowgate.report.comparison.page import write_eval_page
     from knowgate.report.comparison.sheets import all_sheets
     from knowgate.report.comparison.verdict import Verdict, verdict
@@ -25,6 +26,7 @@ __all__ = [
     "Verdict",
     "all_sheets",
     "basis",
+    "boundary_words",
     "check_report_folder",
     "differences",
     "headline",

@@ -1,24 +1,104 @@
-"""Tables on a terminal."""
+"""Tables on a terminal: as wide as it is, by leaving columns out and naming them. No word and no interval is cut.
+
+Knows cells and widths; not what they mean. Columns to the right go first, so the ones that matter stand left.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from knowgate.display import Sheet, one_harmless_line
 
-NAME = 24
+GAP = 2  # between columns
+COMFORT = 30  # a text is not broken into lines shorter than this
+UNIT = re.compile(r"\[[^\]]*\]\S*|\S+")  # a word, or a whole interval
+INTERVAL = re.compile(r" (?=\[[-+\d])")
 
 
-def render(sheet: Sheet) -> Table:
+@dataclass(frozen=True)
+class FittedTable:
+    """A sheet that takes the width of wherever it is printed."""
+
+    sheet: Sheet
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = [_Column.of(self.sheet, place) for place in range(len(self.sheet.columns))]
+        kept = _fitting(columns, options.max_width)
+        widths = _widths(columns[:kept], options.max_width)
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+        for column, width in zip(columns, widths, strict=False):
+            table.add_column(plain(column.name), width=width, overflow="fold")
+        for row in self.sheet.rows:
+            fitted = zip(row[:kept], widths, strict=False)
+            table.add_row(*(Text(_broken(one_harmless_line(cell), width)) for cell, width in fitted))
+        yield table
+        if left_out := [column.name for column in columns[kept:]]:
+            yield Text(f"(no room for: {'; '.join(left_out)})", "dim")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """natural: width of its longest cell; least: what it must have so that nothing in it is cut."""
+
+    name: str
+    natural: int
+    least: int
+
+    @classmethod
+    def of(cls, sheet: Sheet, place: int) -> _Column:
+        name = one_harmless_line(sheet.columns[place])
+        cells = [one_harmless_line(row[place]) for row in sheet.rows if len(row) == len(sheet.columns)]
+        natural = max(map(cell_len, [*cells, name]))
+        comfortable = [COMFORT if cell_len(cell) > COMFORT else _longest(INTERVAL.split(cell)) for cell in cells]
+        return cls(name, natural, max(*comfortable, *map(_unit, [name, *cells]), 1))
+
+
+def _unit(cell: str) -> int:
+    return _longest(UNIT.findall(cell))
+
+
+def _longest(parts: Sequence[str]) -> int:
+    return max(map(cell_len, parts), default=0)
+
+
+def _fitting(columns: Sequence[_Column], room: int) -> int:
+    """How many columns from the left have room; the first two in any case."""
+    kept = len(columns)
+    while kept > min(2, len(columns)) and _taken([column.least for column in columns[:kept]]) > room:
+        kept -= 1
+    return kept
+
+
+def _taken(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _widths(columns: Sequence[_Column], room: int) -> list[int]:
+    """What each must have; what is left goes to those that want more, one by one."""
+    widths = [column.least for column in columns]
+    spare = room - _taken(widths)
+    while spare > 0 and (wanting := [i for i, column in enumerate(columns) if widths[i] < column.natural]):
+        for place in wanting[:spare]:
+            widths[place] += 1
+        spare -= len(wanting[:spare])
+    return widths
+
+
+def _broken(cell: str, width: int) -> str:
+    """An interval that does not fit beside its number stands below it."""
+    return cell if cell_len(cell) <= width else INTERVAL.sub("\n", cell)
+
+
+def render(sheet: Sheet) -> FittedTable:
     """Cells are plain text: nothing in a model's name or a question is taken for markup or steers the terminal."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    names = max((len(row[0]) for row in sheet.rows), default=0)  # what a row is about stays whole on a narrow terminal
-    for number, column in enumerate(sheet.columns):
-        table.add_column(plain(column), overflow="fold", min_width=min(names, NAME) if number == 0 else None)
-    for row in sheet.rows:
-        table.add_row(*(plain(cell) for cell in row))
-    return table
+    return FittedTable(sheet)
 
 
 def plain(text: str) -> Text:

@@ -76,7 +76,7 @@ def build_matrix(passages: Iterable[Passage], tokenizer: Tokenizer) -> Any:
         for passage in passages
     ]
     if not vocabulary:
-        raise BadInput("there are no words to index in these documents.")
+        raise BadInput("there are no words to index in these documents. Name a folder with text in it.")
     matrix = bm25s.BM25(k1=K1, b=B, method="lucene")
     matrix.index((rows, vocabulary), create_empty_token=False, show_progress=False)
     return matrix

@@ -86,7 +86,7 @@ def load_rules(file: str | Path | None = None) -> RuleBook:
     try:
         text = read_text(path, most=LARGEST)
     except OSError as error:
-        raise BadSetting(f"cannot read the rules in '{path}': {error.strerror}.") from None
+        raise BadSetting(f"cannot read the rules in '{path}': {error.strerror}. Check --rules.") from None
     book = _read(text, f"the rules in '{path}'")
     for one in book.rule:
         if endless := next((pattern for pattern in one.patterns if ENDLESS.search(pattern)), None):

@@ -201,11 +201,11 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = parse_json(line.decode(), where)
     except UnicodeDecodeError:
-        raise ArtefactError(f"{where} is not UTF-8 text; the run is damaged.") from None
+        raise ArtefactError(f"{where} is not UTF-8 text; the run is damaged. Make it again.") from None
     except BadInput as error:
-        raise ArtefactError(f"{str(error).rstrip('.')}; the run is damaged.") from None
+        raise ArtefactError(f"{str(error).rstrip('.')}; the run is damaged. Make it again.") from None
     if not isinstance(record, dict):
-        raise ArtefactError(f"{where} is not a JSON object; the run is damaged.")
+        raise ArtefactError(f"{where} is not a JSON object; the run is damaged. Make it again.")
     return record
 
 

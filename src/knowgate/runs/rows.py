@@ -101,7 +101,7 @@ def from_json(record: Mapping[str, Any], where: str) -> LabelRow:
     try:
         return read_record(LabelRow, record, where)
     except BadInput as error:
-        raise ArtefactError(f"{str(error).rstrip('.')}; that is no label row.") from None
+        raise ArtefactError(f"{str(error).rstrip('.')}; that is no label row. Label again.") from None
 
 
 def side_of(draft: Completion, samples: Sequence[Completion]) -> GradedAnswer:

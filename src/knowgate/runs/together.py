@@ -31,7 +31,7 @@ def check_named_once(runs: Sequence[Path]) -> None:
     whole = [run.resolve() for run in runs]
     twice = [run for number, run in enumerate(runs) if whole[number] in whole[:number]]
     if twice:
-        raise BadSetting(f"the label run '{twice[0]}' is named twice.")
+        raise BadSetting(f"the label run '{twice[0]}' is named twice. Name it once.")
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:

@@ -98,7 +98,7 @@ def estimate(values: Floats) -> Estimate:
 def estimate_mean(values: Floats, resamples: int = RESAMPLES) -> Estimate:
     """The mean of per-question values; of differences between two systems on the same questions it is paired."""
     if not len(values):
-        raise BadInput("there is no question to measure on.")
+        raise BadInput("there is no question to measure on. Label some: knowgate label")
     return _estimates(lambda weights: {"mean": weighted_mean(weights, values)}, Draws(len(values), resamples))["mean"]
 
 

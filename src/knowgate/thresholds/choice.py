@@ -48,7 +48,7 @@ def for_rate(needs: Floats, rate: float) -> float:
     if not 0 <= rate <= 1:
         raise BadSetting(f"the retrieval rate is {rate}; it must be between 0 and 1.")
     if not len(needs):
-        raise BadInput("there are no questions to choose a threshold on.")
+        raise BadInput("there are no questions to choose a threshold on. Label some: knowgate label")
     thresholds = candidates(needs)
     retrieved = len(needs) - np.searchsorted(np.sort(needs), thresholds, side="right")
     return float(thresholds[np.argmax(retrieved <= rate * len(needs) + 1e-9)])  # rates only fall along the thresholds
@@ -57,7 +57,7 @@ def for_rate(needs: Floats, rate: float) -> float:
 def for_accuracy(outcomes: Outcomes) -> float:
     """The threshold with the most right answers on these questions; of several, the one that retrieves least."""
     if not len(outcomes):
-        raise BadInput("there are no questions to choose a threshold on.")
+        raise BadInput("there are no questions to choose a threshold on. Label some: knowgate label")
     thresholds = candidates(outcomes.needs)
     right = _right(outcomes, thresholds)
     return float(thresholds[np.flatnonzero(right == right.max())[-1]])
@@ -70,7 +70,7 @@ def for_loss(outcomes: Outcomes, most: float) -> float:
     by luck.
     """
     if not len(outcomes):
-        raise BadInput("there are no questions to choose a threshold on.")
+        raise BadInput("there are no questions to choose a threshold on. Label some: knowgate label")
     thresholds = candidates(outcomes.needs)
     lost = (outcomes.open_right.sum() - _right(outcomes, thresholds)) / len(outcomes)
     beyond = np.flatnonzero(lost > most + 1e-9)

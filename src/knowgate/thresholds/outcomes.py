@@ -93,7 +93,7 @@ class ThresholdResult:
 def try_threshold(outcomes: Outcomes, threshold: float) -> ThresholdResult:
     """What the gate would have done to these questions."""
     if not len(outcomes):
-        raise BadInput("there are no questions to try a threshold on.")
+        raise BadInput("there are no questions to try a threshold on. Label some: knowgate label")
     retrieve = outcomes.needs > threshold
     right = np.where(retrieve, outcomes.after, outcomes.closed_right)
     return ThresholdResult(

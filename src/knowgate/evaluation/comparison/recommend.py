@@ -28,6 +28,7 @@ ROUNDS = 5
 FEWEST = 100  # questions; on fewer, a loss of a few points cannot be told from luck
 WORTH = 0.02  # share of searches; a gate that skips less is not worth its upkeep
 CERTAIN = 2.576  # standard errors: the normal quantile of a one-sided 99.5 % bound
+LIKELY = 1.96  # the same of 97.5 %: less than that is not even worth a try
 NEVER = "never"
 UNKNOWN = Estimate(None)
 
@@ -138,7 +139,10 @@ def _as_measured(evaluation: Evaluation, choice: Choice, answered: Answered, max
             skips[fold] = chosen.skips(fold)
             changes[fold] = answered.right(chosen, fold).astype(float) - answered.opened[fold]
     found = _measure(evaluation, answered, skips, changes)
-    found = replace(found, gain=UNKNOWN, beats_chance=True) if choice.lever.gate == NEVER else found
+    if choice.lever.gate == NEVER:
+        found = _unchosen(found)
+    elif not found.may_beat_it and (without := _doing_without(evaluation, answered, max_loss)).is_worth_it:
+        return without
     own = choice.skips(every)
     light = _light(found, max_loss) if _different(evaluation) >= FEWEST else "unknown"
     return Recommendation(
@@ -147,6 +151,18 @@ def _as_measured(evaluation: Evaluation, choice: Choice, answered: Answered, max
         found.skipped, found.difference, found.gain, found.beats_chance,
         agreed=Counter(chosen.lever.gate for _, chosen in rounds if chosen)[choice.lever.gate],
         skips=own, right=answered.right(choice, every),
+    )  # fmt: skip
+
+
+def _doing_without(evaluation: Evaluation, answered: Answered, max_loss: float) -> Recommendation:
+    """No search at all: nothing was chosen here, so all questions may speak for it."""
+    n = len(answered.closed)
+    skips, changes = np.ones(n, dtype=bool), answered.closed.astype(float) - answered.opened
+    found = _unchosen(_measure(evaluation, answered, skips, changes))
+    light = _light(found, max_loss) if _different(evaluation) >= FEWEST else "unknown"
+    return Recommendation(
+        light, n, max_loss, NEVER, 1.0, found.skipped, found.skipped, found.difference, skips=skips,
+        right=answered.closed,
     )  # fmt: skip
 
 
@@ -169,12 +185,13 @@ def _rounds(evaluation: Evaluation, answered: Answered, aim: float) -> Sequence[
 
 @dataclass(frozen=True)
 class _Found:
-    """Per question, with intervals. beats_chance: the gain is there for certain."""
+    """Per question, with intervals. beats_chance: the gain is there for certain; may_beat_it: it is likely."""
 
     skipped: Estimate
     difference: Estimate
     gain: Estimate
     beats_chance: bool
+    may_beat_it: bool
 
 
 def _measure(evaluation: Evaluation, answered: Answered, skips: Bools, changes: Floats) -> _Found:
@@ -183,11 +200,16 @@ def _measure(evaluation: Evaluation, answered: Answered, skips: Bools, changes: 
     gains = changes - skips * by_chance
     columns = [skips.astype(float), changes, gains]
     skipped, difference, gain = estimate_means(columns, evaluation.resamples)
-    return _Found(skipped, difference, gain, _is_certain(gains))
+    return _Found(skipped, difference, gain, _is_above(gains, CERTAIN), _is_above(gains, LIKELY))
 
 
-def _is_certain(gains: Floats) -> bool:
-    """With one loss added, the mean is more than CERTAIN standard errors above 0.
+def _unchosen(found: _Found) -> _Found:
+    """Of doing without retrieval: there is nothing to choose better than chance."""
+    return replace(found, gain=UNKNOWN, beats_chance=True, may_beat_it=True)
+
+
+def _is_above(gains: Floats, errors: float) -> bool:
+    """With one loss added, the mean is more than so many standard errors above 0.
 
     Gains are rare, and a choice is behind them: with shuffled needs 32 of 400 evaluations came out as worth using by a
     bootstrap interval above 0, and 3 by this. Of three cutoffs (1.96, 2.33, 2.58) the strictest was kept after trying
@@ -195,7 +217,7 @@ def _is_certain(gains: Floats) -> bool:
     """
     n = len(gains)
     error = float(np.sqrt((np.sum((gains - gains.mean()) ** 2) + 1) / n / n))
-    return float(gains.mean()) - 1 / n > CERTAIN * error
+    return float(gains.mean()) - 1 / n > errors * error
 
 
 def _light(found: _Found, max_loss: float, *, is_proven: bool = False) -> Light:
@@ -203,6 +225,8 @@ def _light(found: _Found, max_loss: float, *, is_proven: bool = False) -> Light:
     loss = -(found.difference.value or 0.0)
     if (found.skipped.value or 0.0) < WORTH or loss > max_loss or not (chosen_well or is_proven):
         return "leave"
+    if not (found.may_beat_it or is_proven):
+        return "leave"  # among many gates one looks a little better than chance, by chance
     if is_proven and chosen_well:
         return "use"
     if not found.beats_chance and found.difference.high is not None and found.difference.high < 0:

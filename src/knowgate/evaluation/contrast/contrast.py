@@ -62,7 +62,10 @@ def hold_against(first: Side, second: Side, watch: Sequence[str] = (), resamples
     """watch: gates that count; without any, never, always and what each side recommends."""
     shared = [gate for gate in first.gates if gate in second.gates]
     if not shared:
-        raise BadInput(f"'{first.name}' and '{second.name}' have no gate in common, so there is nothing to compare.")
+        raise BadInput(
+            f"'{first.name}' and '{second.name}' have no gate in common, so there is nothing to compare. "
+            "Evaluate both with the same --gates."
+        )
     for gate in watch:
         if gate not in shared:
             raise UnknownName("gate of both sides", gate, shared)

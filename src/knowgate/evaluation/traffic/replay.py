@@ -100,7 +100,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         if not self.events:
-            raise BadInput("there is no question to replay.")
+            raise BadInput("there is no question to replay. Log some: knowgate ask --json")
 
     @cached_property
     def needs(self) -> Floats:

@@ -28,7 +28,7 @@ class EncoderPupil:
 
     def begin(self, training: JudgeTraining) -> list[Any]:
         if not training.full:
-            raise BadSetting("an encoder is trained in full: it is small.")
+            raise BadSetting("an encoder is small and trained in full: add --full.")
         return list(self.encoder.model.parameters())
 
     def set_training(self, on: bool) -> None:

@@ -37,7 +37,10 @@ class GatheredReply:
             self.ended = True
             return ""
         if not isinstance(part, dict):
-            raise ModelError("the server's stream has a part that is no object: it is not an OpenAI-compatible API.")
+            raise ModelError(
+                "the server's stream has a part that is no object: it is not an OpenAI-compatible API. "
+                "Check the URL; most end in /v1."
+            )
         self.usage = part.get("usage") or self.usage
         choice = _first_choice(part.get("choices"))
         if choice is None:

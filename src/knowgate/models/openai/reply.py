@@ -77,7 +77,9 @@ def _log_sum(values: Sequence[float]) -> float:
 def _choices(reply: Any) -> list[dict[str, Any]]:
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not choices or not all(isinstance(item, dict) for item in choices):
-        raise ModelError("the server's reply has no choices: it is not an OpenAI-compatible API.")
+        raise ModelError(
+            "the server's reply has no choices: it is not an OpenAI-compatible API. Check the URL; most end in /v1."
+        )
     return choices
 
 

@@ -170,7 +170,10 @@ class Wire:
             if chunk is None:
                 return
             if watch.seconds > self._patience.total:
-                raise ServerError(f"{url} had not finished its answer after {self._patience.total:.3g} s.")
+                raise ServerError(
+                    f"{url} had not finished its answer after {self._patience.total:.3g} s. "
+                    "Check its load, or ask for less: --max-tokens"
+                )
             yield chunk
 
 
@@ -205,7 +208,9 @@ def _explained(url: str, seconds: float) -> Iterator[None]:
     except httpx.TransportError as error:
         raise _Passing(_unreachable(url, str(error) or type(error).__name__)) from None
     except httpx.DecodingError:
-        raise ModelError(f"{url} gave a reply that cannot be decompressed.") from None
+        raise ModelError(
+            f"{url} gave a reply that cannot be decompressed. Check the server and what stands before it."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -219,7 +224,9 @@ def _broken_off(url: str) -> Iterator[None]:
         reason = _shorten(str(error) or type(error).__name__)
         raise ServerError(f"{url} broke off in the middle of its answer ({reason}). Ask again.") from None
     except httpx.DecodingError:
-        raise ModelError(f"{url} gave a reply that cannot be decompressed.") from None
+        raise ModelError(
+            f"{url} gave a reply that cannot be decompressed. Check the server and what stands before it."
+        ) from None
 
 
 def find_key() -> tuple[str, str]:

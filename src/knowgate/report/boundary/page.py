@@ -56,7 +56,9 @@ def _accuracy(runs: Sequence[RunReport]) -> str:
         "gold answers in the passages replaced. Lines are 95 % Wilson intervals. Below: how often retrieval turned a "
         "wrong answer right (+1) or a right one wrong (-1)."
     )
-    parts = [markup.figure(charts.accuracy(runs), "Accuracy"), markup.table(sheets.accuracy(runs))]
+    graded = any(run.boundary.accuracy.closed.n or run.boundary.accuracy.open.n for run in runs)
+    picture = [markup.figure(charts.accuracy(runs), "Accuracy")] if graded else []
+    parts = [*picture, markup.table(sheets.accuracy(runs))]
     return markup.section("accuracy", "Accuracy", intro, parts)
 
 

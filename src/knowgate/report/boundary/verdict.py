@@ -6,12 +6,15 @@ from knowgate.display import percent
 from knowgate.evaluation import RunReport
 from knowgate.statistics import Share
 
+ADVICE = 'Give the questions gold answers, "answers": [...], and label again: knowgate label'
+
 
 def boundary_words(run: RunReport) -> list[str]:
     """One sentence on what it knows, then how sure that is and what passages do to it."""
     accuracy, counts = run.boundary.accuracy, run.boundary.counts
     if not accuracy.closed.n:
-        return [f"What {run.name} knows cannot be said: none of its {counts.rows:,} answers is graded.", _ungraded(run)]
+        nothing = f"What {run.name} knows cannot be said: none of its {counts.rows:,} answers is graded."
+        return [nothing, _ungraded(run), ADVICE]
     known = f"{run.name} knows {percent(accuracy.closed.value)} of these questions by itself."
     sure = f"Of {accuracy.closed.n:,} questions{_interval(accuracy.closed)}."
     return [known, sure, _passages(run), *([_ungraded(run)] if counts.rows > counts.failed + accuracy.closed.n else [])]

@@ -111,6 +111,8 @@ def _skips(advice: Recommendation) -> str:
 
 
 def _aimed(advice: Recommendation) -> str:
+    if not advice.agreed:
+        return "Nothing had to be chosen for that, so all questions speak for it. No guarantee is stored."
     chosen = f"Gate and threshold were chosen here to lose no more than {points_plain(advice.max_loss)}"
     agreed = f"; {advice.agreed} of {ROUNDS} repeats without a fifth of the questions chose the same gate."
     return f"{chosen}{agreed} No guarantee is stored: knowgate calibrate gives one."
@@ -118,7 +120,9 @@ def _aimed(advice: Recommendation) -> str:
 
 def _measured(advice: Recommendation) -> str:
     where = (
-        "on these questions" if advice.guarantee else f"on held-out questions ({percent(advice.tried.value)} skipped)"
+        "on these questions"
+        if advice.guarantee or not advice.agreed
+        else f"on held-out questions ({percent(advice.tried.value)} skipped)"
     )
     said = f"Measured {where}: {points(advice.difference.value or 0.0)} points of accuracy against always retrieving"
     said += interval_words(advice.difference)

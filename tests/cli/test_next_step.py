@@ -1,0 +1,87 @@
+"""After an error one knows what to type: its message says so, or the help of the command is named."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from knowgate import errors
+from knowgate.cli.next_step import names_a_next_step, with_next_step
+from tests.cli.conftest import Call
+from tests.support import house
+
+KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+COMPUTED = {"MissingExtra", "UnknownName"}  # their classes write the message, with what to type or what is known
+
+
+def raised_messages() -> Iterator[tuple[str, str]]:
+    """Where the command line raises an error of ours, and the source of its message."""
+    for path in sorted((house.SOURCE / "cli").rglob("*.py")):
+        for node in ast.walk(house.tree(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in KINDS - COMPUTED and node.args:
+                yield f"{path.name}:{node.lineno}", ast.unparse(node.args[0])
+
+
+def test_every_error_of_the_command_line_says_what_to_do():
+    messages = list(raised_messages())
+    assert len(messages) > 20
+    assert [where for where, message in messages if not names_a_next_step(message)] == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "there is no log 'x'. Make one: knowgate history import RUN",
+        "give either --docs or --index, not both.",
+        "unknown gate 'x'. Known: always, never.",
+        "cannot reach the server. Check that it runs.",
+        "k is 0; it must be at least 1.",
+    ],
+)
+def test_a_message_that_says_what_to_do_is_left_alone(message: str):
+    assert with_next_step(message, ["ask"], {"ask": None}) == message
+
+
+def test_the_help_of_the_command_is_named_where_a_message_says_nothing():
+    group = SimpleNamespace(commands={"fusion": None})
+    said = with_next_step("the file is damaged.", ["--debug", "fit", "fusion", "x"], {"fit": group})
+    assert said == "the file is damaged. See: knowgate fit fusion --help"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ask", "who?", "--model", "fake", "--docs", "none"],
+        ["ask", "who?", "--model", "replay:none", "--docs", "docs"],
+        ["ask", "who?", "--model", "gguf:none", "--docs", "docs"],
+        ["ask", "who?", "--model", "fake", "--docs", "docs", "--gate", "./none"],
+        ["ask", "who?", "--model", "fake", "--docs", "docs", "--rules", "none.toml"],
+        ["ask", "who?", "--model", "fake", "--index", "none"],
+        ["calibrate", "none", "--labels", "none", "--max-loss", "0.1"],
+        ["compare", "none", "none"],
+        ["eval", "--labels", "none"],
+        ["eval", "--labels", "none", "--gates", ","],
+        ["eval-rerank", "none"],
+        ["fit", "fusion", "--labels", "none", "--out", "x"],
+        ["fit", "fusion", "--labels", "broken", "--out", "x"],
+        ["history", "stats", "--history", "none.db"],
+        ["label", "--data", "jsonl:none", "--model", "fake", "--out", "x"],
+        ["label", "--data", "jsonl:empty.jsonl", "--model", "fake", "--out", "x"],
+        ["prefer", "--labels", "none", "--out", "x"],
+        ["replay", "none.jsonl"],
+        ["report", "none"],
+    ],
+    ids=" ".join,
+)
+def test_what_goes_wrong_on_the_way_ends_with_what_to_type(call: Call, docs: Path, arguments: list[str]):
+    Path("empty.jsonl").touch()
+    Path("broken").mkdir()
+    (Path("broken") / "run.json").write_text("{", encoding="utf-8")
+    outcome = call(*arguments)
+    assert outcome.code in (1, 2)
+    assert len(outcome.err.splitlines()) == 1
+    assert names_a_next_step(outcome.err) or "--help" in outcome.err, outcome.err
