@@ -141,7 +141,7 @@ def test_the_library_measures_what_the_command_does(call, made, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--data", "jsonl:data.jsonl"], "--gate is missing. Fit one: knowgate fit probe"),
+        (["--source", "confidence", "--data", "jsonl:data.jsonl"], "--gate is missing. Fit one: knowgate fit probe"),
         (["--gate", "logprob", "--data", "jsonl:data.jsonl"], "--gate is 'logprob'"),
         (["--gate", "probe", "--source", "wish"], "--source is 'wish'; allowed: confidence, benefit, likelihood."),
         (["--gate", "probe", "--split", "all"], "--split is 'all'"),

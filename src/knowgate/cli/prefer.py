@@ -32,11 +32,12 @@ def prefer(
     ] = None,
     candidates: Annotated[int, typer.Option(min=2, help="Candidate passages of each question.")] = 20,
     source: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="confidence (shift of the probe), benefit (answers turned right) or likelihood (of the gold answer)."
+            help="likelihood (of the gold answer), benefit (answers turned right) or confidence (shift of the probe, "
+            f"as in CBDR). Default: confidence where --gate names a probe, else {DEFAULT_SOURCE}."
         ),
-    ] = DEFAULT_SOURCE,
+    ] = None,
     cut: Annotated[
         int | None,
         typer.Option(min=1, help="A control: cut all candidates to so many tokens; shorter ones are left out."),
@@ -53,7 +54,7 @@ def prefer(
 ) -> None:
     """Measure what each candidate passage does to the LLM: the data `fit reranker` learns from. Resumable.
 
-    Example: knowgate prefer --labels run --gate my-probe --index my-index --out pref
+    Example: knowgate prefer --labels run --index my-index --out pref
     """
     wording = build_prompts(Settings(lang=lang, prompts=prompts))
     try:
