@@ -39,7 +39,7 @@ def fact_of(row: LabelRow) -> Fact:
     question = Question(row.question, answers=row.answers, choices=row.choices, meta=row.meta)
     closed, opened, masked = row.closed, row.open, row.mask
     return Fact(
-        has_gold=has_gold(question),
+        has_gold=has_gold(question) or (closed is not None and closed.correct is not None),  # packed runs lack golds
         has_open=opened is not None,
         closed=closed.correct if closed else None,
         open=opened.correct if opened else None,
