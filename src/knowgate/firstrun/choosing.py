@@ -27,6 +27,7 @@ from knowgate.types import Model
 
 PLAIN = "logprob:min"  # the best without fitting, on most data sets of benchmarks/RESULTS.md
 LEARNT, PACKAGED = "learnt-gate", "packaged-gate"
+NOTHING = "nothing is proven"
 WORTH = 0.02  # share of searches; a gate that skips less is not worth its upkeep
 
 
@@ -125,24 +126,25 @@ class Chooser:
     def _calibrated(self, rival: Rival, delta: float) -> Calibration | None:
         n = usable(rival.runs)
         if not enough(n, self.max_loss, delta):
-            self.said.append(f"Of {rival.about} nothing is proven: {what_they_can_prove(n, self.max_loss, delta)}")
+            self.said.append(f"Of {rival.about} {NOTHING}: {what_they_can_prove(n, self.max_loss, delta)}")
             return None
         try:
             return calibrate(
                 rival.gate, rival.runs, max_loss=self.max_loss, confidence=1 - delta, held_out=0, out=rival.kept
             )
         except KnowgateError as error:
-            self.said.append(f"Of {rival.about} nothing is proven: {error}")
+            self.said.append(f"Of {rival.about} {NOTHING}: {error}")
             return None
 
     def _best(
         self, found: Sequence[tuple[Rival, Calibration]], rivals: Sequence[Rival], n: int, *, is_shared: bool
     ) -> Choice:
-        others = tuple(str(rival.kept or rival.gate) for rival in rivals)
+        others = tuple(str(rival.kept if rival.kept and rival.kept.is_dir() else rival.gate) for rival in rivals)
         proven = [(rival, made) for rival, made in found if made.threshold != ALWAYS and _skips(made) >= WORTH]
         self.said += [f"Of {rival.about}: {_unproven(made)}" for rival, made in found if (rival, made) not in proven]
         if not proven:
-            return Choice(others=others, said=(*self.said, what_they_can_prove(n, self.max_loss)))
+            told = [] if any(NOTHING in one for one in self.said) else [what_they_can_prove(n, self.max_loss)]
+            return Choice(others=others, said=(*self.said, *told))
         rival, made = max(proven, key=lambda pair: _skips(pair[1]))
         skips = f"It skips {100 * _skips(made):.0f} % of the searches there."
         told = [f"Chosen: {rival.about}. {skips} {made.sentence}", *([_shared(1 - CONFIDENCE)] if is_shared else [])]

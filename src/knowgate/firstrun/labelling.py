@@ -18,6 +18,7 @@ from knowgate.prompts import packaged
 from knowgate.runs import AGREEMENT, LabelRow, RunFolder, settings_hash
 from knowgate.types import Model, Retriever
 
+LAYERS = "mid,late,last"  # those that packaged gates read are among them
 AGREED = "agreed"  # folder of the runs that were graded by agreement
 
 
@@ -35,7 +36,7 @@ class Labelled:
 
 def label_parts(asked: Asked, out: Path, model: Model, retriever: Retriever, *, seed: int, tell: Teller) -> Labelled:
     """Goes on where it was; questions that failed before are tried again."""
-    made_from = (asked.source, model.fingerprint, retriever.fingerprint, packaged("answer").fingerprint, str(seed))
+    made_from = (asked.source, model.fingerprint, retriever.fingerprint, packaged("answer").fingerprint, seed, LAYERS)
     folder = out / "labels" / sha256_text(*map(str, made_from))[:8]
     rounds = read_rounds(folder).plus(asked.questions)
     write_rounds(folder, rounds)
@@ -47,7 +48,7 @@ def label_parts(asked: Asked, out: Path, model: Model, retriever: Retriever, *, 
             model=model,
             index=retriever,
             samples=0,
-            layers="mid,late",
+            layers=LAYERS,
             seed=seed,
             retry_failed=True,
             on_progress=_showing(tell, before, total),
