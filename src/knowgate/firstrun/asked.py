@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,14 +82,20 @@ def write_asked(wishes: Wishes, index: str, fingerprint: str, model: Model, tell
     most = max(FEWEST_TRIES, TRIES * wishes.count)
     with folder.exclusive():
         folder.start(settings, {})
-        writer = Writer(model, folder, lambda done, tried: tell.show("writing questions", done, wishes.count,
-                                                                    "questions", f"{tried} passages read"))  # fmt: skip
+        writer = Writer(model, folder, _showing(tell))
         writer.write(passages_in_turn(index, wishes.seed), wishes.count, most)
     questions = folder.questions[: wishes.count]
     tell.say(_left(folder, model.name))
     if len(questions) < min(FEWEST_WRITTEN, wishes.count):
         raise BadInput(_too_few(wishes, folder, model))
     return Asked(questions, folder.questions, source)
+
+
+def _showing(tell: Teller) -> Callable[[int, int, int], None]:
+    def show(tried: int, total: int, of_use: int) -> None:
+        tell.show("writing questions", tried, total, "passages", f"{of_use} questions of use")
+
+    return show
 
 
 def _left(folder: WrittenFolder, name: str) -> str:

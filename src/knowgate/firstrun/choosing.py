@@ -20,7 +20,7 @@ from knowgate.firstrun.proof import CONFIDENCE, enough, what_they_can_prove
 from knowgate.firstrun.telling import Teller
 from knowgate.fitting import FEWEST_GRADED, FitStep, fit
 from knowgate.gates import ALWAYS, FittedGate, default_gate, is_told, score_gate
-from knowgate.runs import load_trial
+from knowgate.runs import RunFolder, load_trial
 from knowgate.statistics import Estimate, estimate_quality
 from knowgate.thresholds import Calibration, calibrate
 from knowgate.types import Model
@@ -117,6 +117,8 @@ class Chooser:
 
     def _ranks(self, gate: str) -> Estimate:
         """AUROC of not knowing, on questions it was not fitted on."""
+        if not usable(self.labelled.runs("calibration")):
+            return Estimate(None)
         trial = load_trial(self.labelled.runs("calibration"))
         needs = np.asarray(score_gate(trial, gate).needs)
         return estimate_quality(~trial.closed_right, needs)["auroc"]
@@ -155,7 +157,8 @@ class Chooser:
 
 def usable(runs: Sequence[Path]) -> int:
     """Graded questions of these runs."""
-    return len(load_trial(runs, layers=()).rows) if runs else 0
+    rows = (row for run in runs for row in RunFolder(run).rows())
+    return sum(row.error is None and row.closed is not None and row.closed.correct is not None for row in rows)
 
 
 def _skips(made: Calibration) -> float:

@@ -54,7 +54,8 @@ def label_parts(asked: Asked, out: Path, model: Model, retriever: Retriever, *, 
             on_progress=_showing(tell, before, total),
         )
         before += len(one.ids)
-    labelled = Labelled(folder, rounds, sha256_text(folder.name, str(total))[:16])
+    done = sum(error is None for one in rounds.rounds for error in RunFolder(folder / one.name).done().values())
+    labelled = Labelled(folder, rounds, sha256_text(folder.name, str(total), str(done))[:16])
     return labelled if asked.has_gold else _agreed(labelled)
 
 

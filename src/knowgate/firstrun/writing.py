@@ -52,28 +52,26 @@ class WrittenFolder(RowFolder):
         return Counter(row["refused"] for row in self.written() if row["refused"])
 
 
-@dataclass
+@dataclass(frozen=True)
 class Writer:
-    """Lets the model write, a batch at a time, until there are enough. `seen`: keys of what was asked before."""
+    """Lets the model write, a batch at a time, until there are enough questions."""
 
     model: Model
     folder: WrittenFolder
-    on_progress: Callable[[int, int], None]  # questions that are of use, passages read
+    on_progress: Callable[[int, int, int], None]  # passages read, all that will be at most, questions of use
 
     def write(self, passages: Iterable[Placed], enough: int, most: int) -> None:
-        """most: passages that are tried."""
+        """Goes on where it was. most: passages that are tried."""
         rows = self.folder.written()
         seen = {loose_key(row["question"]) for row in rows if not row["refused"]}
-        self.done, self.tried = len(seen), len(rows)
-        self.on_progress(self.done, self.tried)
-        waiting = _waiting(passages, {row["id"] for row in rows}, most - len(rows))
-        if self.done >= enough:
-            return
+        waiting = _waiting(passages, {row["id"] for row in rows}, most - len(rows)) if len(seen) < enough else []
+        tried, total = len(rows), len(rows) + len(waiting)
+        self.on_progress(tried, total, len(seen))
         for batch in LocalRunner(largest=32).run(waiting, lambda questions: self._batch(questions, seen)):
             self.folder.append_records(batch)
-            self.done, self.tried = len(seen), self.tried + len(batch)
-            self.on_progress(self.done, self.tried)
-            if self.done >= enough:
+            tried += len(batch)
+            self.on_progress(tried, total, len(seen))
+            if len(seen) >= enough:
                 return
 
     def _batch(self, questions: Sequence[Question], seen: set[str]) -> list[dict[str, Any]]:
@@ -118,11 +116,11 @@ def _refusals(question: str, answer: str, passage: Passage, seen: set[str]) -> I
         yield "no short answer"
     if SPEAKS_OF_TEXT.search(question):
         yield "it speaks of the passage"
+    if contains_tokens(asked, answered):
+        yield "it gives its answer away"
     graded = load_grader("contains").grade([passage.text], [Question(question, answers=(answer,))])
     if not graded[0].correct:
         yield "its answer is not in the passage"
-    if contains_tokens(asked, answered):
-        yield "it gives its answer away"
     if loose_key(question) in seen:
         yield "asked before"
 
