@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from knowgate.gates.fitted.artefact import read_artefact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.settings import Settings, load_settings
 from knowgate.runs.run_folder import RunFolder
-from tests.firstrun.conftest import Counted, N, World, asked, table
+from tests.firstrun.conftest import Counted, N, World, asked, make_world, table
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def test_more_questions_are_written_where_more_are_wanted_and_none_twice(world: 
 # --- stopping and going on ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dies_at", [10, 50, 90, 170])
+@pytest.mark.parametrize("dies_at", [30, 60, 90, 170])
 def test_interrupted_anywhere_the_same_call_goes_on_to_the_same_end(world: World, dies_at: int):
     with pytest.raises(KeyboardInterrupt):
         world.run(Counted(table(), dies_at=dies_at), questions="")
@@ -150,7 +151,9 @@ def test_interrupted_anywhere_the_same_call_goes_on_to_the_same_end(world: World
     rows = [row.id for run in world.runs() for row in RunFolder(run).rows()]
     assert len(rows) == len(set(rows)) == 60
     assert made.choice.gate == "logprob:min"
-    assert again.read_prompts <= 3 * 60 - dies_at + 32  # a writing and two readings of each; a batch may be lost
+    fresh = Counted(table())
+    assert world.run(fresh, questions="", out=Path("other"), config=Path("other.toml")).choice == made.choice
+    assert again.read_prompts < fresh.read_prompts
 
 
 def test_what_is_done_is_not_done_again(world: World):

@@ -21,7 +21,7 @@ from knowgate.errors import KnowgateError
 from knowgate.firstrun import CONFIG, COUNT, MAX_LOSS, OUT, FirstRun, Wishes, earlier, explain_interruption, first_run
 from knowgate.models import load_model
 
-MORE = 400  # questions that leave enough of them for a learnt gate to be proven
+MORE = 240  # questions that leave enough of them for a learnt gate to be proven
 
 
 def start(
@@ -191,7 +191,7 @@ def tell(made: FirstRun, wishes: Wishes) -> None:
 
 def _more(made: FirstRun, wishes: Wishes) -> str:
     if made.has_more:
-        return wishes.command(count=max(MORE, 4 * wishes.count))
+        return wishes.command(count=max(MORE, 2 * wishes.count))
     there = f"add some to {wishes.questions}" if wishes.questions else "give those of your users (--questions FILE)"
     return f"{there}, then {wishes.command(count=max(MORE, wishes.count))}"
 

@@ -103,7 +103,8 @@ def _left(folder: WrittenFolder, name: str) -> str:
     reasons = "; ".join(f"{count}: {why}" for why, count in refused.most_common())
     of_use = len(folder.questions)
     said = f"{name} wrote {of_use} questions of use from {of_use + refused.total()} passages"
-    return f"{said} (refused: {reasons})." if reasons else f"{said}."
+    look = f"Look at some before you trust a figure: {folder.path / folder.rows_name}"
+    return f"{said}{f' (refused: {reasons})' if reasons else ''}. {look}"
 
 
 def _too_few(wishes: Wishes, folder: WrittenFolder, model: Model) -> str:

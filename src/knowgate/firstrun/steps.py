@@ -66,9 +66,9 @@ class _Steps:
         """What may be wrong with the wishes is seen before anything is written."""
         self.progress = open_progress(self.wishes.out, self.wishes)
         read = read_asked(self.wishes, self.tell) if self.wishes.questions else None
-        model = self.given or as_model(self.wishes.model)
         index = self._index()
         retriever = as_retriever(index)
+        model = self.given or as_model(self.wishes.model)
         self.progress.save()
         asked = read or self._written(index, retriever, model)
         labelled = label_parts(asked, self.wishes.out, model, retriever, seed=self.wishes.seed, tell=self.tell)
