@@ -63,6 +63,12 @@ def test_where_one_gate_is_there_alone_it_is_held_to_the_whole(world: World):
     assert "with 95 % confidence" in world.run().choice.proven
 
 
+def test_the_page_recommends_what_was_proven_though_twenty_questions_alone_would_not(whole: Whole):
+    page = whole.made.page.read_text(encoding="utf-8")
+    assert "Use &#x27;logprob:min (chosen)&#x27; at" in page or "Use 'logprob:min (chosen)' at" in page
+    assert "loses at most 5 % of the answers" in page
+
+
 def test_no_question_is_in_two_parts_and_all_are_labelled(whole: Whole):
     rows = [row.id for run in whole.world.runs() for row in RunFolder(run).rows()]
     assert len(rows) == len(set(rows)) == N
@@ -163,6 +169,12 @@ def test_what_is_done_is_not_done_again(world: World):
     assert again.read_prompts == 0
     assert world.heard.lines.count("Measuring on the questions kept back for that.") == 1
     assert made.choice.gate == "logprob:min"
+
+
+def test_a_report_that_somebody_deleted_is_made_again(world: World):
+    page = world.run().page
+    page.unlink()
+    assert world.run().page.is_file()
 
 
 def test_who_wants_more_questions_later_finds_the_earlier_ones_where_they_were(world: World):

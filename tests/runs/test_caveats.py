@@ -53,7 +53,7 @@ def test_runs_of_one_kind_are_taken_together_without_a_word(tmp_path: Path, capl
 
 def test_agreement_is_named_where_there_are_no_gold_answers():
     said = cautions([LabelRow("1", "q", "en", grader="agreement"), LabelRow("2", "q", "en", grader="contains")])
-    assert said[0].startswith("There are no gold answers for 1 of the 2 questions")
+    assert said[0].startswith("No gold answers: for 1 of the 2 questions")
 
 
 @pytest.mark.parametrize(("count", "words"), [(0, ""), (4, "Synthetic: an LLM wrote all 4 questions")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from knowgate.files import check_own, sha256_text, write_json
 from knowgate.firstrun.wishes import Wishes
 from knowgate.typed import read_record
 
+Work = Callable[[], dict[str, Any]]
+Leaves = Callable[[dict[str, Any]], Sequence[Path]]  # files and folders of a step, by what it came to
 FILE, INDEX, VERSION = "start.json", "index", 1
 
 
@@ -33,10 +35,11 @@ class ProgressFile:
     wishes: dict[str, Any]
     steps: dict[str, dict[str, Any]]
 
-    def step(self, name: str, made_from: tuple[object, ...], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What the step comes to: as it is on record, or worked out now and kept."""
+    def step(self, name: str, made_from: tuple[object, ...], work: Work, leaves: Leaves) -> dict[str, Any]:
+        """What the step comes to: as it is on record, if what it leaves is still there, or worked out now and kept."""
         key = sha256_text(*map(str, made_from))[:16]
-        if (found := self.steps.get(name)) is None or found.get("key") != key:
+        found = self.steps.get(name)
+        if found is None or found.get("key") != key or not all(path.exists() for path in leaves(found)):
             self.steps[name] = {**work(), "key": key}
             self.save()
         return self.steps[name]

@@ -6,12 +6,12 @@ Index, questions, labels, gate, report, settings: each step is the library's own
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation import Assumed, Evaluation, evaluate
+from knowgate.evaluation import Assumed, Evaluation, Promised, evaluate
 from knowgate.files import alone
 from knowgate.firstrun.asked import Asked, read_asked, unlisted, write_asked
 from knowgate.firstrun.choosing import Choice, Chooser
@@ -77,8 +77,7 @@ class _Steps:
         warnings = self._cautions(labelled)
         said = self._report(labelled, choice)
         config = self._config(choice, warnings)
-        page = self.wishes.out / "report" / "report.html"
-        return FirstRun(choice, page, config, asked.questions[0].text, said, tuple(warnings), asked.has_more)
+        return FirstRun(choice, self._page, config, asked.questions[0].text, said, tuple(warnings), asked.has_more)
 
     # --- documents and questions ------------------------------------------------------------------
 
@@ -108,12 +107,21 @@ class _Steps:
 
     # --- gate, report, settings -------------------------------------------------------------------
 
+    @property
+    def _page(self) -> Path:
+        return self.wishes.out / "report" / "report.html"
+
+    def _gates(self, made: dict[str, Any]) -> list[Path]:
+        """Folders of gates that were made here."""
+        named = [Path(one) for one in (made["choice"]["gate"], *made["choice"]["others"])]
+        return [one for one in named if one.is_relative_to(self.wishes.out)]
+
     def _choice(self, labelled: Labelled, model: Model) -> Choice:
         def work() -> dict[str, Any]:
             chooser = Chooser(labelled, model, self.wishes.out, self.wishes.max_loss, self.tell)
             return {"choice": asdict(chooser.choose())}
 
-        made = self.progress.step("gate", (labelled.key, self.wishes.max_loss), work)["choice"]
+        made = self.progress.step("gate", (labelled.key, self.wishes.max_loss), work, self._gates)["choice"]
         return Choice(**{**made, "others": tuple(made["others"]), "said": tuple(made["said"])})
 
     def _cautions(self, labelled: Labelled) -> list[str]:
@@ -123,10 +131,10 @@ class _Steps:
     def _report(self, labelled: Labelled, choice: Choice) -> str:
         def work() -> dict[str, Any]:
             self.tell.say("Measuring on the questions kept back for that.")
-            return {"verdict": write_first_report(labelled, choice, self.wishes.out / "report", self.wishes.max_loss)}
+            return {"verdict": write_first_report(labelled, choice, self._page.parent, self.wishes.max_loss)}
 
         made_from = (labelled.key, self.wishes.max_loss, choice.gate, choice.threshold)
-        return str(self.progress.step("report", made_from, work)["verdict"])
+        return str(self.progress.step("report", made_from, work, lambda made: [self._page])["verdict"])
 
     def _config(self, choice: Choice, warnings: list[str]) -> Path:
         before = self.progress.steps.get("settings", {}).get("hash", "")
@@ -149,9 +157,22 @@ def write_first_report(labelled: Labelled, choice: Choice, out: Path, max_loss: 
     except (BadInput, BadSetting) as error:
         write_report(runs, out)
         return f"Gates cannot be compared: {error}"
+    evaluation = _with_promise(evaluation, choice, max_loss)
     write_report(evaluation, out, max_loss=max_loss)
     found = verdict(evaluation, Assumed(), max_loss)
     return f"{_counted(evaluation, choice)} {found.headline}"
+
+
+def _with_promise(evaluation: Evaluation, choice: Choice, max_loss: float) -> Evaluation:
+    """A plain gate keeps no guarantee; what was proven of it a moment ago, on other questions, is put beside it."""
+    if choice.threshold is None:
+        return evaluation
+    proven = Promised(choice.proven, holds=True, loss=max_loss)
+    return replace(evaluation, promises={**evaluation.promises, _called(choice): proven})
+
+
+def _called(choice: Choice) -> str:
+    return f"{choice.gate} (chosen)"
 
 
 def _counted(evaluation: Evaluation, choice: Choice) -> str:
@@ -169,7 +190,7 @@ def chosen_gate(choice: Choice) -> str | Gate:
     """As it will decide."""
     if choice.threshold is None:
         return choice.gate
-    return at_threshold(load_gate(choice.gate), choice.threshold, f"{choice.gate} at {choice.threshold:g}")
+    return at_threshold(load_gate(choice.gate), choice.threshold, _called(choice))
 
 
 def explain_interruption(wishes: Wishes) -> str:

@@ -32,8 +32,8 @@ def cautions(rows: Sequence[Caveat]) -> list[str]:
     found = [synthetic_words(count_synthetic(rows), len(rows))]
     if agreed:
         found.append(
-            f"There are no gold answers for {_of(agreed, len(rows))}: an answer counts as right where it says the same "
-            "as the one with passages. Accuracy is agreement here, and always retrieving is right by definition."
+            f"No gold answers: for {_of(agreed, len(rows))} an answer counts as right where it says the same as "
+            "the one with passages. Accuracy is agreement here, and always retrieving is right by definition."
         )
     return [words for words in found if words]
 
