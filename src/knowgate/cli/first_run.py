@@ -125,7 +125,7 @@ def ask_for(wishes: Wishes, given: Mapping[str, Any]) -> Wishes:
         wishes = replace(wishes, docs=docs, index="")
     if given["model"] is None:
         words = "Your LLM (smollm is embedded; a server: openai:MODEL@URL; see `knowgate models`)"
-        wishes = replace(wishes, model=asked(words, wishes.model, load_model))
+        wishes = replace(wishes, model=asked(words, wishes.model, _check_model))
     if given["questions"] is None:
         words = "A file of questions that your users ask (Enter for none: the LLM writes some)"
         wishes = replace(wishes, questions=asked(words, wishes.questions, _check_questions, may_be_empty=True))
@@ -147,6 +147,11 @@ def asked(words: str, usual: str, check: Callable[[str], object], *, may_be_empt
 def _check_docs(text: str) -> None:
     if not path(text).exists():
         raise KnowgateError(f"there is no folder or file '{text}'.")
+
+
+def _check_model(text: str) -> None:
+    if text != Wishes().model:  # which is always there, and takes a while to unpack the first time
+        load_model(text)
 
 
 def _check_questions(text: str) -> None:

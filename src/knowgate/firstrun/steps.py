@@ -25,6 +25,7 @@ from knowgate.models import as_model
 from knowgate.report import verdict, write_report
 from knowgate.retrieval import as_retriever, build_index
 from knowgate.runs import RunFolder, cautions
+from knowgate.servers import without_secrets
 from knowgate.types import Gate, Model, Retriever
 
 UNITS = {"read": "documents"}  # the other stages go through passages
@@ -68,7 +69,7 @@ class _Steps:
         read = read_asked(self.wishes, self.tell) if self.wishes.questions else None
         index = self._index()
         retriever = as_retriever(index)
-        model = self.given or as_model(self.wishes.model)
+        model = self.given or self._loaded(self.wishes.model)
         self.progress.save()
         asked = read or self._written(index, retriever, model)
         labelled = label_parts(asked, self.wishes.out, model, retriever, seed=self.wishes.seed, tell=self.tell)
@@ -101,9 +102,14 @@ class _Steps:
     def _written(self, index: str, retriever: Retriever, model: Model) -> Asked:
         if why := unlisted(index, self.wishes):
             raise BadSetting(why)
-        writer = as_model(self.wishes.writer) if self.wishes.writer else model
+        writer = self._loaded(self.wishes.writer) if self.wishes.writer else model
         self.tell.say(f"No questions were given: {writer.name} writes some from the documents. They are synthetic.")
         return write_asked(self.wishes, index, str(retriever.fingerprint), writer, self.tell)
+
+    def _loaded(self, spec: str) -> Model:
+        """The first time, weights are unpacked for a minute or two: say what is waited for."""
+        self.tell.say(f"Loading {without_secrets(spec)}.")
+        return as_model(spec)
 
     # --- gate, report, settings -------------------------------------------------------------------
 
