@@ -39,6 +39,7 @@ LEVELS = [
     ["pipeline"],
     ["evaluation"],
     ["report"],
+    ["firstrun"],
     ["cli", "serve", "integrations", TOP],
     ["__main__"],
 ]

@@ -21,6 +21,7 @@ from knowgate.errors import BadSetting
 from knowgate.evaluation import MAX_LOSS, PRICE_SEARCH, PRICE_TOKEN, SEARCH_SECONDS, Assumed, Evaluation, evaluate
 from knowgate.gates import far_words
 from knowgate.report import Verdict, all_sheets, check_report_folder, render, summary_json, verdict, write_report
+from knowgate.runs import cautions
 
 
 def eval_(
@@ -134,6 +135,8 @@ def eval_(
             on_progress=show,
             on_weighed=weighed,
         )
+    for words in cautions(evaluation.trial.rows):
+        WORDS.print(words, style="yellow")
     for gate in evaluation.gates:
         if said := far_words(gate.gate, gate.far, len(evaluation.trial.rows)):
             WORDS.print(said, style="yellow")

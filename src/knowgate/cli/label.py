@@ -24,7 +24,7 @@ from knowgate.types import Model
 
 
 def label(
-    data: Annotated[str, typer.Option(help="jsonl:FILE, bench:NAME/SPLIT or hub:NAME?split=...")],
+    data: Annotated[str, typer.Option(help="jsonl:FILE, lines:FILE, bench:NAME/SPLIT or hub:NAME?split=...")],
     out: Annotated[Path, typer.Option(help="Run folder. The same command goes on with a run that was interrupted.")],
     model: Annotated[str, typer.Option(help="Model spec; see `knowgate models`.")] = "smollm",
     index: Annotated[

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from knowgate.cli.lazy_group import LazyGroup, Verb
 
-ASK, MEASURE, FIT, PROVE, TOOLS = "Ask", "Measure", "Fit", "Prove", "Tools"
+START, ASK, MEASURE, FIT, PROVE, TOOLS = "Begin here", "Ask", "Measure", "Fit", "Prove", "Tools"
 VERBS = {
+    "start": Verb("knowgate.cli.first_run:start", "A guided first run: your documents, your LLM, a proof.", START),
     "ask": Verb("knowgate.cli.ask:ask", "Answer questions, retrieving only where the gate says so.", ASK),
     "decide": Verb("knowgate.cli.ask:decide", "Say for each question whether to retrieve; answer nothing.", ASK),
     "index": Verb(

@@ -1,4 +1,4 @@
-"""Sources of questions, chosen by a spec: 'jsonl:FILE', 'hub:NAME' or 'bench:NAME/SPLIT'. One file = one source."""
+"""Sources of questions by spec: 'jsonl:FILE', 'lines:FILE', 'hub:NAME' or 'bench:NAME/SPLIT'. One file = one source."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from knowgate.types import Question
 
 if TYPE_CHECKING:
     from knowgate.datasets.given import Data, data_name, gather_questions
+    from knowgate.datasets.guessed import data_spec
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "DATASETS",
     "Data",
     "data_name",
+    "data_spec",
     "gather_questions",
     "load_questions",
 ]
 
 DATASETS = {
     "jsonl": Entry("knowgate.datasets.jsonl:read_questions", "jsonl:FILE, one question per line"),
+    "lines": Entry("knowgate.datasets.lines:read_questions", "lines:FILE, plain text, one question per line"),
     "hub": Entry("knowgate.datasets.hub:read_questions", "hub:NAME?split=..., a Hugging Face data set", extra="hub"),
     "bench": Entry("knowgate.datasets.bench:read_questions", "bench:NAME/SPLIT from the folder in KNOWGATE_BENCH"),
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from knowgate.evaluation.comparison.frontier import Frontier
     from knowgate.evaluation.comparison.gate_results import RATES, GateResult, majority_share
     from knowgate.evaluation.comparison.overview import main_sheet
+    from knowgate.evaluation.comparison.promised import Promised
     from knowgate.evaluation.comparison.recommend import (
         CERTAIN,
         FEWEST,
@@ -101,6 +102,7 @@ __all__ = [
     "PassageMeans",
     "Point",
     "Prices",
+    "Promised",
     "RATES",
     "RETRIEVER",
     "ROUNDS",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from knowgate.fitting.adaptive import fit_adaptive
     from knowgate.fitting.arbiters.fit_arbiter import arbiter_fit, fit_arbiter
     from knowgate.fitting.card import majority
-    from knowgate.fitting.examples import FEWEST_OF_A_KIND, Examples, load_examples
+    from knowgate.fitting.examples import FEWEST_GRADED, FEWEST_OF_A_KIND, Examples, load_examples, says_the_same
     from knowgate.fitting.fit_gate import fit, fit_function, fit_names
     from knowgate.fitting.fit_options import HANDED, FitFunction, FitOption, Wanted, options_of, wanted_by
     from knowgate.fitting.fit_result import FitResult
@@ -32,6 +32,7 @@ else:
 __all__ = [
     "AlignedReranker",
     "Examples",
+    "FEWEST_GRADED",
     "FEWEST_OF_A_KIND",
     "FitFunction",
     "FitOption",
@@ -72,5 +73,6 @@ __all__ = [
     "save_fitted",
     "save_relevance",
     "save_reranker",
+    "says_the_same",
     "wanted_by",
 ]

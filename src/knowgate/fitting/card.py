@@ -7,6 +7,7 @@ from typing import Any
 
 from knowgate.display import markdown_code, markdown_text
 from knowgate.gates import retrieval_rule
+from knowgate.runs import synthetic_words
 
 WORDS = {
     "auroc": "AUROC (ranks questions that need retrieval above those that do not; .5 is chance)",
@@ -29,6 +30,7 @@ def card(manifest: Mapping[str, Any], notes: Sequence[str], command: str) -> str
         f"# {manifest['gate']} gate for {markdown_text(manifest['model']['name'])}",
         f"A knowgate gate, fitted {manifest['created']}. Its need is a calibrated probability that "
         f"{MEANT[manifest['target']]}.",
+        *_synthetic(manifest),
         '```console\nknowgate ask --gate THIS_FOLDER --docs FOLDER "a question"\n```',
         _facts(manifest),
         "## Measured on the held-out test split\n\n" + _metrics(manifest),
@@ -40,6 +42,12 @@ def card(manifest: Mapping[str, Any], notes: Sequence[str], command: str) -> str
     if command:
         parts.append(f"## Made by\n\n```console\n{markdown_code(command)}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _synthetic(manifest: Mapping[str, Any]) -> list[str]:
+    """First of all: that nobody ever asked what it was fitted on."""
+    words = synthetic_words(manifest.get("synthetic", 0), sum(manifest["split"].values()))
+    return [f"**{words}**"] if words else []
 
 
 def _sets(manifest: Mapping[str, Any]) -> list[str]:

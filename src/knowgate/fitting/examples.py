@@ -26,7 +26,7 @@ TO_FIT = {
     "prompts_fingerprint": ONE_GATE,
     "max_tokens": "label with one --max-tokens",
 }
-FEWEST = 40  # graded rows, below which splits are too small to mean anything
+FEWEST_GRADED = 40  # graded rows, below which splits are too small to mean anything
 FEWEST_OF_A_KIND = 8
 OPENED = 0.9  # share of rows with an open-book answer from which on the effect of retrieval can be learnt
 FEWEST_TRAINED = 2  # different questions of each kind in the training split
@@ -178,8 +178,10 @@ def _because(rows: Sequence[LabelRow], target: Target) -> str:
 
 
 def _check_enough(needed: Bools, target: Target, because: str) -> None:
-    if len(needed) < FEWEST:
-        raise BadInput(f"fitting needs at least {FEWEST} graded rows; the label runs have {len(needed)}. Label more.")
+    if len(needed) < FEWEST_GRADED:
+        raise BadInput(
+            f"fitting needs at least {FEWEST_GRADED} graded rows; the label runs have {len(needed)}. Label more."
+        )
     yes, no = int(needed.sum()), int((~needed).sum())
     if min(yes, no) < FEWEST_OF_A_KIND:
         raise BadInput(

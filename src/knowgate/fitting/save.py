@@ -25,6 +25,7 @@ from knowgate.gates import (
     what_it_reads,
     write_artefact,
 )
+from knowgate.runs import cautions, count_synthetic
 from knowgate.statistics import Estimate, Floats, estimate_quality
 from knowgate.thresholds import NEVER, Outcomes, ThresholdResult, for_loss, try_threshold
 from knowgate.types import Want
@@ -174,7 +175,8 @@ def describe(fitted: FitResult, examples: Examples) -> dict[str, Any]:
         "split": examples.split.sizes(),
         "base_rate": float(examples.needed.mean()),
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
-        "notes": list(fitted.notes),
+        "synthetic": count_synthetic(examples.rows),
+        "notes": [*fitted.notes, *cautions(examples.rows)],
     }
 
 

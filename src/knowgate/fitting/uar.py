@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from knowgate.datasets import load_questions
 from knowgate.errors import BadInput, BadSetting
-from knowgate.fitting.examples import FEWEST, FEWEST_OF_A_KIND, Examples
+from knowgate.fitting.examples import FEWEST_GRADED, FEWEST_OF_A_KIND, Examples
 from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.networks import standardise
@@ -163,10 +163,10 @@ def _check(
 
 def _check_kinds(truth: Bools, name: str) -> None:
     yes, no = int(truth.sum()), int((~truth).sum()) if len(truth) else 0
-    if len(truth) < FEWEST or min(yes, no) < FEWEST_OF_A_KIND:
+    if len(truth) < FEWEST_GRADED or min(yes, no) < FEWEST_OF_A_KIND:
         raise BadInput(
             f"uar: the criterion '{name}' has {yes} questions that ask for retrieval and {no} that do not; it needs "
-            f"{FEWEST} in all and {FEWEST_OF_A_KIND} of each kind."
+            f"{FEWEST_GRADED} in all and {FEWEST_OF_A_KIND} of each kind."
         )
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from knowgate.gates.fitted.probability import to_probability
     from knowgate.gates.fitted.tensors import ExpectedTensors
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
+    from knowgate.gates.held import at_threshold
     from knowgate.gates.kbm import (
         KBM_HEADS,
         KBM_LABELS,
@@ -131,6 +132,7 @@ __all__ = [
     "apply_head",
     "apply_heads",
     "apply_network",
+    "at_threshold",
     "bind_gate",
     "blamed",
     "check_calibration",

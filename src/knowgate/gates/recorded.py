@@ -125,12 +125,20 @@ def automatic(trial: Trial) -> list[str]:
     """Gates without settings of their own whose signals the rows have, then what is on record."""
     have, names = offers(trial), list(trial.recorded)
     if Signal.LOGPROBS in have:
-        names = ["logprob:first", "logprob:mean", "logprob:min", "logprob:entropy", "logprob:margin", "flare", *names]
+        names = ["logprob:first", "logprob:mean", "logprob:min", *_of_all_tokens(trial), "flare", *names]
     if Signal.LABELS in have:
         names = ["prompt", *names]
     if all(SEAKR in reading.signals or SEAKR_END in reading.signals for reading in trial.readings):
         names.append("seakr")
     return names
+
+
+def _of_all_tokens(trial: Trial) -> list[str]:
+    """Statistics that a server which shows only the top tokens may lack."""
+    tokens = [token for reading in trial.readings if reading.draft for token in reading.draft.tokens or ()]
+    return [
+        f"logprob:{name}" for name in ("entropy", "margin") if all(getattr(token, name) is not None for token in tokens)
+    ]
 
 
 def offers(trial: Trial) -> frozenset[Signal]:
@@ -141,7 +149,7 @@ def offers(trial: Trial) -> frozenset[Signal]:
     spread = {SEAKR, SEAKR_END} & set(reading.signals)  # stands for what it was read off
     have |= {Signal.SAMPLES} if reading.samples or spread else set()
     have |= {Signal.HIDDEN} if reading.hidden or spread else set()
-    have |= {Signal.LABELS} if SELF_ASSESSMENT in reading.signals else set()
+    have |= {Signal.LABELS} if all(SELF_ASSESSMENT in one.signals for one in trial.readings) else set()
     return frozenset(have)
 
 

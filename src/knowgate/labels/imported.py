@@ -12,7 +12,7 @@ from typing import Any
 from knowgate.errors import BadInput
 from knowgate.files import sha256_text
 from knowgate.labels.grading import Grade, Grader, golds
-from knowgate.labels.session import about, fingerprint_questions
+from knowgate.labels.session import about, fingerprint_questions, synthetic_setting
 from knowgate.prompts import question_language
 from knowgate.runs import GradedAnswer, LabelRow, RunFolder, settings_hash
 from knowgate.signals import benefit
@@ -106,5 +106,6 @@ def _settings(questions: Sequence[Question], grader: Grader, llm: str, data: str
         "grader": grader.name,
         "samples": 0,
         "temperature": None,
+        **synthetic_setting(questions),
     }
     return {**settings, "hash": settings_hash(settings)}

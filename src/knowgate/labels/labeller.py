@@ -202,11 +202,17 @@ class Labeller:
         return {SEAKR_END: log_determinant(states), SEAKR_SIZE: log_size(states)}
 
     def _said(self, questions: Sequence[Question]) -> list[dict[str, float]]:
-        """Self-assessment as a difference of logits (positive: it can answer)."""
+        """Self-assessment as a difference of logits (positive: it can answer).
+
+        None where the LLM would say neither word: that is no reason to lose its answers.
+        """
         if Signal.LABELS not in self.model.offers:
             return [{} for _ in questions]
         asked = [self_assessment(question, *ASSESSMENT_LABELS) for question in questions]
-        logits = self.model.label_logits(asked, ASSESSMENT_LABELS)
+        try:
+            logits = self.model.label_logits(asked, ASSESSMENT_LABELS)
+        except NotOffered:
+            return [{} for _ in questions]
         return [{SELF_ASSESSMENT: self_assessment_logit(rows)} for rows in logits]
 
     # --- open book --------------------------------------------------------------------------------

@@ -127,6 +127,7 @@ def describe(labeller: Labeller, questions: Sequence[Question], data: str) -> di
         del settings["iterative"]
     if labeller.plan.sampling.is_whole:
         del settings["top_p"], settings["top_k"]
+    settings |= synthetic_setting(questions)
     return {**settings, "hash": settings_hash(settings)}
 
 
@@ -140,6 +141,12 @@ def as_begun(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
     older = {"k": None} if begun.get("k") is None and settings["k"] == usual else {}
     known = {key: value for key, value in settings.items() if key not in LATER or key in begun}
     return {**known, **older}
+
+
+def synthetic_setting(questions: Sequence[Question]) -> dict[str, int]:
+    """How many of the questions an LLM wrote; nothing where people asked all of them, as older runs have it."""
+    count = sum(question.is_synthetic for question in questions)
+    return {"synthetic": count} if count else {}
 
 
 def fingerprint_questions(questions: Sequence[Question]) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from knowgate.prompts.condense import Exchange, condense_prompt, leans_on_before
     from knowgate.prompts.judge import ik_text, kbm_text
     from knowgate.prompts.right import SIDES, arbiter_text, right_text, search_text
+    from knowgate.prompts.write import read_written, write_prompt
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -51,10 +52,12 @@ __all__ = [
     "load_templates",
     "packaged",
     "question_language",
+    "read_written",
     "right_text",
     "search_text",
     "self_assessment",
     "wording",
+    "write_prompt",
 ]
 
 LANGUAGES = ("en", "zh")

@@ -83,6 +83,12 @@ def remark(words: str) -> str:
     return f'<p class="remark">{escape(words)}</p>'
 
 
+def cautions(sentences: Sequence[str]) -> str:
+    """What must be read before any figure; '' where there is nothing to beware of."""
+    said = "".join(f"<p>{escape(one)}</p>" for one in sentences)
+    return f'<section class="caution" id="caution" aria-label="Beware">{said}</section>' if said else ""
+
+
 def section(name: str, title: str, intro: str, parts: Sequence[str]) -> str:
     body = "\n".join(parts)
     return f'<section id="{name}"><h2>{escape(title)}</h2>\n<p class="intro">{escape(intro)}</p>\n{body}</section>'

@@ -11,6 +11,7 @@ from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Retriever
 
 if TYPE_CHECKING:
+    from knowgate.retrieval.in_turn import Placed, passages_in_turn
     from knowgate.retrieval.index import IndexReport, build_index
     from knowgate.retrieval.rounds import MOST_ROUNDS, follow_up, has_new, merged
 else:
@@ -19,6 +20,7 @@ __all__ = [
     "GROUP",
     "IndexReport",
     "MOST_ROUNDS",
+    "Placed",
     "RETRIEVERS",
     "as_retriever",
     "build_index",
@@ -26,6 +28,7 @@ __all__ = [
     "has_new",
     "load_retriever",
     "merged",
+    "passages_in_turn",
 ]
 
 GROUP = "knowgate.retrievers"

@@ -8,6 +8,7 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.runs.beliefs import RecordedBeliefs, read_beliefs, write_beliefs
+    from knowgate.runs.caveats import AGREEMENT, cautions, count_synthetic, synthetic_words
     from knowgate.runs.given import Run, Runs, open_run, run_paths
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
     from knowgate.runs.readings import question_of, recorded, recorded_layers
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "AGREEMENT",
     "DIMENSIONS",
     "FREQUENCY",
     "GradedAnswer",
@@ -37,7 +39,9 @@ __all__ = [
     "THIRDS",
     "Trial",
     "USUAL_ROUNDS",
+    "cautions",
     "check_named_once",
+    "count_synthetic",
     "disk_error",
     "frequency_thirds",
     "hashed_share",
@@ -59,6 +63,7 @@ __all__ = [
     "side_of",
     "slice_values",
     "split_questions",
+    "synthetic_words",
     "tell_unfinished",
     "to_json",
     "write_beliefs",

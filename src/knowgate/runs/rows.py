@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from knowgate.errors import ArtefactError, BadInput
 from knowgate.typed import AtLeastZero, Between, Share, read_record
-from knowgate.types import Completion, Passage, Token
+from knowgate.types import SYNTHETIC, Completion, Passage, Token
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ class LabelRow:
     seconds: Annotated[float, Between(0)] = 0.0
     tokens: AtLeastZero = 0  # generated
     error: str | None = None
+
+    @property
+    def is_synthetic(self) -> bool:
+        """An LLM wrote the question."""
+        return bool(self.meta.get(SYNTHETIC))
 
 
 def to_json(row: LabelRow) -> dict[str, Any]:

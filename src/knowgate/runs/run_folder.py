@@ -56,6 +56,7 @@ class RunSettings:
     depth: AtLeastZero | None = None
     open_prompts: str | None = None
     seakr_layer: int | None = None
+    synthetic: AtLeastZero = 0  # questions that an LLM wrote
 
 
 @dataclass(frozen=True, repr=False)

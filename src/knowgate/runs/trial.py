@@ -17,6 +17,7 @@ import numpy as np
 
 from knowgate.errors import BadInput
 from knowgate.files import sha256_text
+from knowgate.runs.caveats import tell_mixed
 from knowgate.runs.needs import RecordedNeeds, read_needs
 from knowgate.runs.readings import question_of, recorded, recorded_layers
 from knowgate.runs.rows import GradedAnswer, LabelRow
@@ -161,6 +162,7 @@ def load_trial(
             f"there is no graded row in {', '.join(map(str, runs))}: {lost}. Label questions that have gold answers; "
             f"what is there is shown by: knowgate report {runs[0]}"
         )
+    tell_mixed(rows)
     return Trial(rows, keys, readings, _shared(settings), [str(run) for run in runs], _needs(runs, names), left_out)
 
 

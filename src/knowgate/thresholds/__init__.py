@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from knowgate.thresholds.calibration import Calibration, Target, store, usable
     from knowgate.thresholds.choice import NEVER, candidates, for_accuracy, for_loss
     from knowgate.thresholds.evidence import CALIBRATED, sentence
+    from knowgate.thresholds.guarantee import rows_needed
     from knowgate.thresholds.outcomes import Outcomes, ThresholdResult, try_threshold
     from knowgate.thresholds.promises import Deployment, is_proven_alone, objections, promise
 else:
@@ -30,6 +31,7 @@ __all__ = [
     "is_proven_alone",
     "objections",
     "promise",
+    "rows_needed",
     "sentence",
     "store",
     "try_threshold",

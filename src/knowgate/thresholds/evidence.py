@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from knowgate.gates import ALWAYS, CARD, Artefact, revise_artefact
+from knowgate.runs import synthetic_words
 
 Kind = Literal["guarantee", "budget", "accuracy"]
 KINDS: tuple[Kind, ...] = ("guarantee", "budget", "accuracy")
@@ -63,7 +64,17 @@ def _arbiter(evidence: Mapping[str, Any]) -> str:
 
 
 def sentence(threshold: float, kind: Kind, evidence: Mapping[str, Any]) -> str:
-    """What the threshold is good for, in words."""
+    """What the threshold is good for, in words; and that nobody ever asked the questions, where an LLM wrote them."""
+    synthetic = synthetic_words(evidence.get("synthetic") or 0, _counted(evidence))
+    return " ".join([_good_for(threshold, kind, evidence), *([synthetic] if synthetic else [])])
+
+
+def _counted(evidence: Mapping[str, Any]) -> int:
+    """Questions that had a part in it: chosen on, and held out."""
+    return sum(int(part["n"]) for part in (evidence.get("chosen_on"), evidence.get("held_out")) if part)
+
+
+def _good_for(threshold: float, kind: Kind, evidence: Mapping[str, Any]) -> str:
     if kind == "guarantee":
         return _not_proven(evidence) if threshold == ALWAYS else _proven(threshold, evidence)
     shown = "always retrieve" if threshold == ALWAYS else f"threshold {threshold:g}"

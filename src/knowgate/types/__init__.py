@@ -4,6 +4,7 @@ from knowgate.types.arbiter import Arbiter, Belief, BothAnswers
 from knowgate.types.events import AnswerEvent, DecisionEvent, Event, PassagesEvent, TextEvent
 from knowgate.types.gate import Gate, Scored
 from knowgate.types.records import (
+    SYNTHETIC,
     Answer,
     Choice,
     Completion,
@@ -62,6 +63,7 @@ __all__ = [
     "Result",
     "Retriever",
     "Runner",
+    "SYNTHETIC",
     "Sampling",
     "Scored",
     "ScoringModel",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from knowgate.types.notebook import counted, facts_html, short, verdict
 
 Vector = NDArray[np.float32]
+SYNTHETIC = "synthetic"  # the key of `meta` that marks a question which an LLM wrote
 
 
 class Signal(StrEnum):
@@ -46,6 +47,11 @@ class Question:
     choices: tuple[str, ...] = ()
     contexts: tuple[Passage, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_synthetic(self) -> bool:
+        """An LLM wrote it."""
+        return bool(self.meta.get(SYNTHETIC))
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class RowCounts:
     seconds: float
     tokens: int
     graders: tuple[tuple[str, int], ...]
+    synthetic: int = 0  # questions that an LLM wrote
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def measure(rows: Iterable[LabelRow]) -> Boundary:
     seconds = 0.0
     for row in rows:
         tally.update(rows=1, guarded=row.guarded, unparsable=row.unparsable, cut=bool(row.cut), tokens=row.tokens)
+        tally["synthetic"] += row.is_synthetic
         seconds += row.seconds
         if row.error is not None:
             reasons[row.error] += 1
@@ -157,6 +159,7 @@ def _counts(
         seconds=seconds,
         tokens=tally["tokens"],
         graders=tuple(graders.most_common()),
+        synthetic=tally["synthetic"],
     )
 
 

@@ -25,7 +25,7 @@ from knowgate.evaluation.comparison.promised import Promised
 from knowgate.evaluation.second_look import SecondLine
 from knowgate.gates import GateScores
 from knowgate.markup import escape
-from knowgate.runs import DIMENSIONS, FREQUENCY, THIRDS, Trial
+from knowgate.runs import DIMENSIONS, FREQUENCY, THIRDS, Trial, count_synthetic
 from knowgate.statistics import RESAMPLES, Bools, Comparison, Draws, estimate, holm, mcnemar, p_value
 
 
@@ -149,6 +149,7 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
         "model": trial.settings["model"],
         "runs": trial.runs,
         "questions": len(trial.rows),
+        "synthetic": count_synthetic(trial.rows),
         "left_out": trial.left_out,
         "answered closed-book for want of passages": trial.unopened,
         "grader": trial.settings["grader"],

@@ -11,7 +11,7 @@ import numpy as np
 
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
-from knowgate.fitting.examples import FEWEST, Examples
+from knowgate.fitting.examples import FEWEST_GRADED, Examples
 from knowgate.fitting.fit_options import Wanted
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.answer import answer_training, fit_answers
@@ -113,8 +113,8 @@ def fewer(examples: Examples, rows: int | None, seed: int) -> Examples:
     train = examples.split.train
     if rows is None or rows >= len(train):
         return examples
-    if rows < FEWEST:
-        raise BadSetting(f"ik: rows is {rows}; it must be at least {FEWEST}.")
+    if rows < FEWEST_GRADED:
+        raise BadSetting(f"ik: rows is {rows}; it must be at least {FEWEST_GRADED}.")
     drawn = np.sort(np.random.default_rng(seed).choice(train, rows, replace=False))
     return replace(examples, split=replace(examples.split, train=drawn))
 

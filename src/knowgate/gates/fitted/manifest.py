@@ -113,6 +113,7 @@ class GateRecord:
     notes: tuple[str, ...] = ()
     sets: Mapping[str, SetRecord] = field(default_factory=dict)
     balanced: bool = False
+    synthetic: AtLeastZero = 0  # questions of the fit that an LLM wrote
     distance: DistanceRecord | None = None
     guarantee: GuaranteeRecord | None = None
     budget: BudgetRecord | None = None

@@ -166,7 +166,7 @@ def _listed_row(listed: Mapping[int, float], columns: Sequence[int], top: int) -
     if all(column in listed for column in columns):
         return [listed[column] for column in columns]
     if not any(column in listed for column in columns):
-        raise ModelError(
+        raise NotOffered(
             f"none of the labels is among the server's {len(listed)} most probable tokens. "
             "Use labels that this model is likely to write."
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.errors import ModelError
+from knowgate.errors import ModelError, NotOffered
 from knowgate.types import Completion, Token
 
 ROUNDING = 1e-3  # servers in half precision give log-probabilities this far above 0
@@ -57,7 +57,7 @@ def label_logprobs(top: Sequence[tuple[str, float]], labels: Sequence[str]) -> l
     exact = [[x for text, x in top if text.strip() == label.strip()] for label in labels]
     if not any(exact):
         shown = ", ".join(repr(text[:SHOWN]) for text, _ in top[:3])
-        raise ModelError(
+        raise NotOffered(
             f"none of the labels {', '.join(labels)} is among the server's {len(top)} most probable tokens "
             f"({shown}, ...). Use labels that are single tokens of this model."
         )

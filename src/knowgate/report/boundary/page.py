@@ -13,6 +13,7 @@ from knowgate.report.boundary import charts, sheets
 from knowgate.report.boundary.verdict import boundary_words
 from knowgate.report.page import whole_page
 from knowgate.report.question import extreme
+from knowgate.runs import synthetic_words
 
 
 def write_page(runs: Sequence[RunReport], out: Path) -> None:
@@ -26,6 +27,7 @@ def page(runs: Sequence[RunReport]) -> str:
 
 def sections(runs: Sequence[RunReport]) -> list[str]:
     return [
+        markup.cautions([words for run in runs if (words := _synthetic(run))]),
         _known(runs),
         _accuracy(runs),
         _savings(runs),
@@ -36,6 +38,10 @@ def sections(runs: Sequence[RunReport]) -> list[str]:
         _agreement(runs),
         markup.folded("runs", "Runs", "What was asked of which model, and how it was graded.", [_about(runs)]),
     ]
+
+
+def _synthetic(run: RunReport) -> str:
+    return synthetic_words(run.boundary.counts.synthetic, run.boundary.counts.rows)
 
 
 def _known(runs: Sequence[RunReport]) -> str:

@@ -33,7 +33,7 @@ def _about(run: RunReport) -> list[str]:
         run.grader,
         run.samples,
         run.temperature,
-        str(counts.rows),
+        f"{counts.rows} ({counts.synthetic} synthetic)" if counts.synthetic else str(counts.rows),
         f"{counts.failed}: {reasons}" if reasons else "0",
         f"{counts.without_gold} (no mastery)" if counts.without_gold else "0",
         str(counts.cut),

@@ -25,6 +25,7 @@ from knowgate.report.comparison.how import CHOOSING
 from knowgate.report.comparison.policy import Policy, policy_of, ranked_gates, slices_of
 from knowgate.report.comparison.verdict import Verdict, money_words, verdict
 from knowgate.report.page import whole_page
+from knowgate.runs import cautions
 from knowgate.statistics import estimate_mean
 
 CHARTED = 4  # gates with pictures of calibration and needs of their own
@@ -45,6 +46,7 @@ def write_eval_page(
 def sections(evaluation: Evaluation, assumed: Assumed, max_loss: float = MAX_LOSS) -> Iterator[str]:
     said = verdict(evaluation, assumed, max_loss)
     policy = policy_of(evaluation, said.advice)
+    yield markup.cautions(cautions(evaluation.trial.rows))
     yield _verdict(said)
     if evaluation.trial.open_right is not None:
         yield _picture(evaluation, policy)

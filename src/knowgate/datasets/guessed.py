@@ -1,0 +1,23 @@
+"""What somebody means who names a file of questions, or a data source. Looks at names only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from knowgate.datasets import DATASETS
+from knowgate.doors import user_path
+from knowgate.errors import BadInput
+from knowgate.registry import plugins, split_spec
+
+JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz")
+
+
+def data_spec(given: str) -> str:
+    """The spec of a file (JSON lines by its ending, else a question per line), or the spec as it was given."""
+    name, _ = split_spec(given)
+    if name in DATASETS or name in plugins("knowgate.datasets"):
+        return given
+    if not user_path(given).is_file():
+        kinds = "; ".join(entry.summary for entry in DATASETS.values())
+        raise BadInput(f"there is no file of questions '{given}'. Name a file, or a data source: {kinds}.")
+    return f"{'jsonl' if str(Path(given)).lower().endswith(JSON) else 'lines'}:{given}"

@@ -1,0 +1,61 @@
+"""What whoever reads figures must know about the questions behind them: who wrote them, and what "right" means.
+
+Counts and words only; where they are shown is up to the tables, pages and cards.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+AGREEMENT = "agreement"  # the grader of runs without gold answers
+
+
+class Caveat(Protocol):
+    """What is looked at of a row."""
+
+    @property
+    def grader(self) -> str: ...
+    @property
+    def is_synthetic(self) -> bool: ...
+
+
+def count_synthetic(rows: Sequence[Caveat]) -> int:
+    return sum(row.is_synthetic for row in rows)
+
+
+def cautions(rows: Sequence[Caveat]) -> list[str]:
+    """One sentence or two each; none for real questions with gold answers."""
+    agreed = sum(row.grader == AGREEMENT for row in rows)
+    found = [synthetic_words(count_synthetic(rows), len(rows))]
+    if agreed:
+        found.append(
+            f"No gold answers: for {_of(agreed, len(rows))} an answer counts as right where it says the same as "
+            "the one with passages. Accuracy is agreement here, and always retrieving is right by definition."
+        )
+    return [words for words in found if words]
+
+
+def synthetic_words(count: int, total: int) -> str:
+    """'' where people asked all of them."""
+    if not count:
+        return ""
+    mixed = "" if count == total else f", mixed with {total - count} real ones: no figure is of one kind"
+    return (
+        f"Synthetic: an LLM wrote {_of(count, total)} from the documents{mixed}. People ask otherwise; prove it on "
+        "real questions before you rely on it."
+    )
+
+
+def _of(count: int, total: int) -> str:
+    if count < total:
+        return f"{count} of the {total} questions"
+    return f"all {total} questions" if total > 1 else "the one question"
+
+
+def tell_mixed(rows: Sequence[Caveat]) -> None:
+    """Synthetic questions are never taken together with real ones in silence."""
+    if 0 < count_synthetic(rows) < len(rows):
+        log.warning(synthetic_words(count_synthetic(rows), len(rows)))
