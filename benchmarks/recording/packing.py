@@ -13,7 +13,10 @@ META = ("dataset", "type", "num_hops", "hops", "fact_type", "false_premise", "ti
 
 
 def pack(full: Path, out: Path, needs: Sequence[Any]) -> None:
-    """The rows, the settings, what gates said, and what second looks said. OUT's folder is called after the LLM."""
+    """The rows, the settings, what gates said, and what second looks said. OUT's folder is called after the LLM.
+
+    Questions that some gate was not asked, as it was fitted on them, are left out.
+    """
     from knowgate.files import write_json
     from knowgate.runs import read_use, write_needs, write_use
     from knowgate.runs.rows import to_json
@@ -21,11 +24,13 @@ def pack(full: Path, out: Path, needs: Sequence[Any]) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     foreign = str(RunFolder(full).manifest()["settings"]["model"]).startswith("recorded:")
-    lines = [json.dumps(to_json(packed(row, foreign)), ensure_ascii=False) for row in RunFolder(full).rows()]
+    rows = [row for row in RunFolder(full).rows() if all(row.id in one.needs for one in needs)]
+    needs = [_only(one, {row.id for row in rows}) for one in needs]
+    lines = [json.dumps(to_json(packed(row, foreign)), ensure_ascii=False) for row in rows]
     with gzip.GzipFile(out / "labels.jsonl.gz", "wb", mtime=0) as file:
         file.write(("\n".join(lines) + "\n").encode())
     manifest = RunFolder(full).manifest()
-    write_json(out / "run.json", manifest if foreign else _named(manifest, out.parent.name))
+    write_json(out / "run.json", manifest if foreign else _named(manifest, out.parent.name, len(rows)))
     (out / "needs.jsonl").unlink(missing_ok=True)  # of an earlier recording
     if needs:
         write_needs(out, needs)
@@ -33,11 +38,17 @@ def pack(full: Path, out: Path, needs: Sequence[Any]) -> None:
         write_use(out, use)
 
 
-def _named(manifest: dict[str, Any], model: str) -> dict[str, Any]:
+def _only(said: Any, ids: set[str]) -> Any:
+    kept = {name: {key: need for key, need in getattr(said, name).items() if key in ids} for name in ("needs", "raw")}
+    return replace(said, **kept)
+
+
+def _named(manifest: dict[str, Any], model: str, questions: int) -> dict[str, Any]:
     """The LLM by its name, not by the file it was read from."""
     from knowgate.runs.run_folder import settings_hash
 
-    rest = {key: value for key, value in manifest["settings"].items() if key != "hash"} | {"model": model}
+    rest = {key: value for key, value in manifest["settings"].items() if key != "hash"}
+    rest |= {"model": model, "questions": questions}
     return {**manifest, "settings": {**rest, "hash": settings_hash(rest)}}
 
 
