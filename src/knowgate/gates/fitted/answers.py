@@ -11,7 +11,7 @@ from knowgate.gates.fitted.pair_judge import open_pairs
 from knowgate.gates.fitted.probability import Floats
 from knowgate.prompts import ik_text, right_text
 from knowgate.text import render_choices
-from knowgate.types import Question
+from knowgate.types import ModelIdentity, Question
 
 if TYPE_CHECKING:
     from knowgate.models import MarkedTokens
@@ -47,11 +47,13 @@ class AnswerJudge(Protocol):
     def known(self, cuts: Sequence[MarkedTokens]) -> Floats: ...
 
 
-def open_answer_judge(gate: str, artefact: Path, options: Mapping[str, Any]) -> AnswerJudge:
-    """The judge of a gate's folder."""
+def open_answer_judge(
+    gate: str, artefact: Path, options: Mapping[str, Any], llm: ModelIdentity | None = None
+) -> AnswerJudge:
+    """The judge of a gate's folder. llm: who is judged, whose weights it may share."""
     if options.get("pairs"):
         return open_pairs(*checked_adapters(artefact / ADAPTER_FOLDER, options))
-    return open_judge(artefact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[gate].templates)
+    return open_judge(artefact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[gate].templates, llm)
 
 
 def answer_needs(

@@ -5,21 +5,24 @@ Fitting and deciding share `Judge.encode`, so that a label stands at the same to
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from knowgate.errors import ArtefactError, BadSetting, MissingExtra
+from knowgate.errors import ArtefactError, BadSetting
 from knowgate.files import sha256_file, sha256_text
 from knowgate.gates.fitted.probability import Floats
 from knowgate.models import load_model
 from knowgate.prompts import packaged
 from knowgate.statistics import sigmoid
 from knowgate.typed import Between
+from knowgate.types import ModelIdentity
 
 if TYPE_CHECKING:
     from knowgate.models import HFModel, MarkedTokens
@@ -45,16 +48,16 @@ class JudgeOptions:
 
 @dataclass(frozen=True)
 class Voice:
-    """One of the trainings of a judge: a model of its own, or an adapter that is switched to."""
+    """One of the trainings of a judge: a model of its own, or an adapter of one that others use without it."""
 
     model: HFModel
     adapter: str = ""
 
-    def ready(self) -> HFModel:
-        """The model with this adapter in use; what was kept of prompts under another is forgotten."""
-        if self.adapter:
-            _switch(self.model, self.adapter)
-        return self.model
+    @contextlib.contextmanager
+    def speaking(self) -> Iterator[HFModel]:
+        """The model with this adapter in use; nobody else runs it meanwhile."""
+        with self.model.adapters.using(self.adapter) if self.adapter else contextlib.nullcontext():
+            yield self.model
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,7 @@ class Judge:
         """
         from knowgate.models import MarkedTokens
 
-        chat = bool(self.model.loaded.tokenizer.chat_template)
-        ids = self.model.tokenise(self.model.render(text), special=not chat)
+        ids = self._turn(text)
         marks = [] if parts else [len(ids) - 1]
         for number, part in enumerate(parts):
             piece = self.model.tokenise(part)
@@ -95,7 +97,18 @@ class Judge:
             ids = ids + piece
             marks.append(len(ids) - 1)
         self.model.check_length(len(ids), 1)
-        return MarkedTokens(ids, marks)
+        begins_alike = ids[: len(self.opening)] == self.opening
+        return MarkedTokens(ids, marks, len(self.opening) if begins_alike else 0)
+
+    @functools.cached_property
+    def opening(self) -> list[int]:
+        """What every turn begins with, before anything is asked: run once, also where questions come one by one."""
+        pairs = zip(self._turn("Question"), self._turn("1"), strict=False)
+        return [first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+    def _turn(self, text: str) -> list[int]:
+        chat = bool(self.model.loaded.tokenizer.chat_template)
+        return self.model.tokenise(self.model.render(text), special=not chat)
 
     def pose(self, question: str, answer: str | None, text: str) -> MarkedTokens:
         """A question about an answer, worded as a user turn; the two alone are for encoders."""
@@ -108,15 +121,16 @@ class Judge:
 
     def votes(self, cuts: Sequence[MarkedTokens]) -> list[Floats]:
         """What each voice says."""
-        return [self._known(voice.ready(), cuts) for voice in self.voices or (Voice(self.model),)]
+        return [self._known(voice, cuts) for voice in self.voices or (Voice(self.model),)]
 
-    def _known(self, model: HFModel, cuts: Sequence[MarkedTokens]) -> Floats:
+    def _known(self, voice: Voice, cuts: Sequence[MarkedTokens]) -> Floats:
         from knowgate.models import read_labels
 
-        logits = model.batched(
-            [cut.ids for cut in cuts],
-            lambda places: read_labels(model, [cuts[place] for place in places], self.columns),
-        )
+        with voice.speaking() as model:
+            logits = model.batched(
+                [cut.ids for cut in cuts],
+                lambda places: read_labels(model, [cuts[place] for place in places], self.columns),
+            )
         margin = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
         probability: Floats = sigmoid(margin)
         return probability
@@ -140,15 +154,29 @@ def open_base(spec: str) -> HFModel:
     return model
 
 
-def open_judge(folder: Path, options: Mapping[str, Any], prompts: str) -> Judge:
-    """The judge of an artefact; shared by all gates that are loaded from the same files."""
+def open_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: ModelIdentity | None = None) -> Judge:
+    """The judge of an artefact; shared by all gates that are loaded from the same files.
+
+    llm: who is judged. An adapter of its own weights is put into them: there is no second copy.
+    """
     if options["wording"] != packaged(prompts).fingerprint:
         raise ArtefactError(
             f"the judge in '{folder.parent}' was fitted with another wording of its prompt. Fit it again."
         )
     known, unknown = options["labels"]
     folders, digests = checked_adapters(folder, options)
+    if (host := _host(folder, options, llm)) is not None:
+        return Judge(host, (known, unknown), with_adapters(host, folders, digests))
     return _opened(folders, digests, options["base"], options["base_fingerprint"], (known, unknown))
+
+
+def _host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None) -> HFModel | None:
+    """The LLM itself, where its weights are here and are what the adapter was made for."""
+    from knowgate.models import HFModel
+
+    if not isinstance(llm, HFModel) or llm.fingerprint != options["base_fingerprint"]:
+        return None
+    return llm if (folder / ADAPTER_WEIGHTS).is_file() else None
 
 
 def checked_adapters(folder: Path, options: Mapping[str, Any]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -179,7 +207,7 @@ def _opened(
             f"the judge in '{folders[0].parent}' was fine-tuned from {base} ({fingerprint}); {base} is now "
             f"{model.fingerprint}. Fit it again, or give it its old base."
         )
-    return Judge(model, labels, with_adapters(model, folders))
+    return Judge(model, labels, with_adapters(model, folders, digests))
 
 
 def _whole(folder: Path) -> HFModel:
@@ -189,32 +217,12 @@ def _whole(folder: Path) -> HFModel:
     return HFModel(str(folder), label=f"judge:{folder.parent.name}")
 
 
-def with_adapters(model: HFModel, folders: Sequence[Path]) -> tuple[Voice, ...]:
-    """The model with LoRA layers put into it, in place, and how each is used; peft's wrapper is not needed."""
-    try:
-        from peft import PeftModel
-    except ModuleNotFoundError:
-        raise MissingExtra("a LoRA judge", "train") from None
-    from knowgate.models import explained
-
-    names = [f"voice{number}" for number in range(len(folders))]
-    with explained(str(folders[0])):
-        wrapped = PeftModel.from_pretrained(model.loaded.model, str(folders[0]), adapter_name=names[0])
-        for name, folder in zip(names[1:], folders[1:], strict=True):
-            wrapped.load_adapter(str(folder), adapter_name=name)
-    wrapped.eval()
-    if len(names) == 1:
-        return (Voice(model),)
-    return tuple(Voice(model, name) for name in names)
-
-
-def _switch(model: HFModel, adapter: str) -> None:
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for module in model.loaded.model.modules():
-        if isinstance(module, BaseTunerLayer):
-            module.set_adapter(adapter)
-    model.prefixes.kept.clear()
+def with_adapters(model: HFModel, folders: Sequence[Path], digests: Sequence[str]) -> tuple[Voice, ...]:
+    """How each adapter is used, put into the model in place; named by what it is, so that none is there twice."""
+    names = [f"judge-{digest[:16]}" for digest in digests]
+    for name, folder in zip(names, folders, strict=True):
+        model.adapters.add(name, folder)
+    return tuple(Voice(model.twin(), name) for name in names)
 
 
 def adapter_digest(folder: Path) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from knowgate.errors import BadInput
 from knowgate.models.hf import load as hf_load
-from knowgate.models.hf.batches import Work, limits_of, run_batched
+from knowgate.models.hf.adapters import Adapters
+from knowgate.models.hf.batches import Work, limits_of, run_alone, run_batched
 from knowgate.models.hf.prefix import Prefixes
 from knowgate.types import Prompt, Result
 
@@ -36,8 +38,18 @@ class LocalModel:
         return hf_load.load(self.source)
 
     @functools.cached_property
+    def adapters(self) -> Adapters:
+        return Adapters(self.loaded.model)
+
+    @functools.cached_property
     def prefixes(self) -> Prefixes:
         return Prefixes()
+
+    def twin(self) -> Self:
+        """The same weights, with beginnings of prompts of its own: those run with an adapter are no good without."""
+        other = replace(self)
+        vars(other).update(loaded=self.loaded, adapters=self.adapters)
+        return other
 
     @functools.cached_property
     def stop(self) -> frozenset[int]:
@@ -87,7 +99,13 @@ class LocalModel:
 
     def batched(self, ids: list[list[int]], work: Work[Result], rows: int = 1) -> list[Result]:
         loaded = self.loaded
-        return run_batched(ids, limits_of(loaded.model, loaded.device), work, rows, loaded.device)
+        with self.adapters.turn:
+            return run_batched(ids, limits_of(loaded.model, loaded.device), work, rows, loaded.device)
+
+    def alone(self, work: Callable[[], Result]) -> Result:
+        """Work on a single question, in its turn like all that runs the weights."""
+        with self.adapters.turn:
+            return run_alone(work)
 
 
 def _as_text(content: str, special_tokens: Sequence[str]) -> str:
