@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from knowgate.gates.fitted.judge import ADAPTER_FOLDER, checked_adapters, open_judge
+from knowgate.gates.fitted.llama_judge import open_llama_judge
 from knowgate.gates.fitted.pair_judge import open_pairs
 from knowgate.gates.fitted.probability import Floats
 from knowgate.prompts import ik_text, right_text
@@ -53,6 +54,8 @@ def open_answer_judge(
     """The judge of a gate's folder. llm: who is judged, whose weights it may share."""
     if options.get("pairs"):
         return open_pairs(*checked_adapters(artefact / ADAPTER_FOLDER, options))
+    if options.get("gguf"):
+        return open_llama_judge(*checked_adapters(artefact / ADAPTER_FOLDER, options), options["gguf"])
     return open_judge(artefact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[gate].templates, llm)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from knowgate.errors import ArtefactError, BadSetting
 from knowgate.files import sha256_file, sha256_text
+from knowgate.gates.fitted.llama_judge import GgufOptions
 from knowgate.gates.fitted.probability import Floats
 from knowgate.models import load_model
 from knowgate.prompts import packaged
@@ -28,7 +29,14 @@ if TYPE_CHECKING:
     from knowgate.models import HFModel, MarkedTokens
 
 ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
-ADAPTER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model")  # nothing that runs code when it is read
+ADAPTER_SUFFIXES = (
+    ".safetensors",
+    ".json",
+    ".jinja",
+    ".txt",
+    ".model",
+    ".gguf",
+)  # nothing that runs code when it is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +52,7 @@ class JudgeOptions:
     full: bool = False
     more_sha256: tuple[str, ...] = ()  # of further adapters, where several were trained
     pairs: bool = False  # an encoder that reads pairs, not a causal model that is spoken to
+    gguf: GgufOptions | None = None  # of a judge that llama.cpp runs
 
 
 @dataclass(frozen=True)
@@ -141,8 +150,8 @@ class Judge:
         return str(self.model.loaded.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
-def open_base(spec: str) -> HFModel:
-    """The causal model a judge is made of; its weights must be at hand."""
+def open_base(spec: str, fingerprint: str = "", adapter: Path | None = None) -> HFModel:
+    """The causal model a judge is made of; its weights must be at hand, and those the adapter was made for."""
     from knowgate.models import HFModel
 
     model = load_model(spec)
@@ -150,6 +159,11 @@ def open_base(spec: str) -> HFModel:
         raise BadSetting(
             f"a judge is fine-tuned from weights, and '{spec}' has none here. Choose a base: smollm, hf:NAME_OR_DIR, "
             "gguf:FILE; or use ik in mode text."
+        )
+    if adapter is not None and model.fingerprint != fingerprint:
+        raise ArtefactError(
+            f"the judge in '{adapter.parent}' was fine-tuned from {spec} ({fingerprint}); {spec} is now "
+            f"{model.fingerprint}. Fit it again, or give it its old base."
         )
     return model
 
@@ -176,7 +190,7 @@ def _host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None) -
 
     if not isinstance(llm, HFModel) or llm.fingerprint != options["base_fingerprint"]:
         return None
-    return llm if (folder / ADAPTER_WEIGHTS).is_file() else None
+    return llm if is_adapter(folder) else None
 
 
 def checked_adapters(folder: Path, options: Mapping[str, Any]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -198,19 +212,19 @@ def adapter_folders(first: Path, n: int) -> list[Path]:
 def _opened(
     folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str]
 ) -> Judge:
-    if not (folders[0] / ADAPTER_WEIGHTS).is_file():
-        voices = tuple(Voice(_whole(folder)) for folder in folders)
+    if not is_adapter(folders[0]):
+        voices = tuple(Voice(whole_judge(folder)) for folder in folders)
         return Judge(voices[0].model, labels, voices)
-    model = open_base(base)
-    if model.fingerprint != fingerprint:
-        raise ArtefactError(
-            f"the judge in '{folders[0].parent}' was fine-tuned from {base} ({fingerprint}); {base} is now "
-            f"{model.fingerprint}. Fit it again, or give it its old base."
-        )
+    model = open_base(base, fingerprint, folders[0])
     return Judge(model, labels, with_adapters(model, folders, digests))
 
 
-def _whole(folder: Path) -> HFModel:
+def is_adapter(folder: Path) -> bool:
+    """Whether it holds an adapter, not a model of its own."""
+    return (folder / ADAPTER_WEIGHTS).is_file()
+
+
+def whole_judge(folder: Path) -> HFModel:
     """A judge that was fine-tuned in full is a model of its own."""
     from knowgate.models import HFModel
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -13,6 +13,7 @@ from knowgate.models.hf import load as hf_load
 from knowgate.models.hf.adapters import Adapters
 from knowgate.models.hf.batches import Work, limits_of, run_alone, run_batched
 from knowgate.models.hf.prefix import Prefixes
+from knowgate.models.turns import as_text
 from knowgate.types import Prompt, Result
 
 
@@ -78,7 +79,7 @@ class LocalModel:
         tokenizer = self.loaded.tokenizer
         if not tokenizer.chat_template:
             return text
-        turn = [{"role": "user", "content": _as_text(text, tokenizer.all_special_tokens)}]
+        turn = [{"role": "user", "content": as_text(text, tokenizer.all_special_tokens)}]
         return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
 
     def tokenise(self, text: str, *, special: bool = False) -> list[int]:
@@ -106,10 +107,3 @@ class LocalModel:
         """Work on a single question, in its turn like all that runs the weights."""
         with self.adapters.turn:
             return run_alone(work)
-
-
-def _as_text(content: str, special_tokens: Sequence[str]) -> str:
-    """What somebody wrote, without tokens that end the turn: a space inside makes them text."""
-    for token in special_tokens:
-        content = content.replace(token, f"{token[:1]} {token[1:]}") if len(token) > 1 else content
-    return content
