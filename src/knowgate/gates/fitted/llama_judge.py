@@ -19,7 +19,8 @@ from knowgate.gates.fitted.probability import Floats
 from knowgate.models import LlamaCpp, MarkedTokens, Turn
 from knowgate.typed import Share, read_record
 
-GGUF_NAME, TOKENIZER_NAME = "judge.gguf", "tokenizer.json"
+# not tokenizer.json: transformers, opening the GGUF file, would take that for its tokenizer and miss the chat template
+GGUF_NAME, TOKENIZER_NAME = "judge.gguf", "judge-tokenizer.json"
 FAR = 0.1  # of a probability; q8_0 moves it by some thousandths, wrong arithmetic by tenths
 
 
