@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from knowgate.models.hf.labels import head_logits, label_ids, read_labels
     from knowgate.models.hf.load import explained, quiet
     from knowgate.models.hf.model import HFModel
+    from knowgate.models.hf.quantised import check_bits
     from knowgate.models.llamacpp import LlamaCpp
     from knowgate.models.marked import MarkedTokens
     from knowgate.models.replay import RecordingModel
@@ -42,6 +43,7 @@ __all__ = [
     "VALUE_OPTIONAL",
     "WITHOUT_VALUE",
     "as_model",
+    "check_bits",
     "check_sampling",
     "check_writable",
     "explained",

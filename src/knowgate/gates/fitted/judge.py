@@ -9,9 +9,9 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class JudgeOptions:
     more_sha256: tuple[str, ...] = ()  # of further adapters, where several were trained
     pairs: bool = False  # an encoder that reads pairs, not a causal model that is spoken to
     gguf: GgufOptions | None = None  # of a judge that llama.cpp runs
+    bits: Literal[0, 4, 8] = 0  # of the base's weights; 0: the usual number format
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class Judge:
         return str(self.model.loaded.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
-def open_base(spec: str, fingerprint: str = "", adapter: Path | None = None) -> HFModel:
+def open_base(spec: str, fingerprint: str = "", adapter: Path | None = None, *, bits: int = 0) -> HFModel:
     """The causal model a judge is made of; its weights must be at hand, and those the adapter was made for."""
     from knowgate.models import HFModel
 
@@ -165,7 +166,7 @@ def open_base(spec: str, fingerprint: str = "", adapter: Path | None = None) -> 
             f"the judge in '{adapter.parent}' was fine-tuned from {spec} ({fingerprint}); {spec} is now "
             f"{model.fingerprint}. Fit it again, or give it its old base."
         )
-    return model
+    return replace(model, bits=bits) if bits else model
 
 
 def open_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: ModelIdentity | None = None) -> Judge:
@@ -181,7 +182,8 @@ def open_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: Mode
     folders, digests = checked_adapters(folder, options)
     if (host := _host(folder, options, llm)) is not None:
         return Judge(host, (known, unknown), with_adapters(host, folders, digests))
-    return _opened(folders, digests, options["base"], options["base_fingerprint"], (known, unknown))
+    bits = options.get("bits", 0)
+    return _opened(folders, digests, options["base"], options["base_fingerprint"], (known, unknown), bits)
 
 
 def _host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None) -> HFModel | None:
@@ -190,7 +192,7 @@ def _host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None) -
 
     if not isinstance(llm, HFModel) or llm.fingerprint != options["base_fingerprint"]:
         return None
-    return llm if is_adapter(folder) else None
+    return llm if is_adapter(folder) and llm.bits == options.get("bits", 0) else None
 
 
 def checked_adapters(folder: Path, options: Mapping[str, Any]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -210,12 +212,12 @@ def adapter_folders(first: Path, n: int) -> list[Path]:
 
 @functools.lru_cache(maxsize=2)
 def _opened(
-    folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str]
+    folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str], bits: int
 ) -> Judge:
     if not is_adapter(folders[0]):
         voices = tuple(Voice(whole_judge(folder)) for folder in folders)
         return Judge(voices[0].model, labels, voices)
-    model = open_base(base, fingerprint, folders[0])
+    model = open_base(base, fingerprint, folders[0], bits=bits)
     return Judge(model, labels, with_adapters(model, folders, digests))
 
 

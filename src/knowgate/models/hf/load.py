@@ -20,6 +20,7 @@ from knowgate import weights
 from knowgate.doors import read_json
 from knowgate.errors import OutOfMemory, WeightsError
 from knowgate.models.hf.memory import is_pressure, told
+from knowgate.models.hf.quantised import check_bits, loading_options
 
 SOURCE_FILE = "knowgate-source.json"  # written beside converted weights: what they were made from
 # what transformers and its readers raise for a damaged file
@@ -45,8 +46,12 @@ class Loaded:
     device: torch.device
 
 
-def load(name_or_dir: str) -> Loaded:
-    """bf16 on CUDA; fp32 on CPU, where half precision is a hundred times slower (our measurement)."""
+def load(name_or_dir: str, bits: int = 0) -> Loaded:
+    """bf16 on CUDA; fp32 on CPU, where half precision is a hundred times slower (our measurement).
+
+    bits: 4 or 8, to hold the weights in as many (CUDA).
+    """
+    check_bits(bits)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     local = _is_local(name_or_dir)
@@ -55,8 +60,10 @@ def load(name_or_dir: str) -> Loaded:
         torch.backends.cuda.enable_cudnn_sdp(False)
     with quiet(), explained(name_or_dir):
         tokenizer = AutoTokenizer.from_pretrained(name_or_dir, local_files_only=local)
-        model = AutoModelForCausalLM.from_pretrained(name_or_dir, dtype=dtype, local_files_only=local)
-    return Loaded(_moved(model, device, name_or_dir), tokenizer, device)
+        model = AutoModelForCausalLM.from_pretrained(
+            name_or_dir, dtype=dtype, local_files_only=local, **loading_options(bits)
+        )
+    return Loaded(model.eval() if bits else _moved(model, device, name_or_dir), tokenizer, device)
 
 
 def _moved(model: Any, device: torch.device, name: str) -> Any:

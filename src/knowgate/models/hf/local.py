@@ -19,10 +19,14 @@ from knowgate.types import Prompt, Result
 
 @dataclass(frozen=True)
 class LocalModel:
-    """What everything that reads from a loaded model needs of it. Nothing is loaded before it is used."""
+    """What everything that reads from a loaded model needs of it. Nothing is loaded before it is used.
+
+    bits: 4 or 8, to hold the weights in as many (CUDA, bitsandbytes).
+    """
 
     source: str
     label: str = ""
+    bits: int = 0
 
     @property
     def name(self) -> str:
@@ -36,7 +40,7 @@ class LocalModel:
 
     @functools.cached_property
     def loaded(self) -> hf_load.Loaded:
-        return hf_load.load(self.source)
+        return hf_load.load(self.source, self.bits)
 
     @functools.cached_property
     def adapters(self) -> Adapters:
