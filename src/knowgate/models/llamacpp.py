@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import secrets
 import threading
 from collections.abc import Sequence
@@ -24,10 +25,14 @@ QUIET = -1
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """A model in a GGUF file and its tokenizer (tokenizer.json). Both are opened on first use; threads take turns."""
+    """A model in a GGUF file and its tokenizer (tokenizer.json). Both are opened on first use; threads take turns.
+
+    cores: to run on; 0: all.
+    """
 
     file: Path
     tokenizer_file: Path
+    cores: int = 0
     turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @functools.cached_property
@@ -50,6 +55,7 @@ class LlamaCpp:
         settings = CommonParams()
         settings.model.path = str(self.file)
         settings.n_ctx, settings.n_parallel, settings.n_batch, settings.n_ubatch = WINDOW, 1, WINDOW, 512
+        settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = self.cores or os.cpu_count() or 1
         settings.hostnames, settings.api_keys = ["127.0.0.1"], [secrets.token_hex(16)]  # it listens, too: to nobody
         settings.verbosity, settings.warmup, settings.endpoint_slots = QUIET, False, False
         try:

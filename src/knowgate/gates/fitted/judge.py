@@ -28,6 +28,7 @@ from knowgate.types import ModelIdentity
 if TYPE_CHECKING:
     from knowgate.models import HFModel, MarkedTokens
 
+RECORDED = "recorded:"  # how the LLM of imported answers is named
 ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
 ADAPTER_SUFFIXES = (
     ".safetensors",
@@ -155,11 +156,11 @@ def open_base(spec: str, fingerprint: str = "", adapter: Path | None = None, *, 
     """The causal model a judge is made of; its weights must be at hand, and those the adapter was made for."""
     from knowgate.models import HFModel
 
-    model = load_model(spec)
+    model = None if spec.startswith(RECORDED) else load_model(spec)
     if not isinstance(model, HFModel):
         raise BadSetting(
-            f"a judge is fine-tuned from weights, and '{spec}' has none here. Choose a base: smollm, hf:NAME_OR_DIR, "
-            "gguf:FILE; or use ik in mode text."
+            f"a judge is fine-tuned from weights, and '{spec}' has none here. Say what it is to be made of: --base "
+            "smollm, hf:NAME_OR_DIR or gguf:FILE; judges of answers also take small, which needs no GPU."
         )
     if adapter is not None and model.fingerprint != fingerprint:
         raise ArtefactError(
