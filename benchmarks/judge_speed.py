@@ -33,7 +33,7 @@ from knowgate.models import LlamaCpp, gguf_behind, write_gguf
 from knowgate.prompts import right_text
 from knowgate.signals import text_features
 
-CORES, QUESTIONS, ROUNDS, ANSWER = 2, 20, 3, 64
+CORES, QUESTIONS, ANSWER = 2, 20, 64
 REFERENCE = "smollm"
 USUAL = ("frozen:minilm", "minilm", "mpnet", "smollm", "llamacpp:smollm")
 FROZEN, LLAMACPP = "frozen:", "llamacpp:"
@@ -50,7 +50,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over questions and rounds. ratio, core_ratio: how many times as long the reference takes, on the clock
+    """Medians over questions. ratio, core_ratio: how many times as long the reference takes, on the clock
     and in CPU time, by runs side by side."""
 
     ms: float
@@ -109,18 +109,22 @@ def contestant(spec: str, scratch: Path) -> Contestant:
     return (found or (encoder if is_encoder(spec) else causal))(spec, scratch)
 
 
-def race(judges: Mapping[str, Contestant], cases: Sequence[Case], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds on the clock and of all cores, for each judge, question and round."""
+def race(judges: Mapping[str, Contestant], cases: Sequence[Case]) -> dict[str, list[tuple[float, float]]]:
+    """Seconds on the clock and of all cores, for each judge and question.
+
+    No question comes twice: llama.cpp would not read it again.
+    """
+    first, *others = cases
     for one in judges.values():
-        one.ask(cases[-1])  # what the first call pays alone
+        one.ask(first)  # what the first call pays alone
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in judges}
-    for number, case in enumerate(list(cases) * rounds):
+    for number, case in enumerate(others):
         order = list(judges) if number % 2 else list(judges)[::-1]
         for name in order:
             clock, core = time.perf_counter(), time.process_time()
             judges[name].ask(case)
             times[name].append((time.perf_counter() - clock, time.process_time() - core))
-        print(f"{number + 1} of {len(cases) * rounds} questions", end="\r", flush=True)
+        print(f"{number + 1} of {len(others)} questions", end="\r", flush=True)
     return times
 
 
@@ -142,12 +146,11 @@ def costs(
     return found
 
 
-def record(found: Mapping[str, Cost], rounds: int, load: Iterable[float]) -> dict[str, object]:
+def record(found: Mapping[str, Cost], questions: int, load: Iterable[float]) -> dict[str, object]:
     return {
         "judges": {name: asdict(cost) for name, cost in found.items()},
         "cores": CORES,
-        "questions": QUESTIONS,
-        "rounds": rounds,
+        "questions": questions,
         "reference": REFERENCE,
         "load": [round(value, 1) for value in load],
         "how": "one process, one question at a time, order turned round; medians. Where the load is above the cores, "
@@ -160,17 +163,17 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bases", nargs="*", help=f"as above; without: {', '.join(USUAL)}")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="times each question is asked")
+    parser.add_argument("--questions", type=int, default=QUESTIONS, help="how many are asked, each once")
     parser.add_argument("--record", action="store_true", help=f"write {JUDGES}/{SPEED}")
     options = parser.parse_args()
     torch.set_num_threads(CORES)
     tested = load_cases("test")
-    cases = tested[:: len(tested) // QUESTIONS][:QUESTIONS]
+    cases = tested[:: len(tested) // (options.questions + 1)][: options.questions + 1]
     with tempfile.TemporaryDirectory() as scratch:
         judges = {spec: contestant(spec, Path(scratch)) for spec in options.bases or USUAL}
-        found = costs(race(judges, cases, options.rounds), judges, cases)
+        found = costs(race(judges, cases), judges, cases)
     named = {named_by(spec): cost for spec, cost in found.items()}
-    told = record(named, options.rounds, os.getloadavg())
+    told = record(named, options.questions, os.getloadavg())
     if options.record:
         write_json(HOME / JUDGES / SPEED, told)
     print(json.dumps(told, indent=1))

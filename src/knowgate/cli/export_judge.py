@@ -24,7 +24,7 @@ def export_judge_command(
         Literal["q8_0", "f16"], typer.Option(help="How weights are written: 8 bits, or 16 and twice the size.")
     ] = "q8_0",
 ) -> None:
-    """Write a gate anew, its judge merged into one GGUF file that llama.cpp runs: faster on CPUs, and without torch.
+    """Write a gate anew, its judge merged into one GGUF file that llama.cpp runs: in less memory, and without torch.
 
     For bases of the kinds Llama and Qwen2. To run it the extra llamacpp is needed.
 

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from knowgate.errors import BadSetting, MissingExtra
+from knowgate.files import check_replaceable
 from knowgate.gates import (
     ADAPTER_FOLDER,
     CARD,
     GGUF_NAME,
+    KIND,
+    MANIFEST,
     TOKENIZER_NAME,
     CheckedPrompt,
     FittedGate,
@@ -104,6 +107,7 @@ def _check(gate: FittedGate, out: Path) -> None:
         raise BadSetting(f"the judge in '{folder}' is a GGUF file already. Export the gate it was made from.")
     if out.exists() and out.resolve() == folder.resolve():
         raise BadSetting(f"the gate '{folder}' would take its own place. Give another folder: --out DIR")
+    check_replaceable(out, MANIFEST, KIND)
 
 
 def _write(gate: FittedGate, source: Path, target: Path, kind: GgufKind, watch: Watch) -> _Written:
