@@ -78,7 +78,9 @@ def test_every_training_has_a_file_of_its_own(made):
 def test_another_process_gives_the_same_scores(made):
     places = list(range(6))
     rows = made.examples.questions[:6], made.examples.readings[:6]
-    assert scored_elsewhere(made.out, made.examples, places) == pytest.approx(load_gate(str(made.out)).score(*rows))
+    here = load_gate(str(made.out)).score(*rows)
+    # what llama.cpp kept of the prompt before decides how it adds up the next
+    assert scored_elsewhere(made.out, made.examples, places) == pytest.approx(here, abs=1e-4)
 
 
 def test_it_runs_without_torch(made):
