@@ -13,6 +13,7 @@ from benchmarks.judge_answers import ANSWERS, HOME, read_answers, read_judge
 from benchmarks.judge_cascade import best_rule, cascade_points, chosen_judge, headline, keep_predictions
 from benchmarks.judge_summary import summary
 from benchmarks.tables.judge import draw_judge, judge_tables
+from benchmarks.tables.judge_speed import speed_table
 
 from knowgate.errors import BadInput
 
@@ -147,3 +148,14 @@ def test_what_the_demo_shows_is_what_the_predictions_on_record_come_to():
 
     shipped = json.loads((demo_folder() / "judge.json").read_text(encoding="utf-8"))
     assert shipped == summary(read_judge(HOME, "cascade")), "make results writes it anew"
+
+
+def test_the_cost_of_judges_is_shown_where_it_was_recorded(home, tmp_path):
+    assert list(speed_table(home)) == []
+    cost = {"ms": 20.0, "core_ms": 30.4, "ratio": 2.04, "core_ratio": 1.5, "tokens": None}
+    told = {"judges": {"smollm": cost}, "cores": 2, "questions": 20, "reference": "smollm", "load": [3.5, 1.0, 1.0]}
+    (tmp_path / "judge").mkdir()
+    (tmp_path / "judge" / "speed.json").write_text(json.dumps(told), encoding="utf-8")
+    text = "\n".join(speed_table(tmp_path))
+    assert "| SmolLM2-135M, torch fp32 | - | 30 | 20 | 1.5 | 2 |" in text
+    assert "load was 3.5: where that is above 2, other work" in text

@@ -22,6 +22,7 @@ from benchmarks.judge_cascade import (
     point_of,
 )
 from benchmarks.tables.common import RUNS, Rows, table
+from benchmarks.tables.judge_speed import speed_table
 from knowgate.display import COLOURS, GREY, Axis, Curve, Frame, fitting_axis, line_chart
 from knowgate.display import Point as Place
 from knowgate.evaluation.comparison.frontier import frontier
@@ -60,6 +61,7 @@ def judge_tables(home: Path = HOME, wanted: str | None = None) -> Iterator[str]:
     yield from _guarantees(chosen)
     yield from _three_actions(chosen)
     yield from _all_judges(judges)
+    yield from speed_table(home)
 
 
 def short_table(home: Path = HOME) -> str:

@@ -147,3 +147,38 @@ def test_an_adapter_of_another_base_is_refused(tmp_path):
     save_word_llama(folder, seed=1)
     with pytest.raises(ArtefactError, match="Fit it again, or give it its old base"):
         load_gate(str(tmp_path / "moved")).score(examples.questions[:1], examples.readings[:1])
+
+
+def test_a_judge_of_imported_answers_must_be_told_its_base(base, tmp_path):
+    examples = planted(base, 60, by="draft")
+    settings = {**examples.settings, "model": "recorded:my-llm"}
+    imported = replace(examples, trial=replace(examples.trial, settings=settings))
+    with pytest.raises(BadSetting, match=r"'recorded:my-llm' has none here\. Say what it is to be made of: --base"):
+        fit_answer(imported, work=tmp_path)
+
+
+# --- one-sided runs -------------------------------------------------------------------------------
+
+
+def one_sided(tmp_path, text, correct=False):
+    rows, states = planted_rows(60)
+    made = [replace(row, closed=GradedAnswer(text, correct=correct), open=None, benefit=None) for row in rows]
+    return write_run(tmp_path / "run", made, states)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", "Every answer from memory is empty: label with a larger --max-tokens"),
+        ("I don't know.", r"Every answer from memory says that it cannot tell \('I don't know.'\): label with prompts"),
+        ("zzz", "have 60 that need retrieval and 0 that do not. Label more questions"),
+    ],
+)
+def test_rows_that_are_all_wrong_say_why_where_it_is_plain(tmp_path, text, cause):
+    with pytest.raises(BadInput, match=cause):
+        load_examples([one_sided(tmp_path, text)], target="known")
+
+
+def test_rows_that_are_all_right_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="have 0 that need retrieval and 60 that do not"):
+        load_examples([one_sided(tmp_path, "a", correct=True)], target="known")

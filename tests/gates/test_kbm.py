@@ -11,8 +11,10 @@ from knowgate.fitting.judges.kbm import choose_tau, fit_kbm_judge, labels_of
 from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate, score_questions
 from knowgate.gates.kbm import kbm_text_with_passages
+from knowgate.models import load_model
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.assemble import load_second_look
+from knowgate.prompts import AnswerPrompts
 from knowgate.prompts.judge import kbm_text
 from knowgate.runs.rows import GradedAnswer
 from knowgate.statistics.measures import auroc
@@ -95,7 +97,7 @@ def test_a_judge_that_never_saw_a_passage_is_no_second_look(made, tmp_path):
     assert any("--open-samples 30" in note for note in fitted.notes)
     save_fitted(fitted, examples, tmp_path / "bare")
     with pytest.raises(BadSetting, match=r"never saw a passage.*knowgate fit kbm"):
-        load_second_look(str(tmp_path / "bare"))
+        load_second_look(str(tmp_path / "bare"), load_model("fake"), AnswerPrompts())
     with pytest.raises(BadSetting, match="never saw a passage"):
         load_gate(str(tmp_path / "bare")).useful([Question("a?")], [[Passage("1", "x")]])
 

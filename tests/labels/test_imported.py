@@ -1,5 +1,7 @@
 """Runs from recorded answers."""
 
+from dataclasses import replace
+
 import pytest
 
 from knowgate.errors import BadInput
@@ -14,9 +16,9 @@ QUESTIONS = [
 ]
 
 
-def imported(tmp_path, closed="alone", opened="with", **more):
+def imported(tmp_path, closed="alone", opened="with", questions=QUESTIONS, **more):
     folder = RunFolder(tmp_path / "run")
-    import_answers(folder, QUESTIONS, StringGrader(), llm="x", data="jsonl:x", closed=closed, opened=opened, **more)
+    import_answers(folder, questions, StringGrader(), llm="x", data="jsonl:x", closed=closed, opened=opened, **more)
     return folder
 
 
@@ -37,8 +39,15 @@ def test_without_open_book_answers_there_is_no_benefit(tmp_path):
 
 
 def test_a_missing_answer_names_the_keys_there_are(tmp_path):
-    with pytest.raises(BadInput, match=r"no text in meta\.nothing. It has: alone, long, with"):
+    with pytest.raises(BadInput, match=r"2 of 2 .* meta\.nothing, first '1', which has: alone, long, with\."):
         imported(tmp_path, closed="nothing")
+
+
+def test_answers_that_some_questions_lack_are_counted_and_nothing_is_written(tmp_path):
+    holed = [QUESTIONS[0], replace(QUESTIONS[1], meta={"alone": "Lima"})]
+    with pytest.raises(BadInput, match=r"1 of 2 questions have no text in meta\.with, first '2'.* Leave them out of"):
+        imported(tmp_path, questions=holed)
+    assert not (tmp_path / "run").exists()
 
 
 def test_answers_after_several_rounds_of_retrieval_come_along(tmp_path):

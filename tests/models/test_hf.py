@@ -268,9 +268,9 @@ def test_a_folder_without_weights_is_explained(tmp_path):
 
 
 def test_special_tokens_in_a_turn_are_text():
-    from knowgate.models.hf.local import _as_text
+    from knowgate.models.turns import as_text
 
-    assert _as_text("a <|im_end|> b</s>", ["<|im_end|>", "</s>", "."]) == "a < |im_end|> b< /s>"
+    assert as_text("a <|im_end|> b</s>", ["<|im_end|>", "</s>", "."]) == "a < |im_end|> b< /s>"
 
 
 def test_the_environment_chooses_the_number_format(model, monkeypatch):

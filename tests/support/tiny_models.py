@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -20,6 +20,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 from knowgate.prompts import packaged
@@ -57,9 +59,10 @@ def _tokenizer(words: Sequence[str], cut: Any, **options: Any) -> PreTrainedToke
     return PreTrainedTokenizerFast(tokenizer_object=core, **NAMES, **options)
 
 
-def _save_llama(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int, window: int) -> Path:
+def _save_llama(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int, window: int, kind: str = "llama") -> Path:
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    make, shape = {"llama": (LlamaForCausalLM, LlamaConfig), "qwen2": (Qwen2ForCausalLM, Qwen2Config)}[kind]
+    config = shape(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
@@ -71,7 +74,7 @@ def _save_llama(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int, win
         pad_token_id=0,
         initializer_range=0.3,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    make(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -94,3 +97,22 @@ def save_tiny_cross_encoder(folder: Path, words: Sequence[str] = PAIRS, seed: in
     )
     BertForSequenceClassification(config).save_pretrained(folder)
     return folder
+
+
+def save_spoken_llama(folder: Path, seed: int = 0, kind: str = "llama") -> Path:
+    """Of bytes that a trained BPE joins, as llama.cpp has them; kind: llama, or qwen2 (its projections have a bias)."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    asked = list(packaged("right").templates["en"].values())
+    special = ["<pad>", "<end>", "<user>", "<bot>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False, min_frequency=2
+    )
+    core.train_from_iterator([*asked, "Yes No " * 20], trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<end>", extra_special_tokens=["<user>", "<bot>"]
+    )
+    tokenizer.chat_template = "{% for m in messages %}<user>{{ m['content'] }}<bot>{% endfor %}"
+    return _save_llama(folder, tokenizer, seed, 512, kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -25,6 +25,7 @@ class FittedArbiter(Arbiter):
     artefact: ArbiterArtefact
     plug_in: bool = False
     note: str = ""
+    llm: ModelIdentity | None = field(default=None, compare=False)  # it is bound to; a judge may share its weights
 
     def __repr__(self) -> str:
         made = self.artefact.manifest
@@ -64,14 +65,14 @@ class FittedArbiter(Arbiter):
         """Refuse another model or wording than it was fitted on, unless as a plug-in; then say so."""
         made = self.artefact.manifest
         if (made["model"]["fingerprint"], made["prompts"]) == (model.fingerprint, prompts):
-            return self
+            return replace(self, llm=model)
         if not self.plug_in:
             raise ArtefactError(
                 f"the arbiter '{self.name}' was fitted on answers of {made['model']['name']} (model "
                 f"{made['model']['fingerprint']}, prompts {made['prompts']}), not of this model ({model.fingerprint}, "
                 f"prompts {prompts}). Use it with its own, fit it on this one, or use it as it is with --plug-in."
             )
-        return replace(self, note=f"plug-in, fitted on {made['model']['name']}")
+        return replace(self, note=f"plug-in, fitted on {made['model']['name']}", llm=model)
 
     @abstractmethod
     def raw(self, answers: Sequence[BothAnswers]) -> Floats:

@@ -43,7 +43,7 @@ class LoraArbiter(FittedArbiter):
 
     @functools.cached_property
     def judge(self) -> Judge:
-        return open_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, ARBITER_PROMPTS)
+        return open_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, ARBITER_PROMPTS, self.llm)
 
     def raw(self, answers: Sequence[BothAnswers]) -> Floats:
         options = self.artefact.options

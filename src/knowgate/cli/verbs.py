@@ -26,6 +26,9 @@ VERBS = {
     "prefer": Verb("knowgate.cli.prefer:prefer", "Measure what each passage does to the LLM.", MEASURE),
     "fit": Verb("knowgate.cli.fit:app", "Fit a gate to your LLM from label runs; or a reranker.", FIT),
     "calibrate": Verb("knowgate.cli.calibrate:calibrate_command", "Choose a gate's threshold, with evidence.", FIT),
+    "export-judge": Verb(
+        "knowgate.cli.export_judge:export_judge_command", "Write a gate's judge as a GGUF file, for llama.cpp.", FIT
+    ),
     "eval": Verb("knowgate.cli.eval:eval_", "Compare gates on the same questions.", PROVE),
     "compare": Verb("knowgate.cli.compare:compare", "Hold two evaluations against each other; for CI too.", PROVE),
     "eval-rerank": Verb(

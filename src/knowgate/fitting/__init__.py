@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from knowgate.fitting.fit_options import HANDED, FitFunction, FitOption, Wanted, options_of, wanted_by
     from knowgate.fitting.fit_result import FitResult
     from knowgate.fitting.fusion import fit_fusion
+    from knowgate.fitting.judges.export import ExportedJudge, export_judge
     from knowgate.fitting.judges.ik import fewer, fit_ik, fit_ik_text
     from knowgate.fitting.judges.kbm import fit_kbm
     from knowgate.fitting.probability import fit_calibration
@@ -32,6 +33,7 @@ else:
 __all__ = [
     "AlignedReranker",
     "Examples",
+    "ExportedJudge",
     "FEWEST_GRADED",
     "FEWEST_OF_A_KIND",
     "FitFunction",
@@ -50,6 +52,7 @@ __all__ = [
     "Wanted",
     "WatchFit",
     "arbiter_fit",
+    "export_judge",
     "fewer",
     "fit",
     "fit_adaptive",

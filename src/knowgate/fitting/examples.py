@@ -28,6 +28,7 @@ TO_FIT = {
 }
 FEWEST_GRADED = 40  # graded rows, below which splits are too small to mean anything
 FEWEST_OF_A_KIND = 8
+LABEL_MORE = "Label more questions, or use the other --target."
 OPENED = 0.9  # share of rows with an open-book answer from which on the effect of retrieval can be learnt
 FEWEST_TRAINED = 2  # different questions of each kind in the training split
 
@@ -111,7 +112,8 @@ def load_examples(
         raise BadInput("the label runs are packed without their questions; fit on the runs they were made from.")
     chosen = _chosen_target(trial.rows, target)
     needed = np.array([_needed(row, chosen) for row in trial.rows], dtype=bool)
-    _check_enough(needed, chosen, _because(trial.rows, chosen) if target is None else "")
+    because = _because(trial.rows, chosen) if target is None else ""
+    _check_enough(needed, chosen, because, "" if chosen == "benefit" else _one_sided(trial.rows))
     texts = [question.text for question in trial.questions]
     split = split_questions(texts, seed)
     _check_train([texts[number] for number in split.train], needed[split.train])
@@ -177,7 +179,7 @@ def _because(rows: Sequence[LabelRow], target: Target) -> str:
     return f" ('known' was chosen because {without} of {len(rows)} rows have no open-book answer)"
 
 
-def _check_enough(needed: Bools, target: Target, because: str) -> None:
+def _check_enough(needed: Bools, target: Target, because: str, cause: str) -> None:
     if len(needed) < FEWEST_GRADED:
         raise BadInput(
             f"fitting needs at least {FEWEST_GRADED} graded rows; the label runs have {len(needed)}. Label more."
@@ -186,8 +188,19 @@ def _check_enough(needed: Bools, target: Target, because: str) -> None:
     if min(yes, no) < FEWEST_OF_A_KIND:
         raise BadInput(
             f"fitting on '{target}' needs {FEWEST_OF_A_KIND} questions of each kind{because}; the label runs "
-            f"have {yes} that need retrieval and {no} that do not. Label more questions, or use the other --target."
+            f"have {yes} that need retrieval and {no} that do not. {cause or LABEL_MORE}"
         )
+
+
+def _one_sided(rows: Sequence[LabelRow]) -> str:
+    """Why all answers from memory were graded alike, where more questions would not help; '' where they might."""
+    texts = [row.closed.text for row in rows if row.closed]
+    if not any(text.strip() for text in texts):
+        return "Every answer from memory is empty: label with a larger --max-tokens, or look at what was recorded."
+    if all(RULES.abstains(text) for text in texts):
+        said = f"Every answer from memory says that it cannot tell ('{texts[0][:60]}')"
+        return f"{said}: label with prompts that make the LLM guess."
+    return ""
 
 
 def _check_train(texts: Sequence[str], needed: Bools) -> None:

@@ -19,7 +19,7 @@ from knowgate.types import Gate, Model, Signal
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
-    from knowgate.gates.fitted.answers import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, answer_cuts
+    from knowgate.gates.fitted.answers import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, answer_cuts, open_answer_judge
     from knowgate.gates.fitted.artefact import (
         ALWAYS,
         CARD,
@@ -42,9 +42,12 @@ if TYPE_CHECKING:
         adapter_digest,
         adapter_folders,
         checked_adapters,
+        is_adapter,
         open_base,
         open_judge,
+        whole_judge,
     )
+    from knowgate.gates.fitted.llama_judge import GGUF_NAME, TOKENIZER_NAME, CheckedPrompt, GgufOptions, LlamaJudge
     from knowgate.gates.fitted.manifest import CalibrationRecord, Measured, ModelName, RunName, check_calibration
     from knowgate.gates.fitted.network import apply_network, expect_network
     from knowgate.gates.fitted.overview import retrieval_rule
@@ -95,18 +98,22 @@ __all__ = [
     "CLASSES",
     "CRITERIA",
     "CalibrationRecord",
+    "CheckedPrompt",
     "DEFAULT",
     "DhiclGate",
     "ExpectedTensors",
     "FITTED",
     "FittedGate",
     "GATES",
+    "GGUF_NAME",
     "GateScores",
+    "GgufOptions",
     "Judge",
     "JudgeOptions",
     "KBM_HEADS",
     "KBM_LABELS",
     "KIND",
+    "LlamaJudge",
     "MANIFEST",
     "MIDDLE",
     "Measured",
@@ -124,6 +131,7 @@ __all__ = [
     "SELF",
     "Sign",
     "TEXT_SIGNAL",
+    "TOKENIZER_NAME",
     "Tensors",
     "adapter_digest",
     "adapter_folders",
@@ -151,6 +159,7 @@ __all__ = [
     "folder_of",
     "gate_name",
     "hard_tree",
+    "is_adapter",
     "is_artefact",
     "is_encoder",
     "is_told",
@@ -161,6 +170,7 @@ __all__ = [
     "markdown_table",
     "measure_distances",
     "measure_ground",
+    "open_answer_judge",
     "open_base",
     "open_judge",
     "open_pairs",
@@ -181,6 +191,7 @@ __all__ = [
     "unusable",
     "verdict_of",
     "what_it_reads",
+    "whole_judge",
     "without_seen",
     "write_artefact",
 ]

@@ -61,7 +61,7 @@ class IkGate(FittedGate):
 
     @functools.cached_property
     def judge(self) -> AnswerJudge:
-        return open_answer_judge("ik", self.artefact.path, self.artefact.options)
+        return open_answer_judge("ik", self.artefact.path, self.artefact.options, self.llm)
 
     @functools.cached_property
     def encoder(self) -> Embedder:

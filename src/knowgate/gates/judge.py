@@ -48,4 +48,4 @@ class JudgeGate(FittedGate):
 
     @functools.cached_property
     def judge(self) -> AnswerJudge:
-        return open_answer_judge("judge", self.artefact.path, self.artefact.options)
+        return open_answer_judge("judge", self.artefact.path, self.artefact.options, self.llm)

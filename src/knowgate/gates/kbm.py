@@ -55,7 +55,7 @@ class KbmGate(FittedGate):
 
     @functools.cached_property
     def judge(self) -> Judge:
-        return open_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, "kbm")
+        return open_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, "kbm", self.llm)
 
     @property
     def head(self) -> str:

@@ -36,6 +36,8 @@ def import_answers(
 
     iterative: of the answer after several rounds of retrieval.
     """
+    for key in (closed, opened, iterative):
+        _check_all_have(questions, key)
     settings = _settings(questions, grader, llm, data)
     with folder.exclusive():
         folder.start(settings, about())
@@ -73,12 +75,24 @@ def _opened(row: LabelRow, text: str, grade: Grade) -> LabelRow:
     return replace(row, open=GradedAnswer(text, correct=grade.correct), benefit=benefit(known, grade.correct))
 
 
+def _check_all_have(questions: Sequence[Question], key: str) -> None:
+    """Before anything is written: an answer that is missing is not the same as an empty one, which is wrong."""
+    without = [question for question in questions if key and not isinstance(question.meta.get(key), str)]
+    if not without:
+        return
+    first = without[0]
+    known = ", ".join(sorted(name for name, found in first.meta.items() if isinstance(found, str)))
+    advice = "Give the name of the key that holds it."
+    if len(without) < len(questions):
+        advice = "Leave them out of the data, or give them an empty text if the LLM said nothing: that counts as wrong."
+    raise BadInput(
+        f"{len(without)} of {len(questions)} questions have no text in meta.{key}, first '{first.id}', which has: "
+        f"{known or 'none'}. {advice}"
+    )
+
+
 def _answer(question: Question, key: str) -> str:
-    value = question.meta.get(key)
-    if not isinstance(value, str):
-        known = ", ".join(sorted(name for name, found in question.meta.items() if isinstance(found, str)))
-        raise BadInput(f"question '{question.id}' has no text in meta.{key}. It has: {known or 'none'}.")
-    return value
+    return str(question.meta[key])
 
 
 def _blank(question: Question, grader: Grader) -> LabelRow:

@@ -16,31 +16,45 @@ from knowgate.types import Model
 
 if TYPE_CHECKING:
     from knowgate.models.backend import Backend
-    from knowgate.models.hf.labels import MarkedTokens, head_logits, label_ids, read_labels
+    from knowgate.models.gguf import gguf_behind
+    from knowgate.models.gguf_writing import GgufKind, check_writable, write_gguf
+    from knowgate.models.hf.labels import head_logits, label_ids, read_labels
     from knowgate.models.hf.load import explained, quiet
     from knowgate.models.hf.model import HFModel
+    from knowgate.models.hf.quantised import check_bits
+    from knowgate.models.llamacpp import LlamaCpp
+    from knowgate.models.marked import MarkedTokens
     from knowgate.models.replay import RecordingModel
     from knowgate.models.sampling import check_sampling
+    from knowgate.models.turns import Turn, turn_of
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "Backend",
+    "GgufKind",
     "HFModel",
     "HUB_NAME",
+    "LlamaCpp",
     "MODELS",
     "MarkedTokens",
     "RecordingModel",
     "SERVED",
+    "Turn",
     "VALUE_OPTIONAL",
     "WITHOUT_VALUE",
     "as_model",
+    "check_bits",
     "check_sampling",
+    "check_writable",
     "explained",
+    "gguf_behind",
     "head_logits",
     "label_ids",
     "load_model",
     "quiet",
     "read_labels",
+    "turn_of",
+    "write_gguf",
 ]
 
 MODELS = {

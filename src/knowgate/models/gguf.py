@@ -14,11 +14,13 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from knowgate import weights
 from knowgate.doors import user_path
 from knowgate.errors import MissingExtra, WeightsError
 from knowgate.files import cache_dir, locked, new_folder, sha256_file, write_json, write_text
 from knowgate.models.hf.load import SOURCE_FILE, explained, quiet
 from knowgate.models.hf.model import HFModel
+from knowgate.registry import split_spec
 
 LOGGER = logging.getLogger("knowgate")
 FORMAT = 1  # raise when the layout of converted folders changes
@@ -40,6 +42,14 @@ def converted(file: Path) -> Path:
             if not (target / SOURCE_FILE).is_file():
                 _convert(file, sha256, target)
     return target
+
+
+def gguf_behind(spec: str) -> Path | None:
+    """The GGUF file that a model spec's weights come from; None where they come from elsewhere."""
+    name, value = split_spec(spec)
+    if name == "smollm":
+        return weights.fetch("smollm") / weights.lookup("smollm").checked
+    return user_path(value) if name == "gguf" else None
 
 
 def digest(file: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from knowgate.arbiters import RULES, load_arbiter
 from knowgate.errors import BadSetting
 from knowgate.files import cache_dir, sha256_text
-from knowgate.gates import DEFAULT, default_gate, load_gate
+from knowgate.gates import DEFAULT, bind_gate, default_gate, load_gate
 from knowgate.models import load_model
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.presets import with_preset
@@ -37,7 +37,9 @@ def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves:
         retriever,
         reranker=build_reranker(settings, model) if settings.rerank and retrieves else None,
         threshold=settings.threshold,
-        second_look=load_second_look(settings.second_look) if settings.second_look and retrieves else None,
+        second_look=load_second_look(settings.second_look, model, prompts)
+        if settings.second_look and retrieves
+        else None,
         rerank_margin=settings.rerank_margin if retrieves else None,
         k=settings.k,
         prompts=prompts,
@@ -81,9 +83,9 @@ def build_reranker(settings: Settings, model: Model) -> Reranker:
     return load_reranker(spec)
 
 
-def load_second_look(folder: str) -> SecondLook:
-    """A fitted gate that can also judge passages: kbm."""
-    gate = load_gate(folder, plug_in=True)
+def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> SecondLook:
+    """A fitted gate that can also judge passages: kbm. Bound to the LLM, whose weights it may share."""
+    gate = bind_gate(load_gate(folder, plug_in=True), model, prompts)
     if gate.second_look is None:
         raise BadSetting(f"the gate '{gate.name}' cannot judge passages; --second-look takes a fitted kbm gate.")
     return gate.second_look

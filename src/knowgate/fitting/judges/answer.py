@@ -19,7 +19,7 @@ from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.judges.artefact import JudgeFit, fit_judge
 from knowgate.fitting.judges.crew import FOLDS, SEEDS, Member, crew
 from knowgate.fitting.judges.lessons import Lesson
-from knowgate.fitting.judges.schools import answer_school
+from knowgate.fitting.judges.schools import School, answer_school
 from knowgate.fitting.judges.settings import FULL, JudgeTraining
 from knowgate.fitting.judges.teacher import SoftLabels, plain_labels, soft_labels
 from knowgate.fitting.judges.training import Watch
@@ -54,19 +54,24 @@ def fit_answer(
     learning_rate: Annotated[float | None, "Default: 1e-4; 1e-5 with full; 3e-5 for mpnet."] = None,
     batch: Annotated[int, "Examples per update."] = 32,
     full: Annotated[bool, FULL] = False,
+    bits: Annotated[int, "4 or 8: of the base's weights (CUDA, LoRA)."] = 0,
     seed: int = 0,
     work: Path,
     watch: WatchFit = unwatched,
 ) -> FitResult:
     """A small model learns whether the LLM's answer is right; for LLMs behind an API."""
     small, read = is_encoder(base or ""), _read(examples, tokens)
+    _check_bits(bits, full=full or small)
     _check_answers(examples, read, both)
     rate = learning_rate or (ENCODER_RATES.get(base or "", ENCODER_RATE) if small else None)
     training = answer_training(epochs or (4 if small else 2), batch, rate, full=full or small, seed=seed)
     members = crew(examples.split, training, seeds, folds, [question.text for question in examples.questions])
     learnt = frozenset().union(*(member.train for member in members))
     labels = soft_labels(examples, teacher, learnt) if teacher else plain_labels(examples)
-    return fit_answers("judge", examples, read, members, base=base, both=both, labels=labels, work=work, watch=watch)
+    school = answer_school(base or str(examples.settings["model"]), bits)
+    return fit_answers(
+        "judge", examples, read, members, base=base, both=both, labels=labels, school=school, work=work, watch=watch
+    )
 
 
 def answer_training(
@@ -99,6 +104,7 @@ def fit_answers(
     base: str | None = None,
     both: bool = False,
     labels: SoftLabels | None = None,
+    school: School[Any] | None = None,
     work: Path,
     watch: Watch | None = None,
 ) -> FitResult:
@@ -120,8 +126,8 @@ def fit_answers(
         own = [Lesson(cut, share) for cut, share in zip(asked(judge, places), shares, strict=True)]
         return own + (_opened(gate, judge, examples, places, tokens) if both else [])
 
-    prompts, school = ANSWER_PROMPTS[gate].templates, answer_school(spec)
-    fit = fit_judge(members, ANSWER_LABELS, prompts, lessons, school=school, base=spec, work=work, watch=watch)
+    prompts, taught_in = ANSWER_PROMPTS[gate].templates, school or answer_school(spec)
+    fit = fit_judge(members, ANSWER_LABELS, prompts, lessons, school=taught_in, base=spec, work=work, watch=watch)
 
     def raw(places: Sequence[int]) -> Floats:
         return 1 - fit.known(asked(fit.judge, places), places)
@@ -149,6 +155,17 @@ def _read(examples: Examples, tokens: int) -> int:
     if tokens < 0:
         raise BadSetting(f"judge: tokens is {tokens}; it must be 0 (the question alone) or more.")
     return min(tokens, int(examples.settings.get("max_tokens", tokens)))
+
+
+def _check_bits(bits: int, *, full: bool) -> None:
+    """Before anything is read: whether weights of so few bits can be had, and be learnt with."""
+    if not bits:
+        return
+    if full:
+        raise BadSetting("weights of so few bits cannot learn: --bits is for LoRA on a causal base, without --full.")
+    from knowgate.models import check_bits
+
+    check_bits(bits)
 
 
 def _check_answers(examples: Examples, tokens: int, both: bool) -> None:

@@ -5,6 +5,7 @@ A school opens a base to be taught, and opens what came of it as gates do. Knows
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,8 +60,8 @@ class School(Generic[J]):
     options: Mapping[str, Any] = field(default_factory=dict)  # what the gate says of such a judge
 
 
-def _causal(base: str, labels: tuple[str, str], seed: int) -> Schooling[Judge]:
-    model = open_base(base)
+def _causal(base: str, labels: tuple[str, str], seed: int, *, bits: int = 0) -> Schooling[Judge]:
+    model = open_base(base, bits=bits)
     judge = Judge(model, labels)
     spoken_to = bool(model.loaded.tokenizer.chat_template)
     return Schooling(judge, CausalPupil(model, judge.columns), () if spoken_to else (BARE,))
@@ -80,6 +81,8 @@ CAUSAL = School(_causal, open_judge)
 PAIRS = School(_pairs, _open_pairs, {"pairs": True})
 
 
-def answer_school(base: str) -> School[Any]:
-    """Where a judge of answers learns: either kind serves."""
-    return PAIRS if is_encoder(base) else CAUSAL
+def answer_school(base: str, bits: int = 0) -> School[Any]:
+    """Where a judge of answers learns: either kind serves. bits: of a causal base's weights; 0: the usual format."""
+    if is_encoder(base):
+        return PAIRS
+    return School(functools.partial(_causal, bits=bits), open_judge, {"bits": bits}) if bits else CAUSAL

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from knowgate.gates.fitted.judge import ADAPTER_FOLDER, checked_adapters, open_judge
+from knowgate.gates.fitted.llama_judge import open_llama_judge
 from knowgate.gates.fitted.pair_judge import open_pairs
 from knowgate.gates.fitted.probability import Floats
 from knowgate.prompts import ik_text, right_text
 from knowgate.text import render_choices
-from knowgate.types import Question
+from knowgate.types import ModelIdentity, Question
 
 if TYPE_CHECKING:
     from knowgate.models import MarkedTokens
@@ -47,11 +48,15 @@ class AnswerJudge(Protocol):
     def known(self, cuts: Sequence[MarkedTokens]) -> Floats: ...
 
 
-def open_answer_judge(gate: str, artefact: Path, options: Mapping[str, Any]) -> AnswerJudge:
-    """The judge of a gate's folder."""
+def open_answer_judge(
+    gate: str, artefact: Path, options: Mapping[str, Any], llm: ModelIdentity | None = None
+) -> AnswerJudge:
+    """The judge of a gate's folder. llm: who is judged, whose weights it may share."""
     if options.get("pairs"):
         return open_pairs(*checked_adapters(artefact / ADAPTER_FOLDER, options))
-    return open_judge(artefact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[gate].templates)
+    if options.get("gguf"):
+        return open_llama_judge(*checked_adapters(artefact / ADAPTER_FOLDER, options), options["gguf"])
+    return open_judge(artefact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[gate].templates, llm)
 
 
 def answer_needs(

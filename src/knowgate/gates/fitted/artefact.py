@@ -140,8 +140,15 @@ def write_artefact(
         _seal(folder, {**manifest, "version": VERSION, "weights_sha256": hashlib.sha256(data).hexdigest()})
 
 
-def revise_artefact(artefact: Artefact, manifest: Mapping[str, Any], texts: Mapping[str, str], out: Path) -> None:
+def revise_artefact(
+    artefact: Artefact,
+    manifest: Mapping[str, Any],
+    texts: Mapping[str, str],
+    out: Path,
+    folders: Mapping[str, Path] | None = None,
+) -> None:
     """The same weights under another manifest: in place, or as a copy. `texts`: other files to write, by name.
+    `folders`: moved into it, in the place of those of their names.
 
     In place too the whole folder is made anew and then takes the old one's place, so that a manifest never stands
     beside files it does not know.
@@ -150,7 +157,15 @@ def revise_artefact(artefact: Artefact, manifest: Mapping[str, Any], texts: Mapp
     if not in_place:
         check_replaceable(out, MANIFEST, KIND)
     with new_folder(out.resolve()) as folder:
-        shutil.copytree(artefact.path, folder, dirs_exist_ok=True, copy_function=_link if in_place else shutil.copy2)
+        shutil.copytree(
+            artefact.path,
+            folder,
+            ignore=shutil.ignore_patterns(*(folders or {})),
+            dirs_exist_ok=True,
+            copy_function=_link if in_place else shutil.copy2,
+        )
+        for name, source in (folders or {}).items():
+            shutil.move(source, folder / name)
         for name, text in texts.items():
             write_text(folder / name, text)
         _seal(folder, manifest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -27,12 +27,14 @@ class FittedGate(Gate):
 
     verdict: 'need' decides by the calibrated probability; 'own' by what the classifier itself says, the raw score at
     0.5, as papers do that do not calibrate (KBM 4.1: P(True) against P(False); CBDR 4.3: softmax above beta).
+    llm: the model it is bound to, whose weights a judge may share.
     """
 
     artefact: Artefact
     plug_in: bool = False
     note: str = ""
     verdict: Verdict = "need"
+    llm: ModelIdentity | None = field(default=None, compare=False)
 
     def __init_subclass__(cls) -> None:
         """A gate that is a dataclass would print all it holds; it prints itself as every fitted gate does."""
@@ -86,7 +88,7 @@ class FittedGate(Gate):
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         note = check_bound(self.artefact, model.fingerprint, prompts, plug_in=self.plug_in)
-        return replace(self, note=note)
+        return replace(self, note=note, llm=model)
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
         source = self.artefact.manifest.get("distance")

@@ -5,27 +5,39 @@ Fitting and deciding share `Judge.encode`, so that a label stands at the same to
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from knowgate.errors import ArtefactError, BadSetting, MissingExtra
+from knowgate.errors import ArtefactError, BadSetting
 from knowgate.files import sha256_file, sha256_text
+from knowgate.gates.fitted.llama_judge import GgufOptions
 from knowgate.gates.fitted.probability import Floats
 from knowgate.models import load_model
 from knowgate.prompts import packaged
 from knowgate.statistics import sigmoid
 from knowgate.typed import Between
+from knowgate.types import ModelIdentity
 
 if TYPE_CHECKING:
     from knowgate.models import HFModel, MarkedTokens
 
+RECORDED = "recorded:"  # how the LLM of imported answers is named
 ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
-ADAPTER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model")  # nothing that runs code when it is read
+ADAPTER_SUFFIXES = (
+    ".safetensors",
+    ".json",
+    ".jinja",
+    ".txt",
+    ".model",
+    ".gguf",
+)  # nothing that runs code when it is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,20 +53,22 @@ class JudgeOptions:
     full: bool = False
     more_sha256: tuple[str, ...] = ()  # of further adapters, where several were trained
     pairs: bool = False  # an encoder that reads pairs, not a causal model that is spoken to
+    gguf: GgufOptions | None = None  # of a judge that llama.cpp runs
+    bits: Literal[0, 4, 8] = 0  # of the base's weights; 0: the usual number format
 
 
 @dataclass(frozen=True)
 class Voice:
-    """One of the trainings of a judge: a model of its own, or an adapter that is switched to."""
+    """One of the trainings of a judge: a model of its own, or an adapter of one that others use without it."""
 
     model: HFModel
     adapter: str = ""
 
-    def ready(self) -> HFModel:
-        """The model with this adapter in use; what was kept of prompts under another is forgotten."""
-        if self.adapter:
-            _switch(self.model, self.adapter)
-        return self.model
+    @contextlib.contextmanager
+    def speaking(self) -> Iterator[HFModel]:
+        """The model with this adapter in use; nobody else runs it meanwhile."""
+        with self.model.adapters.using(self.adapter) if self.adapter else contextlib.nullcontext():
+            yield self.model
 
 
 @dataclass(frozen=True)
@@ -85,8 +99,7 @@ class Judge:
         """
         from knowgate.models import MarkedTokens
 
-        chat = bool(self.model.loaded.tokenizer.chat_template)
-        ids = self.model.tokenise(self.model.render(text), special=not chat)
+        ids = self._turn(text)
         marks = [] if parts else [len(ids) - 1]
         for number, part in enumerate(parts):
             piece = self.model.tokenise(part)
@@ -95,7 +108,18 @@ class Judge:
             ids = ids + piece
             marks.append(len(ids) - 1)
         self.model.check_length(len(ids), 1)
-        return MarkedTokens(ids, marks)
+        begins_alike = ids[: len(self.opening)] == self.opening
+        return MarkedTokens(ids, marks, len(self.opening) if begins_alike else 0)
+
+    @functools.cached_property
+    def opening(self) -> list[int]:
+        """What every turn begins with, before anything is asked: run once, also where questions come one by one."""
+        pairs = zip(self._turn("Question"), self._turn("1"), strict=False)
+        return [first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+    def _turn(self, text: str) -> list[int]:
+        chat = bool(self.model.loaded.tokenizer.chat_template)
+        return self.model.tokenise(self.model.render(text), special=not chat)
 
     def pose(self, question: str, answer: str | None, text: str) -> MarkedTokens:
         """A question about an answer, worded as a user turn; the two alone are for encoders."""
@@ -108,15 +132,16 @@ class Judge:
 
     def votes(self, cuts: Sequence[MarkedTokens]) -> list[Floats]:
         """What each voice says."""
-        return [self._known(voice.ready(), cuts) for voice in self.voices or (Voice(self.model),)]
+        return [self._known(voice, cuts) for voice in self.voices or (Voice(self.model),)]
 
-    def _known(self, model: HFModel, cuts: Sequence[MarkedTokens]) -> Floats:
+    def _known(self, voice: Voice, cuts: Sequence[MarkedTokens]) -> Floats:
         from knowgate.models import read_labels
 
-        logits = model.batched(
-            [cut.ids for cut in cuts],
-            lambda places: read_labels(model, [cuts[place] for place in places], self.columns),
-        )
+        with voice.speaking() as model:
+            logits = model.batched(
+                [cut.ids for cut in cuts],
+                lambda places: read_labels(model, [cuts[place] for place in places], self.columns),
+            )
         margin = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
         probability: Floats = sigmoid(margin)
         return probability
@@ -127,28 +152,48 @@ class Judge:
         return str(self.model.loaded.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
-def open_base(spec: str) -> HFModel:
-    """The causal model a judge is made of; its weights must be at hand."""
+def open_base(spec: str, fingerprint: str = "", adapter: Path | None = None, *, bits: int = 0) -> HFModel:
+    """The causal model a judge is made of; its weights must be at hand, and those the adapter was made for."""
     from knowgate.models import HFModel
 
-    model = load_model(spec)
+    model = None if spec.startswith(RECORDED) else load_model(spec)
     if not isinstance(model, HFModel):
         raise BadSetting(
-            f"a judge is fine-tuned from weights, and '{spec}' has none here. Choose a base: smollm, hf:NAME_OR_DIR, "
-            "gguf:FILE; or use ik in mode text."
+            f"a judge is fine-tuned from weights, and '{spec}' has none here. Say what it is to be made of: --base "
+            "smollm, hf:NAME_OR_DIR or gguf:FILE; judges of answers also take small, which needs no GPU."
         )
-    return model
+    if adapter is not None and model.fingerprint != fingerprint:
+        raise ArtefactError(
+            f"the judge in '{adapter.parent}' was fine-tuned from {spec} ({fingerprint}); {spec} is now "
+            f"{model.fingerprint}. Fit it again, or give it its old base."
+        )
+    return replace(model, bits=bits) if bits else model
 
 
-def open_judge(folder: Path, options: Mapping[str, Any], prompts: str) -> Judge:
-    """The judge of an artefact; shared by all gates that are loaded from the same files."""
+def open_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: ModelIdentity | None = None) -> Judge:
+    """The judge of an artefact; shared by all gates that are loaded from the same files.
+
+    llm: who is judged. An adapter of its own weights is put into them: there is no second copy.
+    """
     if options["wording"] != packaged(prompts).fingerprint:
         raise ArtefactError(
             f"the judge in '{folder.parent}' was fitted with another wording of its prompt. Fit it again."
         )
     known, unknown = options["labels"]
     folders, digests = checked_adapters(folder, options)
-    return _opened(folders, digests, options["base"], options["base_fingerprint"], (known, unknown))
+    if (host := _host(folder, options, llm)) is not None:
+        return Judge(host, (known, unknown), with_adapters(host, folders, digests))
+    bits = options.get("bits", 0)
+    return _opened(folders, digests, options["base"], options["base_fingerprint"], (known, unknown), bits)
+
+
+def _host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None) -> HFModel | None:
+    """The LLM itself, where its weights are here and are what the adapter was made for."""
+    from knowgate.models import HFModel
+
+    if not isinstance(llm, HFModel) or llm.fingerprint != options["base_fingerprint"]:
+        return None
+    return llm if is_adapter(folder) and llm.bits == options.get("bits", 0) else None
 
 
 def checked_adapters(folder: Path, options: Mapping[str, Any]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -168,53 +213,33 @@ def adapter_folders(first: Path, n: int) -> list[Path]:
 
 @functools.lru_cache(maxsize=2)
 def _opened(
-    folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str]
+    folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str], bits: int
 ) -> Judge:
-    if not (folders[0] / ADAPTER_WEIGHTS).is_file():
-        voices = tuple(Voice(_whole(folder)) for folder in folders)
+    if not is_adapter(folders[0]):
+        voices = tuple(Voice(whole_judge(folder)) for folder in folders)
         return Judge(voices[0].model, labels, voices)
-    model = open_base(base)
-    if model.fingerprint != fingerprint:
-        raise ArtefactError(
-            f"the judge in '{folders[0].parent}' was fine-tuned from {base} ({fingerprint}); {base} is now "
-            f"{model.fingerprint}. Fit it again, or give it its old base."
-        )
-    return Judge(model, labels, with_adapters(model, folders))
+    model = open_base(base, fingerprint, folders[0], bits=bits)
+    return Judge(model, labels, with_adapters(model, folders, digests))
 
 
-def _whole(folder: Path) -> HFModel:
+def is_adapter(folder: Path) -> bool:
+    """Whether it holds an adapter, not a model of its own."""
+    return (folder / ADAPTER_WEIGHTS).is_file()
+
+
+def whole_judge(folder: Path) -> HFModel:
     """A judge that was fine-tuned in full is a model of its own."""
     from knowgate.models import HFModel
 
     return HFModel(str(folder), label=f"judge:{folder.parent.name}")
 
 
-def with_adapters(model: HFModel, folders: Sequence[Path]) -> tuple[Voice, ...]:
-    """The model with LoRA layers put into it, in place, and how each is used; peft's wrapper is not needed."""
-    try:
-        from peft import PeftModel
-    except ModuleNotFoundError:
-        raise MissingExtra("a LoRA judge", "train") from None
-    from knowgate.models import explained
-
-    names = [f"voice{number}" for number in range(len(folders))]
-    with explained(str(folders[0])):
-        wrapped = PeftModel.from_pretrained(model.loaded.model, str(folders[0]), adapter_name=names[0])
-        for name, folder in zip(names[1:], folders[1:], strict=True):
-            wrapped.load_adapter(str(folder), adapter_name=name)
-    wrapped.eval()
-    if len(names) == 1:
-        return (Voice(model),)
-    return tuple(Voice(model, name) for name in names)
-
-
-def _switch(model: HFModel, adapter: str) -> None:
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for module in model.loaded.model.modules():
-        if isinstance(module, BaseTunerLayer):
-            module.set_adapter(adapter)
-    model.prefixes.kept.clear()
+def with_adapters(model: HFModel, folders: Sequence[Path], digests: Sequence[str]) -> tuple[Voice, ...]:
+    """How each adapter is used, put into the model in place; named by what it is, so that none is there twice."""
+    names = [f"judge-{digest[:16]}" for digest in digests]
+    for name, folder in zip(names, folders, strict=True):
+        model.adapters.add(name, folder)
+    return tuple(Voice(model.twin(), name) for name in names)
 
 
 def adapter_digest(folder: Path) -> str:

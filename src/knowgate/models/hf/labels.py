@@ -7,7 +7,6 @@ merge 'Answer:' and 'true' into other tokens when they stand together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,8 @@ import torch
 from knowgate.errors import BadSetting, ModelError
 from knowgate.models.hf.decoding import pad_left
 from knowgate.models.hf.local import LocalModel
+from knowgate.models.marked import MarkedTokens
 from knowgate.types import LabelPrompt, Vector
-
-
-@dataclass(frozen=True)
-class MarkedTokens:
-    """A tokenised prompt: from the positions `marks` labels are predicted; `prefix` tokens are shared by many."""
-
-    ids: list[int]
-    marks: list[int]
-    prefix: int = 0
 
 
 def read_labels(model: LocalModel, prompts: Sequence[MarkedTokens], columns: Sequence[int]) -> list[Vector]:

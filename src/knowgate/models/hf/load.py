@@ -21,6 +21,7 @@ from knowgate import weights
 from knowgate.doors import read_json
 from knowgate.errors import BadSetting, OutOfMemory, WeightsError
 from knowgate.models.hf.memory import is_pressure, told
+from knowgate.models.hf.quantised import check_bits, loading_options
 
 SOURCE_FILE = "knowgate-source.json"  # written beside converted weights: what they were made from
 # what transformers and its readers raise for a damaged file
@@ -48,7 +49,9 @@ class Loaded:
     device: torch.device
 
 
-def load(name_or_dir: str) -> Loaded:
+def load(name_or_dir: str, bits: int = 0) -> Loaded:
+    """bits: 4 or 8, to hold the weights in as many (CUDA)."""
+    check_bits(bits)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = number_format(device)
     local = _is_local(name_or_dir)
@@ -57,8 +60,10 @@ def load(name_or_dir: str) -> Loaded:
         torch.backends.cuda.enable_cudnn_sdp(False)
     with quiet(), explained(name_or_dir):
         tokenizer = AutoTokenizer.from_pretrained(name_or_dir, local_files_only=local)
-        model = AutoModelForCausalLM.from_pretrained(name_or_dir, dtype=dtype, local_files_only=local)
-    return Loaded(_moved(model, device, name_or_dir), tokenizer, device)
+        model = AutoModelForCausalLM.from_pretrained(
+            name_or_dir, dtype=dtype, local_files_only=local, **loading_options(bits)
+        )
+    return Loaded(model.eval() if bits else _moved(model, device, name_or_dir), tokenizer, device)
 
 
 def number_format(device: torch.device) -> torch.dtype:

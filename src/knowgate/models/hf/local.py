@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from knowgate.errors import BadInput
 from knowgate.models.hf import load as hf_load
-from knowgate.models.hf.batches import Work, limits_of, run_batched
+from knowgate.models.hf.adapters import Adapters
+from knowgate.models.hf.batches import Work, limits_of, run_alone, run_batched
 from knowgate.models.hf.prefix import Prefixes
+from knowgate.models.turns import as_text
 from knowgate.types import Prompt, Result
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """What everything that reads from a loaded model needs of it. Nothing is loaded before it is used."""
+    """What everything that reads from a loaded model needs of it. Nothing is loaded before it is used.
+
+    bits: 4 or 8, to hold the weights in as many (CUDA, bitsandbytes).
+    """
 
     source: str
     label: str = ""
+    bits: int = 0
 
     @property
     def name(self) -> str:
@@ -33,11 +40,21 @@ class LocalModel:
 
     @functools.cached_property
     def loaded(self) -> hf_load.Loaded:
-        return hf_load.load(self.source)
+        return hf_load.load(self.source, self.bits)
+
+    @functools.cached_property
+    def adapters(self) -> Adapters:
+        return Adapters(self.loaded.model)
 
     @functools.cached_property
     def prefixes(self) -> Prefixes:
         return Prefixes()
+
+    def twin(self) -> Self:
+        """The same weights, with beginnings of prompts of its own: those run with an adapter are no good without."""
+        other = replace(self)
+        vars(other).update(loaded=self.loaded, adapters=self.adapters)
+        return other
 
     @functools.cached_property
     def stop(self) -> frozenset[int]:
@@ -66,7 +83,7 @@ class LocalModel:
         tokenizer = self.loaded.tokenizer
         if not tokenizer.chat_template:
             return text
-        turn = [{"role": "user", "content": _as_text(text, tokenizer.all_special_tokens)}]
+        turn = [{"role": "user", "content": as_text(text, tokenizer.all_special_tokens)}]
         return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
 
     def tokenise(self, text: str, *, special: bool = False) -> list[int]:
@@ -87,11 +104,10 @@ class LocalModel:
 
     def batched(self, ids: list[list[int]], work: Work[Result], rows: int = 1) -> list[Result]:
         loaded = self.loaded
-        return run_batched(ids, limits_of(loaded.model, loaded.device), work, rows, loaded.device)
+        with self.adapters.turn:
+            return run_batched(ids, limits_of(loaded.model, loaded.device), work, rows, loaded.device)
 
-
-def _as_text(content: str, special_tokens: Sequence[str]) -> str:
-    """What somebody wrote, without tokens that end the turn: a space inside makes them text."""
-    for token in special_tokens:
-        content = content.replace(token, f"{token[:1]} {token[1:]}") if len(token) > 1 else content
-    return content
+    def alone(self, work: Callable[[], Result]) -> Result:
+        """Work on a single question, in its turn like all that runs the weights."""
+        with self.adapters.turn:
+            return run_alone(work)

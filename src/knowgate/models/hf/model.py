@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from knowgate.errors import BadInput, BadSetting, ModelError
 from knowgate.models.backend import Backend
 from knowgate.models.hf import decoding as hf_stream
-from knowgate.models.hf.batches import run_alone
 from knowgate.models.hf.decoding import Row, Stream
 from knowgate.models.hf.half import can_stop
 from knowgate.models.hf.labels import cut_prompt, label_ids, read_labels
@@ -52,7 +51,8 @@ class HFModel(LocalModel, Backend):
     """A transformers model from a hub name or a folder (`hf:NAME_OR_DIR`).
 
     For one thread at a time: all calls share the tokenizer and the beginnings kept of prompts. Streams that are under
-    way have caches of their own, so other calls may come between two of their pieces.
+    way have caches of their own, so other calls may come between two of their pieces; so may a judge that lives in the
+    same weights, whose adapter is on while it is asked and at no other time.
 
     Example:
         >>> model = HFModel("HuggingFaceTB/SmolLM2-135M-Instruct")  # nothing is loaded yet
@@ -98,7 +98,7 @@ class HFModel(LocalModel, Backend):
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """A piece per token, as soon as its characters are whole; of a draft that goes on, first the draft."""
-        own = self._begin(prompt, max_tokens) if resume is None else run_alone(self._handle(resume).copy)
+        own = self._begin(prompt, max_tokens) if resume is None else self.alone(self._handle(resume).copy)
         row, text = own.row, GrowingText(self.loaded.tokenizer)
         if piece := text.take(row.tokens):
             yield piece
@@ -206,13 +206,13 @@ class HFModel(LocalModel, Backend):
                 part = stream.copy([handles[i].place or 0 for i in members])
                 return hf_stream.draft(part, [rows[i] for i in members], max_tokens, self.stop)
 
-            run_alone(extend)
+            self.alone(extend)
         return [self._completion(row, measured=True) for row in rows]
 
     def _begin(self, prompt: Prompt, max_tokens: int) -> Handle:
         """A prompt that was run and has no answer yet."""
         ids, loaded = self._encode([prompt], max_tokens), self.loaded
-        stream = run_alone(lambda: hf_stream.prefill(loaded.model, ids, self.pad, loaded.device, (), self.prefixes))
+        stream = self.alone(lambda: hf_stream.prefill(loaded.model, ids, self.pad, loaded.device, (), self.prefixes))
         return Handle(stream, 0, Row())
 
     def _grow(self, own: Handle, max_tokens: int) -> Iterator[None]:
@@ -220,7 +220,7 @@ class HFModel(LocalModel, Backend):
         if own.place is None or len(own.row.tokens) >= max_tokens:
             return
         growing = hf_stream.grow(own.stream, [own.row], max_tokens, self.stop)
-        while run_alone(lambda: next(growing, False)) is None:
+        while self.alone(lambda: next(growing, False)) is None:
             yield
 
     def _handle(self, item: object) -> Handle:

@@ -1,0 +1,61 @@
+"""What all prompts of a judge begin with is run once, in batches and one by one."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from knowgate.gates.fitted.judge import Judge, open_base
+from knowgate.models import MarkedTokens
+from knowgate.prompts import right_text
+from knowgate.types import Question
+from tests.support.tiny_models import save_word_llama
+
+SYSTEM = "Is the proposed answer correct? Answer Yes or No. " * 3
+QUESTIONS = [Question("x a b c?"), Question("d e?"), Question("f g h i j k?")]
+
+
+@pytest.fixture
+def judge(tmp_path):
+    folder = save_word_llama(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = f"{SYSTEM}{tokenizer.chat_template}"
+    tokenizer.save_pretrained(folder)
+    return Judge(open_base(f"hf:{folder}"), ("Yes", "No"))
+
+
+@pytest.fixture
+def fed(judge):
+    """Tokens that the model was given, a number for each pass."""
+    counts = []
+    embed = judge.model.loaded.model.get_input_embeddings()
+    embed.register_forward_pre_hook(lambda module, args: counts.append(args[0].numel()))
+    return counts
+
+
+def cuts(judge):
+    return [judge.encode(right_text(question, "x")) for question in QUESTIONS]
+
+
+def test_the_opening_is_what_stands_before_the_question(judge):
+    assert judge.opening == judge.model.tokenise(f"{SYSTEM}<user>")
+
+
+def test_a_batch_runs_what_its_prompts_share_once(judge, fed):
+    asked = cuts(judge)
+    judge.known(asked)
+    shared = len(judge.opening) + 2  # 'Question', ':'
+    assert fed == [shared, len(asked) * (max(len(cut.ids) for cut in asked) - shared)]
+
+
+def test_questions_that_come_one_by_one_share_the_opening(judge, fed):
+    asked = cuts(judge)
+    for cut in asked:
+        judge.known([cut])
+    opening = len(judge.opening)
+    assert fed == [opening, *(len(cut.ids) - opening for cut in asked)]
+
+
+def test_sharing_changes_no_score(judge):
+    asked = cuts(judge)
+    alone = [float(judge.known([MarkedTokens(cut.ids, cut.marks)])[0]) for cut in asked]
+    assert judge.known(asked).tolist() == pytest.approx(alone, abs=1e-6)
+    assert [float(judge.known([cut])[0]) for cut in asked] == pytest.approx(alone, abs=1e-6)

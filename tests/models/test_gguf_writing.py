@@ -1,0 +1,111 @@
+"""Models written as GGUF: read back by transformers and run by llama.cpp they say what they said."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from knowgate.errors import BadSetting
+from knowgate.models import load_model
+from knowgate.models.gguf_tokens import write_tokens
+from knowgate.models.gguf_writing import check_writable, write_gguf
+from knowgate.models.llamacpp import LlamaCpp
+from tests.support.tiny_models import save_spoken_llama, save_word_llama
+
+TEXTS = ["Question: Who?", "Yes or No: is the proposed answer correct? 12, 345!", "谁写的?"]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def made(request, tmp_path_factory):
+    """A tiny model, and a way to write it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = load_model(f"hf:{save_spoken_llama(folder / 'model', kind=request.param)}")
+    for name, value in model.loaded.model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(value)
+        else:
+            value.data = value.data.half().float()  # f16 keeps them as they are, so that nothing else may differ
+    return model, folder
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
+
+
+def written(made, kind):
+    model, folder = made
+    file = folder / f"{kind}.gguf"
+    write_gguf(file, model.loaded.model, model.loaded.tokenizer, kind=kind, tokens_of=None)
+    return file
+
+
+def margins(network, model, pair):
+    with torch.inference_mode():
+        logits = [network(torch.tensor([model.tokenise(text)])).logits[0, -1] for text in TEXTS]
+    return [float(one[pair[0]] - one[pair[1]]) for one in logits]
+
+
+def labels(model):
+    return [model.tokenise("Yes")[0], model.tokenise("No")[0]]
+
+
+@pytest.mark.parametrize(("kind", "room"), [("f16", 1e-4), ("q8_0", 0.3)])
+def test_transformers_reads_back_what_was_written(made, kind, room):
+    model, folder = made
+    file = written(made, kind)
+    again = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32)
+    before = margins(model.loaded.model, model, labels(model))
+    assert max(np.abs(before)) > 1
+    assert margins(again, model, labels(model)) == pytest.approx(before, abs=room)
+
+
+def test_our_own_loader_reads_the_tokenizer_back(tmp_path):
+    model = load_model(f"hf:{save_spoken_llama(tmp_path / 'model')}")
+    again = load_model(f"gguf:{written((model, tmp_path), 'q8_0')}")
+    assert [again.tokenise(text) for text in TEXTS] == [model.tokenise(text) for text in TEXTS]
+    assert again.render("Who?") == model.render("Who?")
+
+
+@pytest.mark.parametrize(("kind", "room"), [("f16", 0.005), ("q8_0", 0.1)])
+def test_llama_cpp_gives_two_tokens_the_probabilities_they_had(made, kind, room):
+    pytest.importorskip("xllamacpp")
+    model, folder = made
+    model.loaded.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    other = LlamaCpp(written(made, kind), folder / "tokenizer.json")
+    pair = labels(model)
+    there = [other.first_of_two(other.tokenise(text), pair) for text in TEXTS]
+    assert there == pytest.approx(
+        [1 / (1 + np.exp(-margin)) for margin in margins(model.loaded.model, model, pair)], abs=room
+    )
+
+
+def test_queries_of_llama_are_turned_and_those_of_qwen_are_not(made):
+    model, _ = made
+    reader = gguf.GGUFReader(written(made, "f16"))
+    theirs = next(one.data for one in reader.tensors if one.name == "blk.0.attn_q.weight").astype(np.float32)
+    ours = model.loaded.model.state_dict()["model.layers.0.self_attn.q_proj.weight"].numpy()
+    turned = ours.reshape(4, 2, 8, 64).swapaxes(1, 2).reshape(64, 64)  # 4 heads of 16
+    wanted = turned if model.loaded.model.config.model_type == "llama" else ours
+    assert theirs == pytest.approx(wanted, abs=0)
+
+
+def test_a_tokenizer_that_llama_cpp_cuts_otherwise_is_refused(tmp_path):
+    model = load_model(f"hf:{save_word_llama(tmp_path)}")
+    with pytest.raises(BadSetting, match=r"\(WordLevel, Whitespace\) cannot be written as GGUF.*--base gguf:FILE"):
+        write_tokens(None, model.loaded.tokenizer, 100)
+
+
+def test_an_architecture_that_is_not_known_is_refused(made):
+    config = type(made[0].loaded.model.config)()
+    config.model_type = "gemma9"
+    with pytest.raises(BadSetting, match="'gemma9' cannot be written as GGUF here; these can: llama, qwen2"):
+        check_writable(config)
+
+
+def test_stretched_positions_are_refused(made):
+    config = type(made[0].loaded.model.config)()
+    config.rope_parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    with pytest.raises(BadSetting, match=r"stretches its positions \('yarn'\)"):
+        check_writable(config)

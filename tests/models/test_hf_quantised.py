@@ -1,0 +1,75 @@
+"""Bases in 4 or 8 bits: what cannot be had is refused in a sentence; no GPU is needed to know."""
+
+import importlib.util
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from knowgate.errors import BadSetting, MissingExtra
+from knowgate.fitting.judges.answer import fit_answer
+from knowgate.models import load_model
+from knowgate.models.hf.load import load
+from knowgate.models.hf.quantised import check_bits
+from tests.support.judge_data import planted
+from tests.support.tiny_models import save_word_llama
+
+
+@pytest.fixture
+def with_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.fixture
+def base(tmp_path):
+    return save_word_llama(tmp_path / "model")
+
+
+def test_no_bits_are_the_usual_format():
+    check_bits(0)
+
+
+def test_other_numbers_of_bits_are_refused():
+    with pytest.raises(BadSetting, match="can have 4 or 8 bits, not 3"):
+        check_bits(3)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_without_cuda_they_are_refused(bits, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadSetting, match=f"weights in {bits} bits need a GPU with CUDA, and there is none here"):
+        check_bits(bits)
+
+
+def test_without_bitsandbytes_the_extra_is_named(with_cuda, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"knowgate\[quantised\]"):
+        check_bits(4)
+
+
+def test_a_judge_is_refused_before_anything_is_loaded(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **options: pytest.fail("loaded"))
+    with pytest.raises(BadSetting, match="need a GPU with CUDA"):
+        fit_answer(planted(base, 60, by="draft"), bits=4, work=tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"full": True}, {"base": "small"}])
+def test_weights_of_few_bits_are_not_trained_themselves(options, base, tmp_path, with_cuda):
+    with pytest.raises(BadSetting, match="cannot learn: --bits is for LoRA on a causal base"):
+        fit_answer(planted(base, 60, by="draft"), bits=4, work=tmp_path, **options)
+
+
+def test_transformers_is_told_the_bits_and_puts_the_model_on_the_gpu_itself(base, with_cuda, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    told, network = {}, load_model(f"hf:{base}")
+
+    def read(name, **options):
+        told.update(options)
+        return torch.nn.Identity()
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", read)
+    loaded = load(network.source, bits=8)
+    assert told["quantization_config"].load_in_8bit
+    assert told["device_map"] == {"": 0}
+    assert not loaded.model.training
