@@ -183,8 +183,8 @@ def _second_looks(trials: dict[str, Any]) -> Iterator[str]:
     yield "\n### Second judgement (Figure 8): passages that the judge finds useless are dropped\n"
     yield (
         "The paper gains by it. Here the judge saw passages with 600 training questions of NQ, of which the LLM knows "
-        "one in twelve: it finds most passages useless, and dropping them costs answers, fewer than dropping as many at "
-        "random.\n"
+        "one in twelve: it finds most passages useless, and dropping them costs answers, fewer than dropping as many "
+        "at random.\n"
     )
     rows = [line for name, trial, use in found for line in _second(name, trial, use)]
     yield table(("data set", "gate", "one look", "two looks", "as many dropped at random"), rows)
