@@ -80,6 +80,7 @@ class Place:
     def __init__(self, made):
         fit = "--labels run --out out"
         self.lines = {
+            "start": f"start --yes --docs docs --model {made.model} --questions nowhere.jsonl --out out",
             "ask": f"ask Who --model {made.model} --index index --gate logprob:mean",
             "decide": f"decide Who --model {made.model} --gate logprob:mean",
             "index": "index docs --out out",

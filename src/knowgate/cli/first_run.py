@@ -146,7 +146,7 @@ def asked(words: str, usual: str, check: Callable[[str], object], *, may_be_empt
 
 def _check_docs(text: str) -> None:
     if not path(text).exists():
-        raise KnowgateError(f"there is no folder or file '{text}'.")
+        raise KnowgateError(f"there is no folder or file '{text}'. Name a folder of documents.")
 
 
 def _check_model(text: str) -> None:

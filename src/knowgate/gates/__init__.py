@@ -391,11 +391,7 @@ def _signals(entry: Entry) -> set[Signal]:
 def markdown_table() -> str:
     """The gates as the Markdown table of the README."""
     heads = ("gate", "retrieves when", "needs", "extra cost", "reference")
-    rows = [
-        (f"`{name}`", entry.summary, entry.needs or "-", entry.cost, entry.paper or "-")
-        for name, entry in GATES.items()
-    ] + [
-        (f"`{name}` (fitted)", entry.summary, entry.needs or "-", entry.cost, entry.paper or "-")
-        for name, entry in FITTED.items()
-    ]
+    named = {f"`{name}`": entry for name, entry in GATES.items()}
+    named |= {f"`{name}` (fitted)": entry for name, entry in FITTED.items()}
+    rows = [(name, one.summary, one.needs or "-", one.cost, one.paper or "-") for name, one in named.items()]
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
