@@ -29,6 +29,7 @@ from knowgate.rules import load_rules
 from knowgate.types import Question
 
 NEXT = {
+    "all of it": "knowgate start --docs FOLDER",
     "your documents": "knowgate ask -i --docs FOLDER",
     "your LLM": "knowgate ask -i --docs FOLDER --model openai:NAME@URL",
     "your questions": "knowgate label --data jsonl:FILE --index DIR --out RUN",
