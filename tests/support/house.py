@@ -39,7 +39,8 @@ LEVELS = [
     ["pipeline"],
     ["evaluation"],
     ["report"],
-    ["cli", "serve", "integrations", TOP],
+    ["server"],
+    ["cli", "integrations", TOP],
     ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}

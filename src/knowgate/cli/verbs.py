@@ -10,6 +10,7 @@ ASK, MEASURE, FIT, PROVE, TOOLS = "Ask", "Measure", "Fit", "Prove", "Tools"
 VERBS = {
     "ask": Verb("knowgate.cli.ask:ask", "Answer questions, retrieving only where the gate says so.", ASK),
     "decide": Verb("knowgate.cli.ask:decide", "Say for each question whether to retrieve; answer nothing.", ASK),
+    "serve": Verb("knowgate.cli.serve:serve", "An OpenAI-compatible server that retrieves only where it must.", ASK),
     "index": Verb(
         "knowgate.cli.index:index", "Build a retrieval index, or update one.", ASK, renamed={"--kind": "--retriever"}
     ),

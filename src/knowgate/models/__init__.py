@@ -19,16 +19,22 @@ if TYPE_CHECKING:
     from knowgate.models.hf.labels import MarkedTokens, head_logits, label_ids, read_labels
     from knowgate.models.hf.load import explained, quiet
     from knowgate.models.hf.model import HFModel
+    from knowgate.models.openai.model import OpenAIModel
+    from knowgate.models.openai.parts import GatheredReply
+    from knowgate.models.openai.reply import read_choices
+    from knowgate.models.openai.wire import find_key
     from knowgate.models.replay import RecordingModel
     from knowgate.models.sampling import check_sampling
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "Backend",
+    "GatheredReply",
     "HFModel",
     "HUB_NAME",
     "MODELS",
     "MarkedTokens",
+    "OpenAIModel",
     "RecordingModel",
     "SERVED",
     "VALUE_OPTIONAL",
@@ -36,10 +42,12 @@ __all__ = [
     "as_model",
     "check_sampling",
     "explained",
+    "find_key",
     "head_logits",
     "label_ids",
     "load_model",
     "quiet",
+    "read_choices",
     "read_labels",
 ]
 

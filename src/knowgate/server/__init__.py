@@ -1,0 +1,20 @@
+"""The server: an OpenAI-compatible endpoint that decides before it answers, in front of a model or another server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from knowgate.lazy import hand_on
+
+if TYPE_CHECKING:
+    from knowgate.server.application import create_app
+    from knowgate.server.options import ServeOptions, serve_options
+    from knowgate.server.running import run_server
+else:
+    __getattr__, __dir__ = hand_on(__name__)
+__all__ = [
+    "ServeOptions",
+    "create_app",
+    "run_server",
+    "serve_options",
+]
