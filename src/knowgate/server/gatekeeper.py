@@ -16,6 +16,7 @@ import contextvars
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from knowgate.errors import KnowgateError
@@ -45,6 +46,7 @@ class Gatekeeper:
         self.retriever_breaker = Breaker("retriever")
         self._deciding = ThreadPoolExecutor(1, "knowgate-gate")
         self._searching = ThreadPoolExecutor(1, "knowgate-search")
+        self._apart = replace(rag)  # takes no turns with a gate, which may hang while it is its turn
         self._named: dict[str, AdaptiveRAG] = {}
         self.always, self.never = load_gate("always"), load_gate("never")
 
@@ -120,9 +122,10 @@ class Gatekeeper:
         """The passages for a question; none where the retriever fails, unless that is to be an error."""
         if not self.retriever_breaker.allows():
             return self.give_up_retriever(trace, "the retriever failed too often and is left alone for a while")
+        finder = self._apart if self.gate_breaker.failed else rag
         try:
             with trace.timed("retrieve"):
-                found = await self._run(self._searching, lambda: rag.find(question))
+                found = await self._run(self._searching, lambda: finder.find(question))
         except asyncio.CancelledError:
             self.retriever_breaker.forget()
             raise
@@ -154,4 +157,5 @@ def cause_of(error: BaseException, seconds: float) -> str:
     """What may be said of an error: our own sentences; of others only the kind, for they may hold anything."""
     if isinstance(error, TimeoutError):
         return f"it took longer than {seconds:g} seconds"
-    return str(error) if isinstance(error, KnowgateError) else f"it broke with {type(error).__name__}"
+    foreign = error.__cause__ or error
+    return str(error) if isinstance(foreign, KnowgateError) else f"it broke with {type(foreign).__name__}"

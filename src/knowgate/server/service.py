@@ -26,6 +26,8 @@ from knowgate.server.streaming import while_connected
 from knowgate.server.trace import Trace
 from knowgate.server.upstream import Upstream
 
+ARRIVE = 30.0  # seconds until a request is there, of those it has
+
 
 @dataclass
 class Service:
@@ -42,7 +44,7 @@ class Service:
             await self.forwarding.upstream.close()
 
     async def body(self, request: Request) -> tuple[bytes, dict[str, Any]]:
-        raw = await read_body(request, self.options.largest_body, self.options.deadline)
+        raw = await read_body(request, self.options.largest_body, min(ARRIVE, self.options.deadline / 2))
         return raw, read_object(raw)
 
     async def chat(self, request: Request, trace: Trace) -> Response:
