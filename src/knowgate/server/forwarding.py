@@ -94,7 +94,7 @@ class Forwarding:
         trace.decision = self.keeper.foresee(rag, question)
         if trace.decision is None and not self.keeper.want_of(rag).is_nothing:
             trace.way = "race" if self.options.way == "race" else "draft"
-            search = Search(self.keeper, rag, question) if trace.way == "race" else None
+            search = Search(self.keeper, question) if trace.way == "race" else None
             try:
                 drafted = await self._draft(exchange, rag, question)
             except BaseException:
@@ -108,7 +108,7 @@ class Forwarding:
         elif trace.decision is None:
             await self.keeper.decide(rag, question, None, trace)
         if trace.decision is not None and trace.decision.retrieve and rag.retriever is not None:
-            trace.passages = await (search or Search(self.keeper, rag, question)).result(trace)
+            trace.passages = await (search or Search(self.keeper, question)).result(trace)
             if trace.passages:
                 exchange.sent = with_passages(exchange.request, trace.passages, self.options.place)
         return await self.answer(exchange)
@@ -172,9 +172,9 @@ class Forwarding:
 class Search:
     """A retrieval that has begun. What it has to say of itself is said only if it is used."""
 
-    def __init__(self, keeper: Gatekeeper, rag: AdaptiveRAG, question: Question):
+    def __init__(self, keeper: Gatekeeper, question: Question):
         self.own = Trace()
-        self.task = asyncio.ensure_future(keeper.search(rag, question, self.own))
+        self.task = asyncio.ensure_future(keeper.search(question, self.own))
 
     async def result(self, trace: Trace) -> tuple[Passage, ...]:
         try:

@@ -46,7 +46,7 @@ class Gatekeeper:
         self.retriever_breaker = Breaker("retriever")
         self._deciding = ThreadPoolExecutor(1, "knowgate-gate")
         self._searching = ThreadPoolExecutor(1, "knowgate-search")
-        self._apart = replace(rag)  # takes no turns with a gate, which may hang while it is its turn
+        self._apart = replace(rag)  # searches without waiting for a gate's turn, which may hang
         self._named: dict[str, AdaptiveRAG] = {}
         self.always, self.never = load_gate("always"), load_gate("never")
 
@@ -118,14 +118,13 @@ class Gatekeeper:
         reason = f"retrieved to be safe: {why}"
         return Decision(True, 1.0, _threshold(rag), rag.gate.name, reason)
 
-    async def search(self, rag: AdaptiveRAG, question: Question, trace: Trace) -> tuple[Passage, ...]:
+    async def search(self, question: Question, trace: Trace) -> tuple[Passage, ...]:
         """The passages for a question; none where the retriever fails, unless that is to be an error."""
         if not self.retriever_breaker.allows():
             return self.give_up_retriever(trace, "the retriever failed too often and is left alone for a while")
-        finder = self._apart if self.gate_breaker.failed else rag
         try:
             with trace.timed("retrieve"):
-                found = await self._run(self._searching, lambda: finder.find(question))
+                found = await self._run(self._searching, lambda: self._apart.find(question))
         except asyncio.CancelledError:
             self.retriever_breaker.forget()
             raise
