@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +25,7 @@ from knowgate.cli.ask import (
 )
 from knowgate.cli.console import WORDS
 from knowgate.cli.options import Lang, ModelSpec, Retriever
+from knowgate.cli.paths import path
 from knowgate.display import harmless
 from knowgate.pipeline import load_settings
 from knowgate.server import run_server, serve_options
@@ -36,6 +38,9 @@ Place = Annotated[str | None, typer.Option(metavar="user|system|documents", help
 Host = Annotated[str | None, typer.Option(help="Address to listen on. Default 127.0.0.1.")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on. Default 8080.")]
 Strict = Annotated[bool | None, typer.Option("--strict", help="Answer 503 where the documents cannot be searched, instead of from memory.")]  # fmt: skip  # noqa: E501
+Keys = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="API keys made by `knowgate keys add`. Without them only this machine is answered.")]  # fmt: skip  # noqa: E501
+Decisions = Annotated[Path | None, typer.Option(parser=path, metavar="DB", help="Keep what was decided (SQLite), for GET /v1/decisions/ID and POST /v1/feedback.")]  # fmt: skip  # noqa: E501
+KeepQuestions = Annotated[bool | None, typer.Option("--keep-questions", help="With --decisions: keep the text of the questions, too.")]  # fmt: skip  # noqa: E501
 Deadline = Annotated[float | None, typer.Option(help="Seconds after which a request is over. Default 120.")]
 
 
@@ -64,6 +69,9 @@ def serve(
     port: Port = None,
     strict: Strict = None,
     deadline: Deadline = None,
+    keys: Keys = None,
+    decisions: Decisions = None,
+    keep_questions: KeepQuestions = None,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that retrieves only where the gate says so.
 
@@ -76,8 +84,12 @@ def serve(
     )  # fmt: skip
     options = serve_options(
         settings, upstream=upstream, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
-        strict=strict, deadline=deadline,
+        strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions), keep_questions=keep_questions,
     )  # fmt: skip
     behind = without_secrets(options.upstream) if options.upstream else settings.model
     WORDS.print(harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1. Ctrl-C ends it."), markup=False)
     run_server(settings, options)
+
+
+def _text(file: Path | None) -> str | None:
+    return None if file is None else str(file)

@@ -40,6 +40,7 @@ VERBS = {
     "gates": Verb("knowgate.cli.lists:gates", "List the gates.", TOOLS),
     "models": Verb("knowgate.cli.lists:models_app", "List LLM backends and cached weights; fetch weights.", TOOLS),
     "rules": Verb("knowgate.cli.rules:app", "What is decided before the gate: small talk, fresh events.", TOOLS),
+    "keys": Verb("knowgate.cli.keys:app", "API keys of the server.", TOOLS),
     "history": Verb("knowgate.cli.history:app", "The log of questions that dhicl and skr learn from.", TOOLS),
     "doctor": Verb("knowgate.cli.doctor:doctor", "Is everything here, and what to type if not.", TOOLS),
 }

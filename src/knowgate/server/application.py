@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from knowgate.pipeline import Settings
 from knowgate.server.options import ServeOptions, serve_options
 from knowgate.server.problems import Problem, json_response
 from knowgate.server.service import Service, build_service
-from knowgate.server.streaming import HungUp
+from knowgate.server.streaming import HungUp, Streamed
 from knowgate.server.trace import Trace
 
 log = logging.getLogger(__name__)
@@ -39,13 +40,21 @@ def create_app(settings: Settings, options: ServeOptions | None = None) -> Starl
         await service.close()
 
     def route(path: str, work: Work, method: str = "POST") -> Route:
-        return Route(path, _endpoint(service, work), methods=[method])
+        return Route(path, _endpoint(service, path, work), methods=[method])
+
+    async def health(request: Request) -> Response:
+        return json_response({"status": "ok"})
 
     routes = [
         route("/v1/chat/completions", Service.chat),
         route("/v1/decide", Service.decide),
+        *(route(f"/v1/{path}", Service.hand_on) for path in ("completions", "embeddings", "responses")),
+        route("/v1/rerank", Service.rerank),
+        route("/v1/feedback", Service.feedback),
+        route("/v1/decisions/{id}", Service.decision, "GET"),
+        route("/metrics", Service.counted, "GET"),
         route("/v1/models", Service.models, "GET"),
-        route("/health", Service.health, "GET"),
+        Route("/health", health, methods=["GET"]),
         route("/ready", Service.ready, "GET"),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_such_page})
@@ -53,23 +62,49 @@ def create_app(settings: Settings, options: ServeOptions | None = None) -> Starl
     return app
 
 
-def _endpoint(service: Service, work: Work) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(service: Service, path: str, work: Work) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         trace = Trace()
-        try:
-            async with asyncio.timeout(service.options.deadline):
-                return await work(service, request, trace)
-        except Problem as problem:
-            return problem.response
-        except TimeoutError:
-            return Problem(504, "the answer was not ready in time.", "deadline", trace.headers).response
-        except HungUp:
-            return Response(status_code=NOBODY)
-        except Exception:
-            log.exception("A request failed, id %s", trace.id)
-            return Problem(500, f"something went wrong here, id {trace.id}.", "internal", trace.headers).response
+        response = await _answered(service, work, request, trace)
+        service.told(path, response, time.perf_counter() - trace.begun, trace)
+        return response
 
     return handle
+
+
+async def _answered(service: Service, work: Work, request: Request, trace: Trace) -> Response:
+    """The reply, whatever happens. A stream counts as at work until it is over."""
+    try:
+        service.door.check(request)
+        if request.method == "GET":  # asked by those who watch, also when there is too much to do
+            return await _worked(service, work, request, trace)
+        service.enter()
+    except Problem as problem:
+        return problem.response
+    response = None
+    try:
+        response = await _worked(service, work, request, trace)
+        return response
+    finally:
+        if isinstance(response, Streamed):
+            response.when_over = service.leave
+        else:
+            service.leave()
+
+
+async def _worked(service: Service, work: Work, request: Request, trace: Trace) -> Response:
+    try:
+        async with asyncio.timeout(service.options.deadline):
+            return await work(service, request, trace)
+    except Problem as problem:
+        return problem.response
+    except TimeoutError:
+        return Problem(504, "the answer was not ready in time.", "deadline", trace.headers).response
+    except HungUp:
+        return Response(status_code=NOBODY)
+    except Exception:
+        log.exception("A request failed, id %s", trace.id)
+        return Problem(500, f"something went wrong here, id {trace.id}.", "internal", trace.headers).response
 
 
 async def _no_such_page(request: Request, error: Exception) -> Response:

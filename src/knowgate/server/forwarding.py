@@ -90,6 +90,7 @@ class Forwarding:
 
     async def _gated(self, exchange: Exchange, rag: AdaptiveRAG, question: Question) -> Response:
         trace, search = exchange.trace, None
+        trace.question = question.text
         trace.way = "question"
         trace.decision = self.keeper.foresee(rag, question)
         if trace.decision is None and not self.keeper.want_of(rag).is_nothing:
@@ -159,6 +160,16 @@ class Forwarding:
 
     # --- the answer -------------------------------------------------------------------------------
 
+    async def hand_on(self, exchange: Exchange, path: str) -> Response:
+        """A request that nothing is decided about; its reply comes back as it is, but for headers."""
+        read_flag(exchange.body, "stream")
+        await self.name_model(exchange)
+        reply = await self.upstream.send("POST", path, exchange.content, exchange.headers)
+        if reply.status == 200 and reply.content_type.startswith("text/event-stream"):
+            pieces = passed(reply, None, [], lines(reply.content.iter_any()))
+            return Streamed(pieces, headers_of(reply, exchange.trace.headers), exchange.until)
+        return await whole(reply, exchange.trace, tells=False)
+
     async def answer(self, exchange: Exchange, path: str = CHAT) -> Response:
         """The upstream's reply to the request as it is now."""
         with exchange.trace.timed("answer"):
@@ -191,14 +202,14 @@ class Search:
         )  # looked at, so not complained of
 
 
-async def whole(reply: aiohttp.ClientResponse, trace: Trace) -> Response:
-    """A reply in one piece: good ones with our record, errors just as they came."""
+async def whole(reply: aiohttp.ClientResponse, trace: Trace, *, tells: bool = True) -> Response:
+    """A reply in one piece: good ones with our record, errors just as they came. tells: not in its body, if False."""
     async with reply:
         try:
             content = await reply.read()
         except (ClientError, OSError) as error:
             raise unreachable(error) from None
-    content = with_record(content, trace) if reply.status == 200 else content
+    content = with_record(content, trace) if reply.status == 200 and tells else content
     return Response(content, reply.status, headers_of(reply, trace.headers))
 
 
@@ -212,14 +223,14 @@ def with_record(content: bytes, trace: Trace) -> bytes:
 
 
 async def passed(
-    reply: aiohttp.ClientResponse, amending: Amending, begun: list[bytes], rest: AsyncGenerator[bytes, None]
+    reply: aiohttp.ClientResponse, amending: Amending | None, begun: list[bytes], rest: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
     """The upstream's stream, amended; when nobody listens any more the upstream is hung up on."""
     try:
         for line in begun:
-            yield amending.amend(line)
+            yield amending.amend(line) if amending else line
         async for line in rest:
-            yield amending.amend(line)
+            yield amending.amend(line) if amending else line
     except (ClientError, OSError, StreamTooLong):
         yield event(Problem(502, "the upstream broke off in the middle of its answer.", "upstream_broke_off").record)
     finally:

@@ -141,6 +141,10 @@ class Gatekeeper:
             raise Problem(503, "the documents cannot be searched at the moment.", "retriever_down", trace.headers)
         return ()
 
+    async def beside(self, work: Callable[[], Result]) -> Result:
+        """Work with what searching uses, in its thread."""
+        return await self._run(self._searching, work)
+
     async def _run(self, workers: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
         context = contextvars.copy_context()
         running = asyncio.get_running_loop().run_in_executor(workers, lambda: context.run(work))

@@ -19,11 +19,12 @@ from starlette.responses import Response
 from knowgate.errors import BadInput
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.server.asking import Ungated, messages_of, question_of
+from knowgate.server.batching import Batcher, NotTogether
 from knowgate.server.bodies import read_flag
 from knowgate.server.events import DONE, event
 from knowgate.server.gatekeeper import Gatekeeper, cause_of
 from knowgate.server.options import ServeOptions
-from knowgate.server.policy import is_ours, policy_of
+from knowgate.server.policy import Policy, is_ours, policy_of
 from knowgate.server.problems import Problem, json_response
 from knowgate.server.streaming import Streamed
 from knowgate.server.trace import Trace
@@ -32,6 +33,7 @@ from knowgate.types import Answer, AnswerEvent, DecisionEvent, Event, PassagesEv
 UNDERSTOOD = {"model", "messages", "stream", "stream_options", "knowgate", "max_tokens", "max_completion_tokens", "n"}
 HARMLESS = {"user", "metadata", "store"}  # they change nothing about an answer
 UNABLE = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
+MOST_CHOSEN = 64  # pipelines kept for requests with wishes of their own
 log = logging.getLogger(__name__)
 
 
@@ -75,6 +77,8 @@ class LocalChat:
     def __init__(self, keeper: Gatekeeper, options: ServeOptions):
         self.keeper = keeper
         self.options = options
+        self.batcher = Batcher(most=options.batch)
+        self._chosen: dict[tuple[Policy, int], AdaptiveRAG] = {}
 
     async def chat(self, body: dict[str, Any], trace: Trace, until: float) -> Response:
         messages, policy, rag = messages_of(body), policy_of(body), self.keeper.rag
@@ -85,10 +89,23 @@ class LocalChat:
         asked = await asyncio.get_running_loop().run_in_executor(workers, question_of, rag.model, messages)
         if isinstance(asked, Ungated):
             raise Problem(400, f"a model in this process answers questions: {asked.why}.", "not_a_question")
-        chosen = self.keeper.choose(policy).altered(max_tokens=self._tokens(body))
+        trace.question = asked.text
+        key = (policy, self._tokens(body))
+        chosen = self._choose(*key)
         speaking = Speaking(trace, until=until)
-        pieces = self._spoken(chosen, asked, speaking)
-        return await (self._streamed if body.get("stream") else self._plain)(pieces, speaking, chosen)
+        if body.get("stream"):
+            return await self._streamed(self._spoken(chosen, asked, speaking), speaking, chosen)
+        if self.options.batch > 1:
+            return await self._plain(self._together(key, chosen, asked, speaking), speaking, chosen)
+        return await self._plain(self._spoken(chosen, asked, speaking), speaking, chosen)
+
+    def _choose(self, policy: Policy, tokens: int) -> AdaptiveRAG:
+        """The same pipeline for the same wishes, so that they can go together."""
+        if len(self._chosen) > MOST_CHOSEN:
+            self._chosen.clear()
+        if (policy, tokens) not in self._chosen:
+            self._chosen[policy, tokens] = self.keeper.choose(policy).altered(max_tokens=tokens)
+        return self._chosen[policy, tokens]
 
     # --- what can be asked ------------------------------------------------------------------------
 
@@ -130,6 +147,23 @@ class LocalChat:
                 raise Problem(400, str(error)) from None
             except Exception as error:  # noqa: BLE001 - whatever fails, the question is answered if it can be
                 rag = self._next_best(rag, speaking, error)
+
+    async def _together(
+        self, key: tuple[Policy, int], rag: AdaptiveRAG, question: Question, speaking: Speaking
+    ) -> AsyncGenerator[str, None]:
+        """The whole answer, made beside those of others; alone, where that fails."""
+        if not self.keeper.is_stale(rag):
+            try:
+                answer = await self.batcher.answer(key, rag, question)
+            except NotTogether:
+                pass
+            else:
+                speaking.finish(answer)
+                yield answer.text
+                return
+        async with aclosing(self._spoken(rag, question, speaking)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def _next_best(self, rag: AdaptiveRAG, speaking: Speaking, error: Exception) -> AdaptiveRAG:
         """The pipeline to try after this failure."""

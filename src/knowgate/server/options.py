@@ -45,6 +45,17 @@ class ServeOptions(BaseModel):
     most_tokens: int = Field(default=1024, ge=1, le=1_000_000)
     """With a model in this process: the longest answer that a request may ask for."""
 
+    waiting: int = Field(default=128, ge=1, le=100_000)
+    """Requests at work or waiting; one more is answered 429."""
+    batch: int = Field(default=16, ge=1, le=1024)
+    """With a model in this process: questions that are answered together; 1: one after the other."""
+    keys: str | None = None
+    """File of API keys, made by `knowgate keys add`. Without it only this machine is answered."""
+    decisions: str | None = None
+    """SQLite file that keeps what was decided, for GET /v1/decisions/ID and POST /v1/feedback."""
+    keep_questions: bool = False
+    """With decisions: keep the text of the questions, too."""
+
     @field_validator("upstream")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:

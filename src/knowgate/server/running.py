@@ -9,8 +9,11 @@ from knowgate.server.options import ServeOptions
 
 def run_server(settings: Settings, options: ServeOptions) -> None:
     """Until it is told to stop (Ctrl-C, SIGTERM); streams that are under way are finished first."""
-    if not options.is_local:
-        raise BadSetting(f"--host {options.host} can be reached from outside, which needs API keys.")
+    if not options.is_local and options.keys is None:
+        raise BadSetting(
+            f"--host {options.host} can be reached from outside, which needs API keys: make one with knowgate keys add "
+            "NAME, then start with --keys FILE."
+        )
     try:
         import uvicorn
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -48,6 +48,7 @@ class Streamed(Response):
         del self.headers["content-length"]
         self.pieces = pieces
         self.until = until
+        self.when_over: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pumping = asyncio.ensure_future(self._pump(send))
@@ -59,6 +60,7 @@ class Streamed(Response):
         finally:
             await _end(pumping, listening)
             await self.pieces.aclose()
+            self.when_over()
 
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -24,6 +24,7 @@ def _new_id() -> str:
 class Trace:
     """way: in-process, draft, race, question or pass-through. ungated: why nothing was decided.
 
+    question: what was asked, as it was understood; never part of the record.
     ignored: fields of the request that mean nothing to a model in this process.
     """
 
@@ -33,6 +34,7 @@ class Trace:
     passages: tuple[Passage, ...] = ()
     degraded: list[str] = field(default_factory=list)
     ungated: str = ""
+    question: str | None = None
     ignored: tuple[str, ...] = ()
     milliseconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
