@@ -39,8 +39,8 @@ LEVELS = [
     ["pipeline"],
     ["evaluation"],
     ["report"],
-    ["firstrun"],
-    ["cli", "serve", "integrations", TOP],
+    ["firstrun", "server"],
+    ["cli", "integrations", TOP],
     ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}

@@ -11,6 +11,7 @@ VERBS = {
     "start": Verb("knowgate.cli.first_run:start", "A guided first run: your documents, your LLM, a proof.", START),
     "ask": Verb("knowgate.cli.ask:ask", "Answer questions, retrieving only where the gate says so.", ASK),
     "decide": Verb("knowgate.cli.ask:decide", "Say for each question whether to retrieve; answer nothing.", ASK),
+    "serve": Verb("knowgate.cli.serve:serve", "An OpenAI-compatible server that retrieves only where it must.", ASK),
     "index": Verb(
         "knowgate.cli.index:index", "Build a retrieval index, or update one.", ASK, renamed={"--kind": "--retriever"}
     ),
@@ -43,6 +44,7 @@ VERBS = {
     "gates": Verb("knowgate.cli.lists:gates", "List the gates.", TOOLS),
     "models": Verb("knowgate.cli.lists:models_app", "List LLM backends and cached weights; fetch weights.", TOOLS),
     "rules": Verb("knowgate.cli.rules:app", "What is decided before the gate: small talk, fresh events.", TOOLS),
+    "keys": Verb("knowgate.cli.keys:app", "API keys of the server.", TOOLS),
     "history": Verb("knowgate.cli.history:app", "The log of questions that dhicl and skr learn from.", TOOLS),
     "doctor": Verb("knowgate.cli.doctor:doctor", "Is everything here, and what to type if not.", TOOLS),
 }

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from knowgate.models.hf.quantised import check_bits
     from knowgate.models.llamacpp import LlamaCpp
     from knowgate.models.marked import MarkedTokens
+    from knowgate.models.openai.model import OpenAIModel
+    from knowgate.models.openai.parts import GatheredReply
+    from knowgate.models.openai.reply import read_choices
+    from knowgate.models.openai.wire import find_key
     from knowgate.models.replay import RecordingModel
     from knowgate.models.sampling import check_sampling
     from knowgate.models.turns import Turn, turn_of
@@ -31,12 +35,14 @@ else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
     "Backend",
+    "GatheredReply",
     "GgufKind",
     "HFModel",
     "HUB_NAME",
     "LlamaCpp",
     "MODELS",
     "MarkedTokens",
+    "OpenAIModel",
     "RecordingModel",
     "SERVED",
     "Turn",
@@ -47,11 +53,13 @@ __all__ = [
     "check_sampling",
     "check_writable",
     "explained",
+    "find_key",
     "gguf_behind",
     "head_logits",
     "label_ids",
     "load_model",
     "quiet",
+    "read_choices",
     "read_labels",
     "turn_of",
     "write_gguf",

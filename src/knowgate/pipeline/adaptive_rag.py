@@ -9,8 +9,8 @@ import functools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from knowgate.arbiters import RULES
 from knowgate.doors import check_whole, check_within
@@ -155,6 +155,18 @@ class AdaptiveRAG:
         """
         (answer,) = yield from self._way([as_question(question)], in_pieces)
         yield AnswerEvent(answer)
+
+    def find(self, question: str | Question) -> tuple[Passage, ...]:
+        """The passages a question is answered with if it is looked up; whether it should be is not asked."""
+        case = Case(as_question(question))
+        self._retrieve([case])
+        return case.passages
+
+    def altered(self, **changes: Any) -> AdaptiveRAG:
+        """The same with other settings, such as gate or threshold. Both take turns with the parts they share."""
+        other = replace(self, **changes)
+        other.__dict__["_lock"] = self._alone
+        return other
 
     # --- beside an event loop: the same, in the model's own threads -------------------------------
 

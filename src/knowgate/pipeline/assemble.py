@@ -23,14 +23,16 @@ from knowgate.types import Arbiter, Model, Reranker, Retriever, SecondLook
 log = logging.getLogger(__name__)
 
 
-def build_pipeline(settings: Settings, record: Path | None = None, *, retrieves: bool = True) -> AdaptiveRAG:
-    """Everything `ask` needs; `decide` retrieves nothing and so needs no documents."""
+def build_pipeline(
+    settings: Settings, record: Path | None = None, *, retrieves: bool = True, model: Model | None = None
+) -> AdaptiveRAG:
+    """Everything `ask` needs; `decide` retrieves nothing and so needs no documents. model: instead of the settings'."""
     settings = with_preset(settings)
     chosen = None if settings.gate == DEFAULT else load_gate(settings.gate, plug_in=settings.plug_in)
     retriever = build_retriever(settings) if retrieves else None
     if retrieves and retriever is None and (chosen is None or chosen.name != "never"):
         raise BadSetting("give the documents to retrieve from: --docs FOLDER or --index DIR (or --gate never).")
-    model, prompts = build_model(settings.model, record), build_prompts(settings)
+    model, prompts = model or build_model(settings.model, record), build_prompts(settings)
     return AdaptiveRAG(
         model,
         chosen or default_gate(model, prompts.fingerprint),

@@ -1,4 +1,4 @@
-"""Settings of `ask` and `decide`: built-in defaults, then `knowgate.toml`, then flags."""
+"""Settings of `ask`, `decide` and `serve`: built-in defaults, then `knowgate.toml`, then flags."""
 
 from __future__ import annotations
 
@@ -77,6 +77,8 @@ class Settings(BaseModel):
     """Language of the prompts, en or zh. Default: detected per question."""
     prompts: Place | None = None
     """Wording of the answer prompts: free (answers at length), or your own TOML file."""
+    serve: dict[str, Any] = Field(default_factory=dict)
+    """A table of its own, [serve]: what only `knowgate serve` reads."""
 
 
 def load_settings(config: str | Path | None = None, **flags: Any) -> Settings:

@@ -1,0 +1,43 @@
+"""`knowgate keys`: the API keys of a server."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knowgate.cli.console import WORDS, plain_console
+from knowgate.cli.paths import path
+from knowgate.cli.tables import print_table
+from knowgate.display import harmless
+from knowgate.server import add_key, read_keys, revoke_key
+
+app = typer.Typer(help="API keys of `knowgate serve --keys FILE`.", no_args_is_help=True)
+KeysFile = Annotated[
+    Path, typer.Option("--keys", parser=path, metavar="FILE", help="The file of keys; it holds hashes only.")
+]
+Name = Annotated[str, typer.Argument(help="Whose key it is.")]
+DEFAULT = Path("keys.json")
+
+
+@app.command()
+def add(name: Name, keys: KeysFile = DEFAULT) -> None:
+    """Make a key and print it. It is shown this once."""
+    plain_console().print(add_key(keys, name), markup=False)
+    WORDS.print(harmless(f"Kept in {keys} as a hash. Serve with it: knowgate serve --keys {keys}"), markup=False)
+
+
+@app.command("list")
+def list_(keys: KeysFile = DEFAULT) -> None:
+    """Say whose keys there are."""
+    rows = [(harmless(key.name), time.strftime("%Y-%m-%d", time.gmtime(key.created))) for key in read_keys(keys)]
+    print_table(("name", "made"), rows)
+
+
+@app.command()
+def revoke(name: Name, keys: KeysFile = DEFAULT) -> None:
+    """Make a key worthless; a running server refuses it from then on."""
+    revoke_key(keys, name)
+    WORDS.print(harmless(f"The key of {name} is revoked."), markup=False)

@@ -1,0 +1,95 @@
+"""`knowgate serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knowgate.cli.ask import (
+    ArbiterSpec,
+    Config,
+    Docs,
+    GateSpec,
+    Index,
+    K,
+    Log,
+    MaxTokens,
+    NoRules,
+    PlugIn,
+    Rerank,
+    RulesFile,
+    Threshold,
+    chosen_rules,
+)
+from knowgate.cli.console import WORDS
+from knowgate.cli.options import Lang, ModelSpec, Retriever
+from knowgate.cli.paths import path
+from knowgate.display import harmless
+from knowgate.pipeline import load_settings
+from knowgate.server import run_server, serve_options
+from knowgate.servers import without_secrets
+
+Upstream = Annotated[str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that answers, up to /v1, instead of --model.")]  # fmt: skip  # noqa: E501
+UpstreamModel = Annotated[str | None, typer.Option(metavar="NAME", help="With --upstream: the LLM meant by the model names knowgate and knowgate/GATE. Default: the first it lists.")]  # fmt: skip  # noqa: E501
+Way = Annotated[str | None, typer.Option(metavar="draft|race|question", help="With --upstream: its answer decides; retrieval begins beside it; or the question alone decides, without a call.")]  # fmt: skip  # noqa: E501
+Place = Annotated[str | None, typer.Option(metavar="user|system|documents", help="With --upstream: where passages go. Default: before the last user turn.")]  # fmt: skip  # noqa: E501
+Host = Annotated[str | None, typer.Option(help="Address to listen on. Default 127.0.0.1.")]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on. Default 8080.")]
+Strict = Annotated[bool | None, typer.Option("--strict", help="Answer 503 where the documents cannot be searched, instead of from memory.")]  # fmt: skip  # noqa: E501
+Keys = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="API keys made by `knowgate keys add`. Without them only this machine is answered.")]  # fmt: skip  # noqa: E501
+Decisions = Annotated[Path | None, typer.Option(parser=path, metavar="DB", help="Keep what was decided (SQLite), for GET /v1/decisions/ID and POST /v1/feedback.")]  # fmt: skip  # noqa: E501
+KeepQuestions = Annotated[bool | None, typer.Option("--keep-questions", help="With --decisions: keep the text of the questions, too.")]  # fmt: skip  # noqa: E501
+Deadline = Annotated[float | None, typer.Option(help="Seconds after which a request is over. Default 120.")]
+
+
+def serve(
+    model: ModelSpec = None,
+    upstream: Upstream = None,
+    upstream_model: UpstreamModel = None,
+    way: Way = None,
+    place: Place = None,
+    gate: GateSpec = None,
+    plug_in: PlugIn = None,
+    threshold: Threshold = None,
+    docs: Docs = None,
+    index: Index = None,
+    retriever: Retriever = None,
+    rerank: Rerank = None,
+    arbiter: ArbiterSpec = None,
+    rules: RulesFile = None,
+    no_rules: NoRules = False,
+    k: K = None,
+    max_tokens: MaxTokens = None,
+    lang: Lang = None,
+    log: Log = None,
+    config: Config = None,
+    host: Host = None,
+    port: Port = None,
+    strict: Strict = None,
+    deadline: Deadline = None,
+    keys: Keys = None,
+    decisions: Decisions = None,
+    keep_questions: KeepQuestions = None,
+) -> None:
+    """Serve an OpenAI-compatible endpoint that retrieves only where the gate says so.
+
+    Applications change their base URL to http://HOST:PORT/v1 and nothing else.
+    """
+    settings = load_settings(
+        config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
+        retriever=retriever, rerank=rerank, arbiter=arbiter, rules=chosen_rules(rules, no_rules), k=k,
+        max_tokens=max_tokens, lang=lang, log=log,
+    )  # fmt: skip
+    options = serve_options(
+        settings, upstream=upstream, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
+        strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions), keep_questions=keep_questions,
+    )  # fmt: skip
+    behind = without_secrets(options.upstream) if options.upstream else settings.model
+    WORDS.print(harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1. Ctrl-C ends it."), markup=False)
+    run_server(settings, options)
+
+
+def _text(file: Path | None) -> str | None:
+    return None if file is None else str(file)

@@ -1,0 +1,102 @@
+"""What was decided, kept in SQLite (WAL) for those who ask later; with it what people thought of the answers.
+
+Written beside the requests, several in one transaction. Questions are kept only where that is switched on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from knowgate.errors import BadSetting
+
+Result = TypeVar("Result")
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS decisions (id TEXT PRIMARY KEY, at REAL NOT NULL, question TEXT, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS feedback (decision TEXT NOT NULL, at REAL NOT NULL, rating TEXT NOT NULL, comment TEXT);
+CREATE INDEX IF NOT EXISTS feedback_of ON feedback (decision);
+"""
+MOST_WAITING = 10_000  # rows; more than that are dropped rather than kept in memory
+log = logging.getLogger(__name__)
+
+
+class DecisionLog:
+    """A file. All of SQLite happens in one thread."""
+
+    def __init__(self, path: Path, *, keeps_questions: bool):
+        self.keeps_questions = keeps_questions
+        self._waiting: list[tuple[str, float, str | None, str]] = []
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "knowgate-decisions")
+        try:
+            self._file = self._thread.submit(_open, path).result()
+        except (sqlite3.Error, OSError) as error:
+            raise BadSetting(f"'{path}' cannot be used as a log of decisions: {error}. Check --decisions.") from None
+
+    def put(self, record: dict[str, Any], question: str | None) -> None:
+        """Returns at once."""
+        row = (record["id"], time.time(), question if self.keeps_questions else None, json.dumps(record))
+        with self._lock:
+            if len(self._waiting) < MOST_WAITING:
+                self._waiting.append(row)
+            is_first = len(self._waiting) == 1
+        if is_first:
+            self._thread.submit(self._write)
+
+    def _write(self) -> None:
+        with self._lock:
+            rows, self._waiting = self._waiting, []
+        try:
+            with self._file:
+                self._file.executemany("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?)", rows)
+        except sqlite3.Error as error:
+            log.warning("%d decisions could not be logged: %s", len(rows), error)
+
+    async def find(self, id: str) -> dict[str, Any] | None:
+        return await self._beside(lambda: self._find(id))
+
+    def _find(self, id: str) -> dict[str, Any] | None:
+        row = self._file.execute("SELECT at, question, record FROM decisions WHERE id = ?", (id,)).fetchone()
+        if row is None:
+            return None
+        said = self._file.execute("SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,)).fetchall()
+        asked = {"question": row[1]} if row[1] is not None else {}
+        told = [{"at": at, "rating": rating, "comment": comment} for at, rating, comment in said]
+        return {**json.loads(row[2]), "at": row[0], **asked, "feedback": told}
+
+    async def rate(self, id: str, rating: str, comment: str | None) -> bool:
+        """False where there is no such decision. Once it is true it is on disk."""
+        return await self._beside(lambda: self._rate(id, rating, comment))
+
+    def _rate(self, id: str, rating: str, comment: str | None) -> bool:
+        if self._find(id) is None:
+            return False
+        with self._file:
+            self._file.execute("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment))
+        return True
+
+    async def _beside(self, work: Callable[[], Result]) -> Result:
+        """After all that waits to be written."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Until everything is written."""
+        self._thread.submit(self._write)
+        self._thread.submit(self._file.close)
+        self._thread.shutdown(wait=True)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    file = sqlite3.connect(path, timeout=10)
+    file.execute("PRAGMA journal_mode = WAL")
+    file.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
+    file.executescript(SCHEMA)
+    return file

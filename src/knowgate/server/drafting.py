@@ -1,0 +1,102 @@
+"""The upstream's answer to the request itself, read as a draft: all of it, or as much of a stream as the gate reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from knowgate.errors import ModelError
+from knowgate.models import GatheredReply, read_choices
+from knowgate.server.events import data_of, hide_logprobs, lines
+from knowgate.types import Completion, Gate, Signal
+
+TOP = 2  # the margin needs two
+
+
+@dataclass
+class Drafted:
+    """What came: `content` of a reply in one piece; of a stream the `lines` so far and the `rest`.
+
+    completion: None where it could not be read.
+    """
+
+    reply: aiohttp.ClientResponse
+    completion: Completion | None = None
+    called_tool: bool = False
+    content: bytes = b""
+    lines: list[bytes] = field(default_factory=list)
+    rest: AsyncGenerator[bytes, None] | None = None
+
+    def close(self) -> None:
+        """Hang up: what is left of the draft is not wanted."""
+        self.reply.close()
+
+    @property
+    def without_logprobs(self) -> bytes:
+        reply = json.loads(self.content)
+        hide_logprobs(reply)
+        return json.dumps(reply, separators=(",", ":")).encode()
+
+
+def draft_request(request: dict[str, Any], gate: Gate) -> dict[str, Any]:
+    """The request, asking for what the gate reads as well."""
+    if Signal.LOGPROBS not in gate.needs:
+        return request
+    top = request.get("top_logprobs")
+    return {**request, "logprobs": True, "top_logprobs": max(TOP, top) if isinstance(top, int) else TOP}
+
+
+async def read_plain_draft(reply: aiohttp.ClientResponse) -> Drafted:
+    async with reply:
+        content = await reply.read()
+    try:
+        record = json.loads(content)
+        completion = read_choices(record)[0]
+    except (ValueError, ModelError):
+        return Drafted(reply, content=content)
+    message = record["choices"][0].get("message")
+    return Drafted(reply, completion, isinstance(message, dict) and bool(message.get("tool_calls")), content)
+
+
+async def read_streamed_draft(reply: aiohttp.ClientResponse, tokens: int) -> Drafted:
+    """Until there are so many tokens, or the end."""
+    found = Drafted(reply, rest=lines(reply.content.iter_any()))
+    gathered = GatheredReply()
+    assert found.rest is not None
+    async for line in found.rest:
+        found.lines.append(line)
+        chunk = data_of(line)
+        if chunk is None:
+            continue
+        if _calls_tool(chunk):
+            found.called_tool = True
+            return found
+        try:
+            gathered.add(chunk)
+        except ModelError:
+            return found
+        if gathered.finish is not None or _count(gathered) >= tokens:
+            break
+    choice = {"text": "".join(gathered.texts), "finish_reason": gathered.finish or "length"}
+    try:
+        (found.completion,) = read_choices({"choices": [{**choice, "logprobs": gathered.logprobs or None}]})
+    except ModelError:
+        found.completion = None
+    return found
+
+
+def _count(gathered: GatheredReply) -> int:
+    """Tokens so far; pieces of text where the server does not say."""
+    listed = gathered.logprobs.get("content")
+    return len(listed) if listed is not None else sum(bool(text) for text in gathered.texts)
+
+
+def _calls_tool(chunk: dict[str, Any]) -> bool:
+    choices = chunk.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    delta = first.get("delta")
+    return isinstance(delta, dict) and bool(delta.get("tool_calls"))

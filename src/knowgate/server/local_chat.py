@@ -1,0 +1,236 @@
+"""Chats answered by a model in this process: one pass decides and begins the answer.
+
+It answers plain questions by knowgate's own prompts. What a request asks beyond that is refused where the answer would
+be another one (tools, several choices, JSON mode), else ignored and listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+
+from knowgate.errors import BadInput
+from knowgate.pipeline import AdaptiveRAG
+from knowgate.server.asking import Ungated, messages_of, question_of
+from knowgate.server.batching import Batcher, NotTogether
+from knowgate.server.bodies import read_flag
+from knowgate.server.events import DONE, event
+from knowgate.server.gatekeeper import Gatekeeper, cause_of
+from knowgate.server.options import ServeOptions
+from knowgate.server.policy import Policy, is_ours, policy_of
+from knowgate.server.problems import Problem, json_response
+from knowgate.server.streaming import Streamed
+from knowgate.server.trace import Trace
+from knowgate.types import Answer, AnswerEvent, DecisionEvent, Event, PassagesEvent, Question, TextEvent
+
+UNDERSTOOD = {"model", "messages", "stream", "stream_options", "knowgate", "max_tokens", "max_completion_tokens", "n"}
+HARMLESS = {"user", "metadata", "store"}  # they change nothing about an answer
+UNABLE = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
+MOST_CHOSEN = 64  # pipelines kept for requests with wishes of their own
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Speaking:
+    """An answer while it is made. stage: what is at work, so that a failure has a name."""
+
+    trace: Trace
+    stage: str = "gate"
+    spoke: bool = False
+    answer: Answer | None = None
+    until: float = 0.0
+    begun: int = field(default_factory=lambda: int(time.time()))
+
+    def take(self, happened: Event) -> str:
+        """The text an event brings."""
+        match happened:
+            case DecisionEvent(decision):
+                self.trace.decision = decision
+                self.stage = "retrieve" if decision.retrieve else "answer"
+            case PassagesEvent(passages):
+                self.trace.passages, self.stage = passages, "answer"
+            case TextEvent(text):
+                self.spoke = True
+                return text
+            case AnswerEvent(answer):
+                self.finish(answer)
+        return ""
+
+    def finish(self, answer: Answer) -> None:
+        degraded, self.answer = self.trace.decision if self.trace.degraded else None, answer
+        self.trace.decision, self.trace.passages = degraded or answer.decision, answer.passages
+        for stage, seconds in answer.seconds.items():
+            if stage != "total":
+                self.trace.add_time(stage, seconds)
+
+
+class LocalChat:
+    """Chats go this way when the model runs here."""
+
+    def __init__(self, keeper: Gatekeeper, options: ServeOptions):
+        self.keeper = keeper
+        self.options = options
+        self.batcher = Batcher(most=options.batch)
+        self._chosen: dict[tuple[Policy, int], AdaptiveRAG] = {}
+
+    async def chat(self, body: dict[str, Any], trace: Trace, until: float) -> Response:
+        messages, policy, rag = messages_of(body), policy_of(body), self.keeper.rag
+        self._check(body)
+        trace.way = "in-process"
+        trace.ignored = tuple(sorted(key for key in body if key not in UNDERSTOOD | HARMLESS))[:20]
+        workers = rag.model.workers
+        asked = await asyncio.get_running_loop().run_in_executor(workers, question_of, rag.model, messages)
+        if isinstance(asked, Ungated):
+            raise Problem(400, f"a model in this process answers questions: {asked.why}.", "not_a_question")
+        trace.question = asked.text
+        key = (policy, self._tokens(body))
+        chosen = self._choose(*key)
+        speaking = Speaking(trace, until=until)
+        if body.get("stream"):
+            return await self._streamed(self._spoken(chosen, asked, speaking), speaking, chosen)
+        if self.options.batch > 1:
+            return await self._plain(self._together(key, chosen, asked, speaking), speaking, chosen)
+        return await self._plain(self._spoken(chosen, asked, speaking), speaking, chosen)
+
+    def _choose(self, policy: Policy, tokens: int) -> AdaptiveRAG:
+        """The same pipeline for the same wishes, so that they can go together."""
+        if len(self._chosen) > MOST_CHOSEN:
+            self._chosen.clear()
+        if (policy, tokens) not in self._chosen:
+            self._chosen[policy, tokens] = self.keeper.choose(policy).altered(max_tokens=tokens)
+        return self._chosen[policy, tokens]
+
+    # --- what can be asked ------------------------------------------------------------------------
+
+    def _check(self, body: Mapping[str, Any]) -> None:
+        read_flag(body, "stream")
+        name = body.get("model")
+        if not is_ours(name) and name != self.keeper.rag.model.name:
+            raise Problem(
+                404,
+                f"no model '{str(name)[:80]}' here. Known: knowgate, {self.keeper.rag.model.name}.",
+                "model_not_found",
+            )
+        wanted = [key for key in UNABLE if body.get(key)]
+        wanted += ["response_format"] if body.get("response_format") not in (None, {"type": "text"}) else []
+        wanted += ["n"] if body.get("n") not in (None, 1) else []
+        if wanted:
+            raise Problem(400, f"a model in this process cannot do '{wanted[0]}': use --upstream.", "unsupported")
+
+    def _tokens(self, body: Mapping[str, Any]) -> int:
+        asked = body.get("max_completion_tokens", body.get("max_tokens"))
+        if asked is None:
+            return self.keeper.rag.max_tokens
+        if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
+            raise Problem(400, "'max_tokens' must be a whole number of at least 1.", "invalid_type")
+        return min(asked, self.options.most_tokens)
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    async def _spoken(self, rag: AdaptiveRAG, question: Question, speaking: Speaking) -> AsyncGenerator[str, None]:
+        """Pieces of the answer. A gate that fails is as good as one that says retrieve; so on, down to no documents."""
+        while True:
+            try:
+                async with aclosing(rag.aanswer_stream(question)) as happening:
+                    async for happened in happening:
+                        if text := speaking.take(happened):
+                            yield text
+                return
+            except BadInput as error:
+                raise Problem(400, str(error)) from None
+            except Exception as error:  # noqa: BLE001 - whatever fails, the question is answered if it can be
+                rag = self._next_best(rag, speaking, error)
+
+    async def _together(
+        self, key: tuple[Policy, int], rag: AdaptiveRAG, question: Question, speaking: Speaking
+    ) -> AsyncGenerator[str, None]:
+        """The whole answer, made beside those of others; alone, where that fails."""
+        if not self.keeper.is_stale(rag):
+            try:
+                answer = await self.batcher.answer(key, rag, question)
+            except NotTogether:
+                pass
+            else:
+                speaking.finish(answer)
+                yield answer.text
+                return
+        async with aclosing(self._spoken(rag, question, speaking)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def _next_best(self, rag: AdaptiveRAG, speaking: Speaking, error: Exception) -> AdaptiveRAG:
+        """The pipeline to try after this failure."""
+        why = cause_of(error, self.options.deadline)
+        failed, speaking.stage = speaking.stage, "gate"
+        if not speaking.spoke and failed == "gate" and rag.gate.name not in ("always", "never"):
+            self.keeper.give_up_gate(rag, speaking.trace, why)
+            if rag.retriever is not None:
+                return rag.altered(gate=self.keeper.always, threshold=None)
+        if not speaking.spoke and failed == "retrieve":
+            self.keeper.give_up_retriever(speaking.trace, why)
+        if speaking.spoke or failed == "answer" or rag.gate.name == "never":
+            log.error("The model failed: %s", why)
+            raise Problem(500, "the model failed.", "model_failed", speaking.trace.headers) from error
+        return rag.altered(gate=self.keeper.never, threshold=None, arbiter=None)
+
+    async def _plain(self, pieces: AsyncGenerator[str, None], speaking: Speaking, rag: AdaptiveRAG) -> Response:
+        async with asyncio.timeout_at(speaking.until), aclosing(pieces):
+            text = "".join([piece async for piece in pieces])
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": _finish(speaking, rag),
+        }
+        record = {**_head(speaking, rag, "chat.completion"), "choices": [choice], "usage": _usage(speaking, rag)}
+        return json_response({**record, "knowgate": speaking.trace.record}, headers=speaking.trace.headers)
+
+    async def _streamed(self, pieces: AsyncGenerator[str, None], speaking: Speaking, rag: AdaptiveRAG) -> Response:
+        """Begins with the first text, so that the headers know the decision."""
+        try:
+            async with asyncio.timeout_at(speaking.until):
+                first = await anext(pieces, "")
+        except BaseException:
+            await pieces.aclose()
+            raise
+        return Streamed(_chunks(first, pieces, speaking, rag), speaking.trace.headers, speaking.until)
+
+
+async def _chunks(
+    first: str, pieces: AsyncGenerator[str, None], speaking: Speaking, rag: AdaptiveRAG
+) -> AsyncGenerator[bytes, None]:
+    head = _head(speaking, rag, "chat.completion.chunk")
+
+    def chunk(delta: dict[str, str], finish: str | None = None) -> dict[str, Any]:
+        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+    try:
+        yield event({**chunk({"role": "assistant", "content": first}), "knowgate": speaking.trace.record})
+        async for piece in pieces:
+            yield event(chunk({"content": piece}))
+        yield event({**chunk({}, _finish(speaking, rag)), "knowgate": speaking.trace.record})
+        yield DONE
+    except Problem as problem:
+        yield event(problem.record)
+    finally:
+        await pieces.aclose()
+
+
+def _head(speaking: Speaking, rag: AdaptiveRAG, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{speaking.trace.id}", "object": kind, "created": speaking.begun, "model": rag.model.name}
+
+
+def _finish(speaking: Speaking, rag: AdaptiveRAG) -> str:
+    return "length" if speaking.answer is not None and speaking.answer.n_tokens >= rag.max_tokens else "stop"
+
+
+def _usage(speaking: Speaking, rag: AdaptiveRAG) -> dict[str, int]:
+    """Tokens of the answer; those of the prompt are not counted."""
+    made = speaking.answer.n_tokens if speaking.answer is not None else 0
+    return {"prompt_tokens": 0, "completion_tokens": made, "total_tokens": made}

@@ -1,0 +1,86 @@
+"""What only the server reads: the table [serve] of `knowgate.toml`, then flags."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from knowgate.doors import shown
+from knowgate.errors import BadSetting
+from knowgate.pipeline import Settings
+from knowgate.servers import without_login
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+Way = Literal["draft", "race", "question"]
+Place = Literal["user", "system", "documents"]
+
+
+class ServeOptions(BaseModel):
+    """Every key of [serve], with its default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    upstream: str | None = Field(default=None, repr=False)  # its URL may hold a login
+    """OpenAI-compatible server that answers, up to /v1; without it the model runs in this process."""
+    upstream_model: str | None = None
+    """The LLM meant by the model names knowgate and knowgate/GATE. Default: the first one the upstream lists."""
+    way: Way | None = None
+    """draft: its answer decides; race: retrieval begins beside it; question: no call. Default: draft, if any."""
+    place: Place = "user"
+    """Where passages go: before the last user turn, into the system prompt, or into a field `documents`."""
+    host: str = "127.0.0.1"
+    """Address to listen on; other than loopback only with API keys."""
+    port: int = Field(default=8080, ge=0, le=65535)
+    """Port to listen on."""
+    strict: bool = False
+    """Where the retriever fails: 503, instead of an answer from memory that is marked."""
+    deadline: float = Field(default=120.0, gt=0, le=86_400)
+    """Seconds after which a request is over."""
+    gate_seconds: float = Field(default=10.0, gt=0, le=3_600)
+    """Seconds after which a gate or retriever counts as failed."""
+    largest_body: int = Field(default=4 << 20, ge=1024, le=1 << 30)
+    """Bytes of a request."""
+    most_tokens: int = Field(default=1024, ge=1, le=1_000_000)
+    """With a model in this process: the longest answer that a request may ask for."""
+
+    waiting: int = Field(default=128, ge=1, le=100_000)
+    """Requests at work or waiting; one more is answered 429."""
+    batch: int = Field(default=16, ge=1, le=1024)
+    """With a model in this process: questions that are answered together; 1: one after the other."""
+    keys: str | None = None
+    """File of API keys, made by `knowgate keys add`. Without it only this machine is answered."""
+    decisions: str | None = None
+    """SQLite file that keeps what was decided, for GET /v1/decisions/ID and POST /v1/feedback."""
+    keep_questions: bool = False
+    """With decisions: keep the text of the questions, too."""
+
+    @field_validator("upstream")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("it is no address such as http://127.0.0.1:8000/v1")
+        return value.rstrip("/")
+
+    @property
+    def is_local(self) -> bool:
+        """Nobody from outside can reach it."""
+        return self.host in LOOPBACK
+
+
+def serve_options(settings: Settings, **flags: Any) -> ServeOptions:
+    """The table [serve] of these settings, overridden by the flags that were given."""
+    values = {**settings.serve, **{key: value for key, value in flags.items() if value is not None}}
+    unknown = sorted(set(values) - set(ServeOptions.model_fields))
+    if unknown:
+        raise BadSetting(f"[serve]: unknown key '{unknown[0]}'. Known: {', '.join(ServeOptions.model_fields)}.")
+    try:
+        return ServeOptions(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        said = without_login(shown(first["input"]))
+        raise BadSetting(f"[serve]: '{first['loc'][0]}' is {said}: {first['msg'].lower()}.") from None

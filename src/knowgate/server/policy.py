@@ -1,0 +1,69 @@
+"""What a request wants of the gate: by its model name (`knowgate/GATE`), or by a `knowgate` object in its body.
+
+Gates can only be named, never loaded from a path: a request comes from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from knowgate.errors import BadInput
+from knowgate.server.problems import Problem
+from knowgate.typed import Between, read_record
+
+PREFIX = "knowgate"
+NAMEABLE = ("always", "never", "logprob:first", "logprob:mean", "logprob:min", "logprob:margin", "flare", "prompt")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """retrieve: 'auto' leaves it to the gate. gate: its name, '' for the server's own."""
+
+    retrieve: Literal["auto", "always", "never"] = "auto"
+    threshold: Annotated[float, Between(0, 1)] | None = None
+    gate: str = ""
+
+    @property
+    def chosen(self) -> str:
+        """The gate that decides, by name."""
+        return self.gate if self.retrieve == "auto" else self.retrieve
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The `knowgate` object of a request."""
+
+    retrieve: Literal["auto", "always", "never"] = "auto"
+    threshold: Annotated[float, Between(0, 1)] | None = None
+
+
+def policy_of(body: Mapping[str, Any]) -> Policy:
+    wish = _wish(body.get(PREFIX))
+    return Policy(wish.retrieve, wish.threshold, _named_gate(body.get("model")))
+
+
+def _wish(value: object) -> Wish:
+    if value is None:
+        return Wish()
+    try:
+        return read_record(Wish, value, "'knowgate'")
+    except BadInput as error:
+        raise Problem(400, f"{error} Known: retrieve (auto, always, never), threshold (0 to 1).", "policy") from None
+
+
+def _named_gate(model: object) -> str:
+    if model is not None and not isinstance(model, str):
+        raise Problem(400, "'model' must be a text.", "invalid_type")
+    if model is None or not model.startswith(f"{PREFIX}/"):
+        return ""
+    name = model.removeprefix(f"{PREFIX}/")
+    if name not in NAMEABLE:
+        raise Problem(404, f"no gate '{name[:80]}' can be named here. Known: {', '.join(NAMEABLE)}.", "model_not_found")
+    return name
+
+
+def is_ours(model: object) -> bool:
+    """A model name that means this server's own, not one of the upstream's."""
+    return model is None or (isinstance(model, str) and (model == PREFIX or model.startswith(f"{PREFIX}/")))

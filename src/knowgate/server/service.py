@@ -1,0 +1,188 @@
+"""What the server does, one method for each address. Knows requests; the ways of a chat are in files of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from knowgate.doors import user_path
+from knowgate.errors import BadSetting
+from knowgate.pipeline import Settings, build_pipeline
+from knowgate.server.bodies import read_body, read_object
+from knowgate.server.breaker import Breaker
+from knowgate.server.deciding import decide_questions
+from knowgate.server.decision_log import DecisionLog
+from knowgate.server.doorkeeper import Doorkeeper
+from knowgate.server.drafts import AskedModel
+from knowgate.server.forwarding import Exchange, Forwarding
+from knowgate.server.gatekeeper import Gatekeeper
+from knowgate.server.local_chat import LocalChat
+from knowgate.server.metrics import Metrics
+from knowgate.server.options import ServeOptions
+from knowgate.server.policy import NAMEABLE, PREFIX
+from knowgate.server.problems import Problem, json_response
+from knowgate.server.reranking import rank, read_request
+from knowgate.server.streaming import while_connected
+from knowgate.server.trace import Trace
+from knowgate.server.upstream import Upstream
+
+ARRIVE = 30.0  # seconds until a request is there, of those it has
+
+
+@dataclass
+class Service:
+    """The parts of a running server. forwarding: with an upstream; local: without one."""
+
+    options: ServeOptions
+    keeper: Gatekeeper
+    forwarding: Forwarding | None = None
+    local: LocalChat | None = None
+
+    door: Doorkeeper = field(init=False)
+    metrics: Metrics = field(init=False)
+    log: DecisionLog | None = field(init=False, default=None)
+    at_work: int = 0
+
+    def __post_init__(self) -> None:
+        self.door, self.metrics = Doorkeeper(self.options), Metrics(self.breakers)
+        if self.options.decisions is not None:
+            path = user_path(self.options.decisions)
+            self.log = DecisionLog(path, keeps_questions=self.options.keep_questions)
+
+    async def close(self) -> None:
+        self.keeper.close()
+        if self.log is not None:
+            self.log.close()
+        if self.forwarding is not None:
+            await self.forwarding.upstream.close()
+
+    async def body(self, request: Request) -> tuple[bytes, dict[str, Any]]:
+        raw = await read_body(request, self.options.largest_body, min(ARRIVE, self.options.deadline / 2))
+        return raw, read_object(raw)
+
+    async def chat(self, request: Request, trace: Trace) -> Response:
+        raw, body = await self.body(request)
+        if self.forwarding is not None:
+            work = self.forwarding.chat(Exchange(body, raw, request.headers, trace, self.until))
+        elif self.local is not None:
+            work = self.local.chat(body, trace, self.until)
+        return await while_connected(request, work)
+
+    @property
+    def until(self) -> float:
+        return asyncio.get_running_loop().time() + self.options.deadline
+
+    async def hand_on(self, request: Request, trace: Trace) -> Response:
+        """What is the upstream's alone."""
+        if self.forwarding is None:
+            raise Problem(404, f"{request.url.path} is an upstream's: start with --upstream.", "no_upstream")
+        raw, body = await self.body(request)
+        trace.ungated = "nothing is decided about such requests"
+        exchange = Exchange(body, raw, request.headers, trace, self.until)
+        path = request.url.path.removeprefix("/v1")
+        return await while_connected(request, self.forwarding.hand_on(exchange, path))
+
+    async def rerank(self, request: Request, trace: Trace) -> Response:
+        reranker = self.keeper.rag.reranker
+        if reranker is None:
+            raise Problem(404, "there is no reranker here: start with --rerank.", "no_reranker")
+        wanted = read_request((await self.body(request))[1])
+        return json_response(await self.keeper.beside(lambda: rank(reranker, wanted, trace.id)))
+
+    async def decision(self, request: Request, trace: Trace) -> Response:
+        found = await self._log.find(request.path_params["id"])
+        if found is None:
+            raise Problem(404, "there is no such decision.", "no_decision")
+        return json_response(found)
+
+    async def feedback(self, request: Request, trace: Trace) -> Response:
+        """{"id": of a decision, "rating": "up" or "down", "comment": a text}."""
+        _, body = await self.body(request)
+        id, rating, comment = body.get("id"), body.get("rating"), body.get("comment")
+        if not isinstance(id, str) or rating not in ("up", "down") or not isinstance(comment, str | None):
+            raise Problem(400, "give 'id', 'rating' (up or down), and perhaps a 'comment'.", "invalid_feedback")
+        if not await self._log.rate(id, rating, comment):
+            raise Problem(404, "there is no such decision.", "no_decision")
+        return json_response({"id": id, "rating": rating})
+
+    @property
+    def _log(self) -> DecisionLog:
+        if self.log is None:
+            raise Problem(404, "decisions are not kept here: start with --decisions FILE.", "no_log")
+        return self.log
+
+    async def counted(self, request: Request, trace: Trace) -> Response:
+        return Response(self.metrics.text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def enter(self) -> None:
+        """One request more; refused where too many are at work."""
+        if self.at_work >= self.options.waiting:
+            raise Problem(429, "too many requests at once; try again in a moment.", "busy", {"retry-after": "1"})
+        self.at_work += 1
+
+    def leave(self) -> None:
+        self.at_work -= 1
+
+    def told(self, route: str, response: Response, seconds: float, trace: Trace) -> None:
+        """What became of a request is counted, and kept if that is wanted."""
+        self.metrics.see(route, response.status_code, seconds, trace)
+        if self.log is not None and trace.decision is not None:
+            self.log.put(trace.record, trace.question)
+
+    async def decide(self, request: Request, trace: Trace) -> Response:
+        _, body = await self.body(request)
+        work = decide_questions(self.keeper, self.forwarding, body, request.headers, trace)
+        return json_response(await while_connected(request, work), headers=trace.headers)
+
+    async def models(self, request: Request, trace: Trace) -> Response:
+        cards: list[Mapping[str, Any]] = []
+        if self.forwarding is not None:
+            cards += await self.forwarding.upstream.models(request.headers)
+        else:
+            cards.append(_card(self.keeper.rag.model.name))
+        cards += [_card(PREFIX), *(_card(f"{PREFIX}/{name}") for name in NAMEABLE)]
+        return json_response({"object": "list", "data": cards})
+
+    async def ready(self, request: Request, trace: Trace) -> Response:
+        """Whether a question would be answered as it should; what is in the way, where it would not."""
+        breakers = {one.name: one.state for one in self.breakers}
+        wrong = [f"{name} is {state}" for name, state in breakers.items() if state != "closed"]
+        record = {"ready": breakers.get("upstream", "closed") != "open", "breakers": breakers}
+        record |= {"gate": self.keeper.rag.gate.name, "stale": self.keeper.stale, "degraded": wrong}
+        return json_response(record, 200 if record["ready"] else 503)
+
+    @property
+    def breakers(self) -> list[Breaker]:
+        found = [self.keeper.gate_breaker, self.keeper.retriever_breaker]
+        return [*found, self.forwarding.upstream.breaker] if self.forwarding is not None else found
+
+
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "knowgate"}
+
+
+def build_service(settings: Settings, options: ServeOptions) -> Service:
+    """Everything loaded and found to work together."""
+    if options.upstream is None:
+        if options.way is not None:
+            raise BadSetting("--way belongs to --upstream; a model in this process needs one pass.")
+        rag = build_pipeline(settings)
+        keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
+        return Service(options, keeper, local=LocalChat(keeper, options))
+    if settings.arbiter not in (None, "none"):
+        raise BadSetting("--arbiter does not work with --upstream yet: leave it away.")
+    if settings.log is not None:
+        raise BadSetting("--log does not work with --upstream yet: leave it away.")
+    asked = AskedModel(options.upstream, options.upstream_model)
+    rag = build_pipeline(settings.model_copy(update={"arbiter": "none"}), model=asked)
+    keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
+    if options.way == "question" and not keeper.want_of(rag).is_nothing:
+        raise BadSetting(f"gate '{rag.gate.name}' reads a draft: use --way draft or race, or a gate that reads none.")
+    upstream = Upstream(options.upstream, passes_keys=options.keys is None)
+    return Service(options, keeper, forwarding=Forwarding(upstream, keeper, options))

@@ -1,0 +1,87 @@
+"""What became of one request: decision, passages, failures, what each stage took; as JSON and as headers."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from knowgate.pipeline import decision_record
+from knowgate.types import Decision, Passage
+
+HEADER = "x-knowgate-"
+LONGEST = 300  # characters of a reason in a header
+
+
+def _new_id() -> str:
+    return f"kg-{secrets.token_hex(12)}"
+
+
+@dataclass
+class Trace:
+    """way: in-process, draft, race, question or pass-through. ungated: why nothing was decided.
+
+    question: what was asked, as it was understood; never part of the record.
+    ignored: fields of the request that mean nothing to a model in this process.
+    """
+
+    way: str = "pass-through"
+    id: str = field(default_factory=_new_id)
+    decision: Decision | None = None
+    passages: tuple[Passage, ...] = ()
+    degraded: list[str] = field(default_factory=list)
+    ungated: str = ""
+    question: str | None = None
+    ignored: tuple[str, ...] = ()
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    begun: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_time(stage, time.perf_counter() - start)
+
+    def add_time(self, stage: str, seconds: float) -> None:
+        self.milliseconds[stage] = round(self.milliseconds.get(stage, 0.0) + 1000 * seconds, 3)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The `knowgate` object of a reply, as far as things are known now."""
+        decided = {} if self.decision is None else decision_record(self.decision)
+        return {
+            "id": self.id,
+            "way": self.way,
+            "gated": self.decision is not None,
+            **decided,
+            **({"why_not": self.ungated} if self.ungated else {}),
+            "passages": [{"id": one.id, "title": one.title, "score": one.score} for one in self.passages],
+            "degraded": list(self.degraded),
+            **({"ignored": list(self.ignored)} if self.ignored else {}),
+            "milliseconds": {**self.milliseconds, "total": round(1000 * (time.perf_counter() - self.begun), 3)},
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {"id": self.id, "way": self.way, "degraded": "; ".join(self.degraded), "reason": self.ungated}
+        if self.decision is not None:
+            found |= {
+                "retrieve": "true" if self.decision.retrieve else "false",
+                "need": f"{self.decision.need:.4f}",
+                "threshold": f"{self.decision.threshold:g}",
+                "gate": self.decision.gate,
+                "reason": self.decision.reason,
+                "passages": str(len(self.passages)),
+            }
+        found["ms"] = ", ".join(f"{stage}={value:.1f}" for stage, value in self.milliseconds.items())
+        return {HEADER + name: _plain(value) for name, value in found.items() if value}
+
+
+def _plain(text: str) -> str:
+    """Headers hold printable ASCII; a line break would begin another one."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text[:LONGEST])

@@ -1,0 +1,48 @@
+"""Servers on loopback: in front of the fake model, and in front of a stub upstream."""
+
+from contextlib import ExitStack
+
+import pytest
+
+import knowgate as kg
+from knowgate.server import ServeOptions, create_app
+from tests.support.invented import write_invented
+from tests.support.running_server import running
+from tests.support.stub_upstream import running_stub
+
+KNOWN, UNKNOWN = "What is the capital of Bababaland?", "What is the capital of Babakoland?"
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("KNOWGATE_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def made(tmp_path):
+    return write_invented(tmp_path / "in", 4)
+
+
+@pytest.fixture
+def stub():
+    with running_stub() as stub:
+        yield stub
+
+
+@pytest.fixture
+def serve(made, stub):
+    """Starts servers: serve(gate=..., options={...}) -> (address, app). upstream=False: the fake model answers."""
+    with ExitStack() as stack:
+
+        def start(*, upstream=True, options=None, change=None, **settings):
+            given = {"model": made.model, "docs": made.docs, "k": 1, **settings}
+            address = {"upstream": stub.url} if upstream else {}
+            app = create_app(kg.Settings(**given), ServeOptions(**address, **(options or {})))
+            if change is not None:
+                change(app.state.service)
+            return stack.enter_context(running(app)), app
+
+        yield start

@@ -1,0 +1,245 @@
+"""Chats through the server: the stock `openai` client, what the decision says of itself, what passes untouched."""
+
+import asyncio
+import json
+
+import httpx
+import openai
+import pytest
+
+from tests.server.conftest import KNOWN, UNKNOWN
+
+
+def client(address, **options):
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=30, **options)
+
+
+def ask(address, text=UNKNOWN, **fields):
+    body = {"model": "stub-llm", "messages": [{"role": "user", "content": text}], **fields}
+    return httpx.post(f"{address}/v1/chat/completions", json=body, timeout=30)
+
+
+def events(response):
+    found = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(one) for one in found if one != "[DONE]"]
+
+
+# --- the model in this process --------------------------------------------------------------------
+
+
+def test_the_openai_client_is_answered_by_the_model_in_this_process(serve):
+    address, _ = serve(upstream=False, gate="prompt")
+    with client(address) as api:
+        reply = api.chat.completions.create(model="knowgate", messages=[{"role": "user", "content": UNKNOWN}])
+    assert reply.choices[0].message.content == "Babakostad"
+    assert reply.model_extra["knowgate"]["retrieve"] is True
+    assert [one["id"] for one in reply.model_extra["knowgate"]["passages"]] == ["d1"]
+
+
+def test_a_known_question_is_answered_without_passages(serve):
+    address, _ = serve(upstream=False, gate="prompt")
+    found = ask(address, KNOWN, model="knowgate").json()
+    assert found["choices"][0]["message"]["content"] == "Bababastad"
+    assert (found["knowgate"]["retrieve"], found["knowgate"]["passages"]) == (False, [])
+
+
+def test_a_stream_of_the_model_in_this_process_has_the_decision_in_its_first_and_last_chunk(serve):
+    address, _ = serve(upstream=False, gate="prompt")
+    with client(address) as api:
+        chunks = list(
+            api.chat.completions.create(model="knowgate", messages=[{"role": "user", "content": UNKNOWN}], stream=True)
+        )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Babakostad"
+    assert [bool(chunk.model_extra.get("knowgate")) for chunk in chunks] == [True, *[False] * (len(chunks) - 2), True]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("wanted", [{"tools": [{}]}, {"n": 2}, {"response_format": {"type": "json_object"}}])
+def test_what_a_model_in_this_process_cannot_do_is_refused(serve, wanted):
+    address, _ = serve(upstream=False, gate="never")
+    reply = ask(address, model="knowgate", **wanted)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported")
+
+
+def test_what_a_model_in_this_process_ignores_is_listed(serve):
+    address, _ = serve(upstream=False, gate="never")
+    assert ask(address, model="knowgate", temperature=0.7, seed=1).json()["knowgate"]["ignored"] == [
+        "seed",
+        "temperature",
+    ]
+
+
+# --- an upstream ----------------------------------------------------------------------------------
+
+
+def test_a_sure_draft_is_the_reply_and_costs_one_call(serve, stub):
+    address, _ = serve(gate="logprob:mean")
+    with client(address) as api:
+        reply = api.chat.completions.create(model="stub-llm", messages=[{"role": "user", "content": UNKNOWN}])
+    assert reply.choices[0].message.content == "The answer is 42."
+    assert (reply.model_extra["knowgate"]["way"], reply.model_extra["knowgate"]["retrieve"]) == ("draft", False)
+    assert reply.choices[0].logprobs is None
+    assert len(stub.bodies) == 1
+
+
+def test_an_unsure_draft_is_answered_again_with_passages(serve, stub):
+    stub.sure = -3.0
+    address, _ = serve(gate="logprob:mean")
+    found = ask(address).json()
+    assert found["choices"][0]["message"]["content"] == "From the passages: 43."
+    assert [one["id"] for one in found["knowgate"]["passages"]] == ["d1"]
+    assert "The capital of Babakoland is Babakostad." in stub.bodies[1]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(("sure", "text"), [(-0.01, "The answer is 42."), (-3.0, "From the passages: 43.")])
+def test_a_stream_is_decided_by_its_first_tokens(serve, stub, sure, text):
+    stub.sure = sure
+    address, _ = serve(gate="logprob:first")
+    with client(address) as api:
+        chunks = list(
+            api.chat.completions.create(model="stub-llm", messages=[{"role": "user", "content": UNKNOWN}], stream=True)
+        )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+    assert [bool(chunk.model_extra.get("knowgate")) for chunk in chunks] == [True, *[False] * (len(chunks) - 2), True]
+    assert all(chunk.choices[0].logprobs is None for chunk in chunks)
+
+
+def test_the_asynchronous_client_is_streamed_to(serve):
+    address, _ = serve(gate="always")
+
+    async def run():
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as api:
+            asked = [{"role": "user", "content": UNKNOWN}]
+            stream = await api.chat.completions.create(model="stub-llm", messages=asked, stream=True)
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    assert asyncio.run(run()) == "From the passages: 43."
+
+
+def test_headers_say_what_the_body_says(serve):
+    address, _ = serve(gate="always")
+    reply = ask(address)
+    told = reply.json()["knowgate"]
+    assert reply.headers["x-knowgate-id"] == told["id"]
+    assert reply.headers["x-knowgate-retrieve"] == "true"
+    assert (reply.headers["x-knowgate-gate"], reply.headers["x-knowgate-passages"]) == ("always", "1")
+
+
+def test_a_request_that_is_not_changed_goes_up_byte_by_byte(serve, stub):
+    address, _ = serve(gate="never")
+    fields = {"seed": 7, "response_format": {"type": "json_object"}, "nobody_knows": [1, {"x": None}]}
+    ask(address, **fields)
+    assert stub.bodies == [{"model": "stub-llm", "messages": [{"role": "user", "content": UNKNOWN}], **fields}]
+
+
+def test_a_tool_call_of_the_draft_is_handed_on_and_says_so(serve, stub):
+    address, _ = serve(gate="logprob:mean")
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    found = ask(address, tools=tools).json()
+    assert found["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look"
+    assert (found["knowgate"]["gated"], found["knowgate"]["why_not"]) == (False, "the LLM called a tool")
+
+
+IMAGE = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"role": "tool", "content": "42", "tool_call_id": "c1"}, "the last message is not the user's"),
+        ({"role": "user", "content": IMAGE}, "more than text"),
+        ({"role": "user", "content": " "}, "empty"),
+    ],
+)
+def test_what_cannot_be_gated_is_passed_through_and_says_so(serve, stub, message, why):
+    address, _ = serve(gate="always")
+    found = ask(address, messages=[message]).json()["knowgate"]
+    assert (found["way"], found["gated"]) == ("pass-through", False)
+    assert why in found["why_not"]
+    assert stub.bodies[0]["messages"] == [message]
+
+
+# --- what a request wants -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "retrieves"),
+    [
+        ({"knowgate": {"retrieve": "always"}}, True),
+        ({"knowgate": {"retrieve": "never"}}, False),
+        ({"model": "knowgate/always"}, True),
+        ({"model": "knowgate/never"}, False),
+        ({"knowgate": {"threshold": 0.0}}, True),
+        ({"knowgate": {"threshold": 0.99}}, False),
+    ],
+)
+def test_a_request_can_say_what_it_wants(serve, stub, fields, retrieves):
+    stub.sure = -1.0
+    address, _ = serve(gate="logprob:mean")
+    assert ask(address, **fields).json()["knowgate"]["retrieve"] is retrieves
+    assert all("knowgate" not in body and body["model"] == "stub-llm" for body in stub.bodies)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"knowgate": {"retrieve": "maybe"}}, 400),
+        ({"knowgate": {"treshold": 0.5}}, 400),
+        ({"knowgate": {"threshold": 2}}, 400),
+        ({"knowgate": 3}, 400),
+        ({"model": "knowgate/nosuch"}, 404),
+        ({"model": "knowgate//etc/passwd"}, 404),
+        ({"model": 7}, 400),
+    ],
+)
+def test_a_wish_that_makes_no_sense_is_refused(serve, stub, fields, status):
+    address, _ = serve(gate="always")
+    assert ask(address, **fields).status_code == status
+    assert stub.bodies == []
+
+
+def test_small_talk_costs_no_draft_and_no_passages(serve, stub):
+    stub.sure = -3.0
+    address, _ = serve(gate="logprob:mean")
+    found = ask(address, "Thanks a lot!").json()["knowgate"]
+    assert (found["retrieve"], found["rule"], found["way"]) == (False, "thanks", "question")
+    assert len(stub.bodies) == 1
+
+
+# --- beside chats ---------------------------------------------------------------------------------
+
+
+def test_decisions_alone_cost_no_answer(serve, stub):
+    address, _ = serve(upstream=False, gate="prompt")
+    one = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
+    many = httpx.post(f"{address}/v1/decide", json={"questions": [KNOWN, UNKNOWN]}).json()
+    assert one["retrieve"] is True
+    assert [each["retrieve"] for each in many["decisions"]] == [False, True]
+
+
+def test_a_decision_through_an_upstream_reads_as_much_as_the_gate_needs(serve, stub):
+    address, _ = serve(gate="logprob:first")
+    found = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
+    assert found["retrieve"] is False
+    assert stub.bodies[0]["max_tokens"] == 1
+
+
+def test_models_are_those_of_the_upstream_and_our_own(serve):
+    address, _ = serve(gate="always")
+    with client(address) as api:
+        names = [model.id for model in api.models.list()]
+    assert names[:2] == ["stub-llm", "knowgate"]
+    assert "knowgate/always" in names
+
+
+def test_health_and_readiness_are_told(serve):
+    address, _ = serve(gate="always")
+    assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{address}/ready").json()["ready"] is True
+
+
+def test_events_of_a_plain_stream_are_whole(serve):
+    address, _ = serve(gate="never")
+    reply = ask(address, stream=True)
+    assert reply.text.endswith("data: [DONE]\n\n")
+    assert events(reply)[0]["knowgate"]["retrieve"] is False

@@ -1,0 +1,137 @@
+"""An OpenAI-compatible server on loopback, for tests and benchmarks: it knows some answers, and can be made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+WORDS = ("The ", "answer ", "is ", "42.")
+
+
+@dataclass
+class Stub:
+    """bodies: what it was asked. sure: how probable its tokens are without passages. status: what it answers with.
+
+    slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
+    """
+
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    sure: float = -0.01
+    status: int = 200
+    slow: float = 0.0
+    dropped: int = 0
+    refuses: tuple[str, ...] = ()
+    breaks_off: bool = False
+    url: str = ""
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        refused = [name for name in self.refuses if name in body]
+        if self.status != 200 or refused:
+            status = 400 if refused else self.status
+            return web.json_response({"error": {"message": "the stub's own words", "code": "stub"}}, status=status)
+        try:
+            return await (self._stream(request, body) if body.get("stream") else self._plain(body))
+        except (asyncio.CancelledError, ConnectionError):
+            self.dropped += 1
+            raise
+
+    async def _plain(self, body: dict[str, Any]) -> web.Response:
+        await asyncio.sleep(self.slow)
+        message: dict[str, Any] = {"role": "assistant", "content": self.answer(body)}
+        if body.get("tools"):
+            call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        if body.get("logprobs"):
+            choice["logprobs"] = {"content": [self._token(word) for word in WORDS]}
+        usage = {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+        return web.json_response({**self._head(body, "chat.completion"), "choices": [choice], "usage": usage})
+
+    async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await reply.prepare(request)
+        words = self.answer(body).split(" ")
+        for number, word in enumerate(words):
+            await asyncio.sleep(self.slow)
+            await self._send(reply, body, {"content": word + (" " if number < len(words) - 1 else "")})
+            if self.breaks_off and request.transport is not None:
+                request.transport.abort()
+                return reply
+        await self._send(reply, body, {}, "stop")
+        await reply.write(b"data: [DONE]\n\n")
+        return reply
+
+    async def _send(
+        self, reply: web.StreamResponse, body: dict[str, Any], delta: dict[str, Any], finish: str | None = None
+    ) -> None:
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish}
+        if body.get("logprobs") and delta:
+            choice["logprobs"] = {"content": [self._token(delta["content"])]}
+        chunk = {**self._head(body, "chat.completion.chunk"), "choices": [choice]}
+        await reply.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+    def answer(self, body: dict[str, Any]) -> str:
+        return "From the passages: 43." if "<passages>" in json.dumps(body) or body.get("documents") else "".join(WORDS)
+
+    def _token(self, text: str) -> dict[str, Any]:
+        return {"token": text, "logprob": self.sure, "top_logprobs": [{"token": text, "logprob": self.sure}]}
+
+    def _head(self, body: dict[str, Any], kind: str) -> dict[str, Any]:
+        return {"id": "chatcmpl-stub", "object": kind, "created": 1, "model": body.get("model", "")}
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "stub-llm", "object": "model"}]})
+
+    async def other(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        return web.json_response({"object": request.path, "got": body})
+
+    @property
+    def application(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_get("/v1/models", self.models)
+        for path in ("embeddings", "completions", "responses"):
+            app.router.add_post(f"/v1/{path}", self.other)
+        return app
+
+
+@contextmanager
+def running_stub() -> Iterator[Stub]:
+    """The stub on a free port, in a thread of its own."""
+    stub, ready, loop = Stub(), threading.Event(), asyncio.new_event_loop()
+    runner = web.AppRunner(stub.application, handler_cancellation=True, shutdown_timeout=0.1)
+
+    async def start() -> None:
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        stub.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        ready.set()
+
+    def serve() -> None:
+        loop.run_until_complete(start())
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    ready.wait(30)
+    try:
+        yield stub
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
