@@ -55,7 +55,7 @@ def test_a_wrong_option_of_ask_is_named_with_what_is_allowed(call: Call, docs: P
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nope"], "Known: start, ask, decide, index"),
+        (["nope"], "Known: start, ask, decide, serve"),
         (["index", "docs"], "Missing option '--out'"),
         (["ask", "--k", "x"], "Invalid value for '--k'"),
         (["models", "nope"], "Known: pull."),

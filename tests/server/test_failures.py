@@ -268,7 +268,7 @@ def test_a_slow_client_is_given_up(serve):
     address, _ = serve(gate="always", options={"deadline": 0.3})
     host, port = address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as wire:
-        wire.sendall(b"POST /v1/decide HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        wire.sendall(b"POST /v1/decide HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n{")
         assert b" 408 " in wire.recv(200)
 
 
