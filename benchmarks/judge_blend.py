@@ -170,7 +170,7 @@ def main() -> None:
     rows = []
     for split, scores in found.items():
         for place, case in enumerate(scores.cases):
-            cells = {c: round(float(scores.columns[c][place]), 6) if c in scores.columns else None for c in SIDE}
+            cells = {c: round(float(scores.columns[c][place]), 5) for c in SIDE if c in scores.columns}
             rows.append(json.dumps({"id": case.question.id, "split": split, **cells}) + "\n")
     write_text(options.folder / f"{options.name}.jsonl", "".join(rows))
     write_json(options.folder / f"{options.name}.json", {"blend_of": options.recipes, **told})

@@ -117,19 +117,24 @@ def _over_rates(judge: Judge) -> float:
     return float(np.mean([_on_dev(judge, best_rule(judge, "judge", rate), "judge", rate) for rate in RATES]))
 
 
-def headline(judge: Judge) -> dict[str, Any]:
-    """The numbers everything else explains. retrieval: the rates that came out on test rows."""
+def headline(judge: Judge, alone: Judge | None = None) -> dict[str, Any]:
+    """The numbers everything else explains. retrieval: the rates that came out on test rows.
+
+    alone: the best judge by dev rows where no search is weighed; by default the cascade's own.
+    """
     answers, points = judge.test.answers, cascade_points(judge, "judge")
     return {
         "never": round(float(answers.closed.mean()), 4),
         "always": round(float(answers.open.mean()), 4),
         "oracle": round(float((answers.closed | answers.open).mean()), 4),
-        "judge_auroc": round(judge_auroc(judge), 4),
+        "judge_auroc": round(judge_auroc(alone or judge), 4),
         "rules_accuracy": round(float(after(judge.test, "rules").mean()), 4),
         "arbiter_accuracy": round(float(judge.test.given.mean()), 4),
         "cascade": {f"{one.wanted:g}": round(one.accuracy.value or 0.0, 4) for one in points},
         "retrieval": {f"{one.wanted:g}": round(one.rate, 4) for one in points},
         "predictions": judge.name,
+        "judge": (alone or judge).name,
+        "cascade_auroc": round(judge_auroc(judge), 4),
         "rule": {f"{rate:g}": best_rule(judge, "judge", rate) for rate in RATES},
     }
 

@@ -182,7 +182,7 @@ def _lines(recipe: Recipe, found: Sequence[dict[str, Any]]) -> list[str]:
     for split in ("dev", "test"):
         scores = mean_scores(found, split)
         for key in next(iter(scores.values())):
-            row = {column: round(scores[column][key], 6) if column in scores else None for column in SIDE}
+            row = {column: round(scores[column][key], 5) for column in SIDE if column in scores}
             lines.append(json.dumps({"id": key, "split": split, **row}) + "\n")
     return lines
 

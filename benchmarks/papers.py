@@ -47,6 +47,7 @@ SETS = {
     "freshqa": DataSet(100, 500, ""),
 }
 JUDGED = ("triviaqa_ctx", "nq_ctx", "hotpotqa_ctx", "squad_ctx", "webqa_zh_ctx", "openbookqa")
+JUDGES = {"kbm": ("kbm",), "kbm-certainty": ("kbm", "--head", "certainty"), "ik": ("ik", "--tokens", "32")}
 LOGGED = ("triviaqa_ctx", "nq_ctx", "temporalqa_ctx", "freshqa")  # what DH-ICL is measured on, with a log of TriviaQA
 TAUGHT = 10  # samples of a training question; thirty would take most of the time
 WORDS = "true/false,false/true,yes/no,1/2,bar/foo"
@@ -129,11 +130,11 @@ class Plan:
     def judges(self) -> Iterator[Step]:
         """KBM and IK, trained on six data sets together; KBM's second look, where it has seen passages."""
         runs = [word for name in JUDGED for word in ("--labels", self.full(f"{name}-train"))]
-        for kind, more in (("kbm", []), ("ik", ["--tokens", "32"])):
-            words = ["fit", kind, *runs, "--epochs", "1", *more, "--out", self.at(kind)]
-            yield Step(f"judge-fit-{kind}", words, self.work / kind)
-        judges = ",".join(self.at(kind) for kind in ("kbm", "ik"))
-        for name in JUDGED:
+        for called, (kind, *more) in JUDGES.items():
+            words = ["fit", kind, *runs, "--epochs", "1", *more, "--out", self.at(called)]
+            yield Step(f"judge-fit-{called}", words, self.work / called)
+        judges = ",".join(self.at(called) for called in JUDGES)
+        for name in SETS:
             words = [
                 "eval",
                 "--labels",
@@ -168,6 +169,9 @@ class Plan:
         words = ["sweep", "ik", "--labels", self.at("ik-free"), "--tokens", "0,8,32,128", "--rows", "500,all"]
         words += ["--epochs", "1", "--out", self.at("ik-sweep"), "--markdown"]
         yield Step("ik-sweep", words, shown="ik.md")
+        words = ["sweep", "ik", "--labels", self.at("ik-free"), "--tokens", "32", "--grades", "contains,judge"]
+        words += ["--judge", self.model, "--epochs", "1", "--out", self.at("ik-judged"), "--markdown"]
+        yield Step("ik-judged", words, shown="ik-judged.md")
 
     def logs(self) -> Iterator[Step]:
         """DH-ICL: a log of what ten of ten samples got right, and its tables."""
@@ -203,9 +207,11 @@ class Plan:
             words = ["label", "--data", "bench:triviaqa_ctx/test", "--limit", self.few(1_500), "--model", model, *DRAWN]
             words += ["--closed-book", "--layers", "none", "--kb-sat", sat, "--out", self.at(f"kbsat-{name}")]
             yield Step(f"sat-label-{name}", words)
-            words = ["eval-self", "--data", f"jsonl:{sat}", "--model", model, "--words", WORDS, "--judge", "self"]
-            words += ["--history", self.at("log.db"), "--json"] if name == "llm" else ["--json"]
-            yield Step(f"sat-eval-{name}", words, shown=f"kbsat-{name}.jsonl")
+            for kind in ("", ".swapped", ".rare"):
+                words = ["eval-self", "--data", f"jsonl:{self.at(f'kbsat-{name}{kind}.jsonl')}", "--model", model]
+                words += ["--words", WORDS, "--judge", "self", "--json"]
+                words += ["--history", self.at("log.db")] if name == "llm" else []
+                yield Step(f"sat-eval-{name}{kind}", words, shown=f"kbsat-{name}{kind}.jsonl")
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ def walk(steps: Iterable[Step], out: Path, only: list[str] | None, *, shows: boo
 def note_seconds(file: Path, name: str, took: float) -> None:
     """Steps that were done before keep the seconds they took then."""
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if took or name not in known:
+    if took > known.get(name, -1.0):
         file.write_text(json.dumps({**known, name: took}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.tables.common import CHOICE, OPEN, QWEN, RUNS, Rows, decided, table, trial_of
 
+SOURCES = ("confidence", "likelihood", "benefit")
+RERANKED = RUNS / "cbdr" / "rerank.json"
 PROBES = ("probe, balanced", "probe")  # the paper's, and until it is on record the one trained on all rows
 PAPER_BETA = {0.95: "66.1 (83 %)", 0.98: "67.8 (93 %)"}  # Table 3: NQ, top 3, aligned reranker; always: 66.9
 
@@ -22,12 +24,9 @@ def cbdr_section() -> Iterator[str]:
 
 def _headlines() -> Iterator[str]:
     """P@1 and right answers of the reranker aligned by confidence, as the paper has it."""
-    file = next(
-        (one for one in (RUNS / "cbdr" / "rerank.json", RUNS / "cbdr-nq" / "rerank.json") if one.is_file()), None
-    )
-    if file is None:
+    if not RERANKED.is_file():
         return
-    found = json.loads(file.read_text())
+    found = json.loads(RERANKED.read_text())
     ranked = found["rankings"]["confidence"]
     first = ranked["values"]["P@1"]
     rows: Rows = [
@@ -38,16 +37,36 @@ def _headlines() -> Iterator[str]:
         )
     ]  # fmt: skip
     for top, paper in (("top 1", "61.5 to 62.6"), ("top 3", "62.2 to 66.9")):
-        ours = [f"{one['data'].partition(':')[2]}: {_alignment(one, top)}" for one in found["answers"]]
+        ours = [f"{one['data']}: {_alignment(one, top)}" for one in found["answers"]]
         rows.append((f"right answers, {top}, NQ, Llama3-8B (Table 2)", paper, "; ".join(ours)))
     yield table(("headline", "paper", "here"), rows)
     yield (
-        "\nWhy they differ: the paper's base is bge-reranker-v2-m3 (568M), ours the packaged MiniLM taught "
+        "\nWhy they differ: the paper's base is bge-reranker-v2-m3 (568M), ours the packaged MiniLM (22M) taught "
         "relevance; its LLM has 8B parameters, ours 1.5B, whose confidence rises with almost any passage: in random "
-        "order most first passages already count as positive, so alignment by confidence has little to learn and costs "
-        "relevance. Likelihood of the gold answer is the source that helps here; the paper itself finds no gain with "
+        "order most first passages already count as positive, and the order of confidence itself (its oracle) leads to "
+        f"fewer right answers than the base. {_verdict(found['answers'])} The paper itself finds no gain with "
         "Qwen2.5-7B.\n"
     )
+
+
+def _verdict(answers: Sequence[dict[str, Any]]) -> str:
+    """Whether a source helps answers, by the paired intervals against the base over data sets and tops."""
+    cells: dict[str, list[dict[str, float]]] = {}
+    for one in answers:
+        for gaps in one["less"]["base"].values():
+            for name, gap in gaps.items():
+                if name.startswith("aligned-"):
+                    cells.setdefault(name.removeprefix("aligned-"), []).append(gap)
+    told = "; ".join(f"{name} {_better_or_worse(gaps)}" for name, gaps in cells.items())
+    helps = [name for name, gaps in cells.items() if any(gap["low"] > 0 for gap in gaps)]
+    first = f"What helps answers here: {', '.join(helps)}." if helps else "No source helps answers here for certain"
+    return f"{first} (of {len(next(iter(cells.values())))} comparisons with the base each: {told})."
+
+
+def _better_or_worse(gaps: Sequence[dict[str, float]]) -> str:
+    more, fewer = (sum(gap["low"] > 0 for gap in gaps), sum(gap["high"] < 0 for gap in gaps))
+    mean = 100 * sum(gap["value"] for gap in gaps) / len(gaps)
+    return f"better in {more}, worse in {fewer}, {mean:+.1f} points in the mean"
 
 
 def _percent(value: dict[str, float]) -> str:
@@ -90,64 +109,31 @@ def _betas() -> Iterator[str]:
 
 
 def _rerank_table() -> Iterator[str]:
-    """CBDR's tables as `benchmarks/cbdr.py` left them; until then, those of a short run on the embedded model."""
-    folder = RUNS / "cbdr"
-    if not (folder / "rerank.md").is_file():
-        yield from _nq_table(RUNS / "cbdr-nq")
-        yield from _short_table(RUNS / "rerank.md")
+    """CBDR's tables as `benchmarks/cbdr.py` left them."""
+    folder = RERANKED.parent
+    if not RERANKED.is_file():
         return
-    preferred = json.loads((folder / "pref-confidence-train.pref.json").read_text())
+    preferred = {source: json.loads((folder / f"pref-{source}-train.pref.json").read_text()) for source in SOURCES}
     relevance = json.loads((folder / "relevance.relevance.json").read_text())
-    settings, counts = preferred["settings"], preferred["totals"]
+    settings, done = preferred["confidence"]["settings"], preferred["confidence"]["totals"]["done"]
+    kept = ", ".join(f"{one['totals']['kept']:,} by {source}" for source, one in preferred.items())
     yield "\n### Rerankers aligned with an LLM, and confidence-based retrieval\n"
     yield (
         f"Recorded by `benchmarks/cbdr.py`: {settings['model']}, {settings['candidates']} candidates of the pooled "
-        f"corpora by {settings['retriever']}; preferences of {counts['done']:,} training questions "
-        f"({counts['kept']:,} have passages of both kinds by confidence). The base is {relevance['base']}, taught "
-        f"relevance by {relevance['losses']['groups']:,} questions; `unread` is aligned by confidence without being "
-        "shown the question, `aligned-cut` on passages of one length. 95 % bootstrap intervals over questions; "
-        "differences are paired.\n"
+        f"corpora by {settings['retriever']}; preferences of {done:,} training questions of NQ and TriviaQA (passages "
+        f"of both kinds: {kept}). The base is {relevance['base']}, taught relevance by "
+        f"{relevance['losses']['groups']:,} questions; `unread` is aligned by confidence without being shown the "
+        "question, `aligned-cut` on passages of one length. HotpotQA was not aligned on. 95 % bootstrap intervals over "
+        "questions; differences are paired.\n"
     )
     yield _deeper(folder / "rerank.md")
     yield "### Beta, reranker and passages shown (CBDR, Table 3)\n"
     yield _deeper(folder / "beta.md")
 
 
-def _nq_table(folder: Path) -> Iterator[str]:
-    """The part of it that was recorded on NQ alone: three sources, without beta and without the controls."""
-    if not folder.is_dir():
-        return
-    about = json.loads((folder / "about.json").read_text())
-    learnt = "; ".join(
-        f"{source}: {one['of_both_kinds']:,} of {one['questions']:,} have passages of both kinds"
-        for source, one in about["preferences"].items()
-    )
-    yield "\n### Rerankers aligned with an LLM, NQ\n"
-    yield (
-        f"The first part of `benchmarks/cbdr.py`: {about['model']}, {about['candidates']} candidates of the pooled "
-        f"corpora by {about['retriever']}; the base is the packaged MiniLM, taught relevance by "
-        f"{about['relevance_questions']:,} questions of four data sets; aligned on NQ and TriviaQA ({learnt}). "
-        "Controls, HotpotQA and Table 3 are not recorded yet, and benefit had fewer questions to learn from. "
-        "95 % bootstrap intervals over questions; differences are paired.\n"
-    )
-    yield _deeper(folder / "rerank.md")
-
-
-def _short_table(file: Path) -> Iterator[str]:
-    if file.is_file():
-        yield "\n### Reranker aligned with the LLM's confidence\n"
-        yield "A short run on preferences made with `knowgate prefer`; `benchmarks/cbdr.py` is the whole of it.\n"
-        lines = file.read_text().splitlines()[2:]  # without its own title
-        yield _under("\n".join(lines), "##") + "\n"
-
-
 def _deeper(file: Path) -> str:
     """Its titles one level down, as they stand within a section."""
-    return _under(file.read_text(), "#")
-
-
-def _under(text: str, more: str) -> str:
-    return "\n".join(f"{more}{line}" if line.startswith("#") else line for line in text.splitlines()) + "\n"
+    return "\n".join(f"#{line}" if line.startswith("#") else line for line in file.read_text().splitlines()) + "\n"
 
 
 def matrices() -> Iterator[str]:

@@ -10,6 +10,7 @@ from benchmarks.tables.names import OWN
 
 SWEPT = "triviaqa_ctx"
 ABLATIONS = RUNS / "ik.md"  # printed by `knowgate sweep ik --markdown` where the LLM was
+JUDGED = ABLATIONS.with_name("ik-judged.md")
 
 
 def ik_section() -> Iterator[str]:
@@ -36,6 +37,9 @@ def ik_section() -> Iterator[str]:
     if ABLATIONS.is_file():
         yield "\n### Draft tokens, training size, whose labels\n"
         yield ABLATIONS.read_text()
+    if JUDGED.is_file():
+        yield "Labels by string match beside those of a judge, the LLM itself, which knows no better than it answers:\n"
+        yield "\n".join(JUDGED.read_text().splitlines()[2:]) + "\n"
 
 
 def judges(trial: Any) -> list[str]:

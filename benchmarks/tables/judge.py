@@ -235,7 +235,7 @@ def _all_judges(judges: dict[str, Judge]) -> Iterator[str]:
     rows = [_judge_row(judge) for judge in judges.values() if "known" in judge.dev.columns or judge.dev.can_choose]
     columns = ("predictions", "base", "rows", "AUROC of known, 95 % interval",
                *(f"judge at {rate:.0%}" for rate in JUDGE_RATES), "arbiter", "tokens per question",
-               "ms per question, GPU", "ms of one CPU core", "seconds of training")  # fmt: skip
+               "ms per question, GPU", "seconds of training")  # fmt: skip
     yield table(columns, rows)
 
 
@@ -247,7 +247,7 @@ def _judge_row(judge: Judge) -> tuple[str, ...]:
         ranked = estimate_quality(closed, judge.test.columns["known"])["auroc"]
         cells = [_plain(ranked), *(_cell(curve.at(rate)) for rate in JUDGE_RATES)]
     arbiter = _share(judge.test.given) if judge.test.can_choose else "-"
-    noted = [_noted(about.get(key)) for key in ("base", "rows", "tokens_per_question", "core_ms", "seconds")]
+    noted = [_noted(about.get(key)) for key in ("base", "rows", "tokens_per_question", "seconds")]
     return (judge.name, *noted[:2], *cells, arbiter, noted[2], _noted(_gpu_ms(judge)), *noted[3:])
 
 

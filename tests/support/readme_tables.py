@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from benchmarks.tables.judge import short_table
+from benchmarks.tables.judge_advice import amount_table, label_table, size_table
 
 from knowgate.gates import markdown_table
 from tests.support.house import ROOT, layer_table
@@ -19,6 +20,7 @@ def example() -> str:
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"black box": short_table},
     "docs/which-gate.md": {"gates": markdown_table},
+    "docs/cascade.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
     "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
 }
 
