@@ -42,6 +42,12 @@ def test_what_was_written_answers_a_question(call: Call, lamps: Path):
     assert call("ask", asked(4)).out.splitlines()[0] == hue(4)
 
 
+def test_where_nothing_is_proven_a_greeting_is_not_looked_up_and_a_question_is(call: Call, lamps: Path):
+    started(call, "--count", 3)
+    asked_both = call("ask", "Hi", asked(4), "--json").out.splitlines()
+    assert [json.loads(line)["retrieve"] for line in asked_both] == [False, True]
+
+
 def test_the_report_and_the_settings_are_named(call: Call, lamps: Path):
     said = started(call).err
     assert str(lamps / "knowgate-start" / "report" / "report.html") in said

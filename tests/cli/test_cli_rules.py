@@ -45,6 +45,11 @@ def test_who_wants_always_or_never_gets_it(call: Call, docs: Path, gate: str):
         assert json.loads(outcome.out)["retrieve"] is (gate == "always")
 
 
+def test_always_can_be_told_to_leave_out_what_rules_skip(call: Call, docs: Path):
+    asked = ("ask", "Hi", "Who wrote Emma?", "--model", "fake", "--docs", docs, "--gate", "always:rules", "--json")
+    assert [json.loads(line)["retrieve"] for line in call(*asked).out.splitlines()] == [False, True]
+
+
 def test_rules_are_listed_in_their_order(call: Call, own: Path):
     lines = call("rules", "--rules", own).out.splitlines()
     assert lines[1].split()[0] == "vaults"

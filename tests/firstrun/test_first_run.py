@@ -11,6 +11,7 @@ import pytest
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.firstrun import FirstRun
+from knowgate.firstrun.choosing import EVERY
 from knowgate.firstrun.parts import read_rounds
 from knowgate.gates.fitted.artefact import read_artefact
 from knowgate.models.fake import FakeModel
@@ -76,13 +77,13 @@ def test_no_question_is_in_two_parts_and_all_are_labelled(whole: Whole):
 
 def test_an_unproven_gate_is_not_used_silently(world: World, text_only: Callable[[], FakeModel]):
     made = world.run(text_only())
-    assert load_settings().gate == "always"
+    assert load_settings().gate == EVERY
     assert "gives no log-probabilities" in " ".join(made.choice.said)
 
 
 def test_three_questions_are_measured_on_and_prove_nothing(world: World):
     made = world.run(count=3)
-    assert (made.choice.gate, load_settings().gate) == ("always", "always")
+    assert (made.choice.gate, load_settings().gate) == (EVERY, EVERY)
     assert "10 % takes 29" in made.choice.said[0]
     assert made.page.is_file()
 
@@ -217,7 +218,7 @@ def test_a_settings_file_of_somebody_else_stays_as_it_is(world: World):
     own.write_text('gate = "never"\n', encoding="utf-8")
     made = world.run(count=3)
     assert own.read_text(encoding="utf-8") == 'gate = "never"\n'
-    assert load_settings(made.config).gate == "always"
+    assert load_settings(made.config).gate == EVERY
     assert any("stays as it is" in line for line in world.heard.lines)
 
 
