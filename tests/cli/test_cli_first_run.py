@@ -125,6 +125,26 @@ def test_interrupted_it_says_where_things_are_and_what_to_type(
     assert call("start").code == 0
 
 
+def test_interrupted_while_the_llm_is_loaded_what_was_said_is_not_asked_again(
+    call: Call, lamps: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted(spec: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr("knowgate.firstrun.steps.as_model", interrupted)
+        assert started(call).code == 130
+    outcome = call("start")
+    assert outcome.code == 0
+    assert "Going on in knowgate-start." in outcome.err
+
+
+def test_wishes_that_turn_out_wrong_do_not_replace_those_that_worked(call: Call, lamps: Path):
+    started(call)
+    assert call("start", "--model", "gpt-4o").code == 1
+    assert "Changed" not in call("start").err
+
+
 def test_the_page_is_opened_only_where_asked(call: Call, lamps: Path, monkeypatch: pytest.MonkeyPatch):
     opened: list[str] = []
     monkeypatch.setattr(command.webbrowser, "open", opened.append)

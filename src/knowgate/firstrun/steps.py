@@ -64,13 +64,13 @@ class _Steps:
     given: Model | None = None
 
     def run(self) -> FirstRun:
-        """What may be wrong with the wishes is seen before anything is written."""
+        """What may be wrong with the wishes is seen first."""
         self.progress = open_progress(self.wishes.out, self.wishes)
-        read = read_asked(self.wishes, self.tell) if self.wishes.questions else None
-        index = self._index()
-        retriever = as_retriever(index)
-        model = self.given or self._loaded(self.wishes.model)
-        self.progress.save()
+        with self.progress.noted():
+            read = read_asked(self.wishes, self.tell) if self.wishes.questions else None
+            index = self._index()
+            retriever = as_retriever(index)
+            model = self.given or self._loaded(self.wishes.model)
         asked = read or self._written(index, retriever, model)
         labelled = label_parts(asked, self.wishes.out, model, retriever, seed=self.wishes.seed, tell=self.tell)
         check_answered(labelled.runs("fit", "calibration", "test"))

@@ -26,6 +26,6 @@ def name_inside(folder: Path, manifest: str) -> str:
     more = f" ({len(found) - MOST} more are there)" if len(found) > MOST else ""
     labels = " ".join(f"--labels {run}" for run in shown)
     return (
-        f"It holds {len(found)} label runs{more}. Name those you mean: knowgate report {' '.join(shown)} - or: knowgate "
-        f"eval {labels}"
+        f"It holds {len(found)} label runs{more}. Name those you mean: knowgate report {' '.join(shown)} - or: "
+        f"knowgate eval {labels}"
     )
