@@ -13,7 +13,7 @@ from knowgate.cli.options import Gates
 from knowgate.cli.paths import path
 from knowgate.cli.tables import print_sheets, print_text
 from knowgate.evaluation import contrast_json, hold_against, read_side
-from knowgate.report import basis, headline, points_plain, short, write_contrast_page
+from knowgate.report import basis, headline, left_out, points_plain, short, write_contrast_page
 
 WORSE = 3  # exit code
 
@@ -59,7 +59,7 @@ def compare(
     else:
         print_sheets([short(found)])
         head = headline(found)
-        print_text(f"{head.said} {head.told} {basis(found)}")
+        print_text(" ".join(filter(None, [head.said, head.told, basis(found), left_out(found)])))
     if html:
         file = out or Path("compare.html")
         write_contrast_page(found, file)
