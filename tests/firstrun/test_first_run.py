@@ -15,6 +15,7 @@ from knowgate.firstrun.choosing import EVERY
 from knowgate.firstrun.parts import read_rounds
 from knowgate.gates.fitted.artefact import read_artefact
 from knowgate.models.fake import FakeModel
+from knowgate.pipeline import build_pipeline
 from knowgate.pipeline.settings import Settings, load_settings
 from knowgate.runs.run_folder import RunFolder
 from tests.firstrun.conftest import Counted, N, World, asked, make_world, table
@@ -97,6 +98,29 @@ def test_questions_about_something_else_are_said_to_find_nothing(world: World):
 def test_a_search_endpoint_without_questions_is_refused_with_what_to_type(world: World):
     with pytest.raises(BadSetting, match=r"does not list its passages.*--questions questions.txt"):
         world.run(docs="", index="http://127.0.0.1:9/search", questions="")
+
+
+# --- with a gate that comes with knowgate ---------------------------------------------------------
+
+
+def test_a_packaged_gate_that_is_proven_is_kept_with_its_threshold_and_used(world: World, packaged: Path):
+    made = world.run()
+    settings = load_settings()
+    assert (settings.gate, settings.threshold) == ("knowgate-start/packaged-gate", None)
+    assert "loses at most 10 % of the answers" in made.choice.proven
+    assert "Chosen: the gate that comes with knowgate for this LLM." in made.choice.said[0]
+    assert read_artefact(settings.gate).manifest["threshold"] < 0.5  # its own is 0.5, and the folder it came from...
+    assert read_artefact(packaged).manifest["threshold"] == 0.5  # ... stays as it was
+    assert "Use &#x27;packaged-gate&#x27; at" in made.page.read_text(encoding="utf-8")
+    rag = build_pipeline(settings, model=Counted(table()))
+    assert [decision.retrieve for decision in rag.decide_many([asked(3), asked(4)])] == [False, True]
+
+
+def test_a_packaged_gate_that_is_not_proven_is_named_in_a_way_that_travels(world: World, packaged: Path):
+    world.run(count=25)  # five of them are kept back; it takes 29
+    text = (world.folder / "knowgate.toml").read_text(encoding="utf-8")
+    assert '# to try: gate = "default"' in text
+    assert str(world.folder) not in text
 
 
 # --- without gold answers -------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 from knowgate.files import sha256_text, write_text
 from knowgate.firstrun.choosing import UNPROVEN, Choice
 from knowgate.firstrun.wishes import Wishes
+from knowgate.gates import DEFAULT, PACKAGED
 from knowgate.pipeline import load_settings
 
 OPENING = "# Written by knowgate start"
@@ -54,7 +55,9 @@ def _gate(choice: Choice) -> str:
 
 
 def _gate_path(gate: str) -> str:
-    """A folder by its place, a spec as it is."""
+    """A folder by its place, a spec as it is; a gate that comes with knowgate by a name that means it everywhere."""
+    if Path(gate).resolve().parent == PACKAGED.resolve():
+        return DEFAULT
     return _place(gate) if Path(gate).is_dir() else gate
 
 
