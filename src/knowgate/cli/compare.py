@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import WORDS, print_json, say_page
-from knowgate.cli.eval import split_specs
+from knowgate.cli.gate_specs import split_specs
 from knowgate.cli.options import Gates
 from knowgate.cli.paths import path
 from knowgate.cli.tables import print_sheets, print_text
@@ -50,7 +50,7 @@ def compare(
 
     Example: knowgate compare report-main report-branch --fail-if-worse 0.01
     """
-    specs = split_specs(gates)
+    specs = split_specs(gates, (first, second))
     before, after = (read_side(one, specs, resamples) for one in (first, second))
     found = hold_against(before, after, gate or [], resamples)
     worse = found.worse_by(fail_if_worse) if fail_if_worse is not None else []
