@@ -25,10 +25,10 @@ def said_in(file: Path) -> Iterator[Question]:
 def _said(record: Mapping[str, Any], where: str) -> str:
     key = next((key for key in KEYS if key in record), None)
     if key is None:
-        raise BadInput(f"{where} says nothing: it has none of the keys {', '.join(KEYS)}.")
+        raise BadInput(f"{where} says nothing: it has none of the keys {', '.join(KEYS)}. Write one of them.")
     text = _last(record[key], where) if key == "messages" else record[key]
     if not isinstance(text, str) or not text.strip():
-        raise BadInput(f"{where}: '{key}' is empty or no text.")
+        raise BadInput(f"{where}: '{key}' is empty or no text. Write what was said there.")
     return text
 
 
