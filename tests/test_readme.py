@@ -15,6 +15,7 @@ import knowgate as kg
 from knowgate.cli import run
 from knowgate.cli.demo_traffic import demo_folder
 from knowgate.cli.usage import CommandLineError
+from knowgate.cli.verbs import VERBS
 from knowgate.files import read_jsonl
 from knowgate.pipeline import Settings
 from knowgate.registry import load_target
@@ -95,6 +96,12 @@ def test_every_shell_line_is_one_the_command_line_takes(block, top):
     assert programs
     for words in programs:
         check_program(top, words)
+
+
+def test_the_guide_has_a_line_for_every_command():
+    table = [line for line in (ROOT / "docs" / "guide.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    named = set(re.findall(r"`knowgate ([\w-]+)", "\n".join(line.split("|")[1] for line in table)))
+    assert set(VERBS) - named == set()
 
 
 def test_every_mention_of_a_command_names_one_that_exists(top):

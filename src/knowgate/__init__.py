@@ -15,6 +15,7 @@ The names below are the public ones. Each is loaded when it is first used, so `i
 from typing import TYPE_CHECKING
 
 from knowgate.lazy import hand_on
+from knowgate.version import VERSION
 
 if TYPE_CHECKING:
     from knowgate.arbiters import FittedArbiter, load_arbiter
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = hand_on(__name__)
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "AdaptiveRAG",
     "Answer",

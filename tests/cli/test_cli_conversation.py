@@ -42,6 +42,13 @@ def test_a_line_may_be_a_conversation(call: Call, model: str):
     assert json.loads(outcome.out)["question"] == "When was Jane Austen born?"
 
 
+@pytest.mark.parametrize("command", ["ask", "decide"])
+def test_a_line_of_a_file_of_questions_is_its_question(call: Call, model: str, command: str):
+    lines = ['{"id": "a", "question": "Who wrote Emma?", "answers": ["Jane Austen"]}', '{"question" stays as it is}']
+    outcome = call(command, "--model", model, "--gate", "never", "--json", stdin="\n".join(lines).encode())
+    assert [json.loads(line)["question"] for line in outcome.out.splitlines()] == ["Who wrote Emma?", lines[1]]
+
+
 def test_messages_that_are_none_are_refused(call: Call, model: str):
     outcome = call("ask", "--model", model, "--gate", "never", stdin=b'{"messages": "hello"}\n')
     assert "line 1: 'messages' must be a list of objects" in outcome.err

@@ -42,6 +42,12 @@ def test_what_was_written_answers_a_question(call: Call, lamps: Path):
     assert call("ask", asked(4)).out.splitlines()[0] == hue(4)
 
 
+def test_where_nothing_is_proven_a_greeting_is_not_looked_up_and_a_question_is(call: Call, lamps: Path):
+    started(call, "--count", 3)
+    asked_both = call("ask", "Hi", asked(4), "--json").out.splitlines()
+    assert [json.loads(line)["retrieve"] for line in asked_both] == [False, True]
+
+
 def test_the_report_and_the_settings_are_named(call: Call, lamps: Path):
     said = started(call).err
     assert str(lamps / "knowgate-start" / "report" / "report.html") in said
@@ -117,6 +123,26 @@ def test_interrupted_it_says_where_things_are_and_what_to_type(
         "the same command goes on: knowgate start --docs lamps --model fake:t.json --questions q.jsonl" in outcome.err
     )
     assert call("start").code == 0
+
+
+def test_interrupted_while_the_llm_is_loaded_what_was_said_is_not_asked_again(
+    call: Call, lamps: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted(spec: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr("knowgate.firstrun.steps.as_model", interrupted)
+        assert started(call).code == 130
+    outcome = call("start")
+    assert outcome.code == 0
+    assert "Going on in knowgate-start." in outcome.err
+
+
+def test_wishes_that_turn_out_wrong_do_not_replace_those_that_worked(call: Call, lamps: Path):
+    started(call)
+    assert call("start", "--model", "gpt-4o").code == 1
+    assert "Changed" not in call("start").err
 
 
 def test_the_page_is_opened_only_where_asked(call: Call, lamps: Path, monkeypatch: pytest.MonkeyPatch):

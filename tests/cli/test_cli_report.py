@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from knowgate.cli.report import report
-from knowgate.errors import BadInput
+from knowgate.errors import ArtefactError, BadInput
 from tests.support.runs_by_hand import varied_rows, write_run
 
 app = typer.Typer()
@@ -42,6 +42,22 @@ def test_json_is_all_there_is_on_stdout(tmp_path):
 def test_a_run_without_rows_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(BadInput, match=r"has no rows yet\. Run its knowgate label again"):
         report([write_run(tmp_path / "run", [])], html=False)
+
+
+def test_a_folder_of_runs_is_refused_with_the_runs_in_it_and_what_to_type(tmp_path):
+    for name in ("fit-1", "test-1"):
+        write_run(tmp_path / "first run" / "labels" / "ab12" / name, varied_rows(3))
+    for name in ("fit-1", "test-1"):
+        write_run(tmp_path / "first run" / "labels" / "cd34" / name, varied_rows(3))
+        write_run(tmp_path / "first run" / "labels" / "cd34" / "agreed" / name, varied_rows(3))
+    labels = tmp_path / "first run" / "labels"
+    named = [f"'{labels / run}'" for run in ("ab12/fit-1", "ab12/test-1", "cd34/agreed/fit-1", "cd34/agreed/test-1")]
+    with pytest.raises(ArtefactError) as refused:
+        report([tmp_path / "first run"], html=False)
+    assert "It holds 4 label runs." in str(refused.value)
+    assert f"knowgate report {' '.join(named)} - or: " in str(refused.value)
+    assert str(refused.value).endswith(" ".join(f"--labels {run}" for run in named))
+    assert "knowgate label" not in str(refused.value)
 
 
 def test_the_last_words_say_what_the_llm_knows_and_what_to_type(tmp_path):

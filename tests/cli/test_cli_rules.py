@@ -45,6 +45,11 @@ def test_who_wants_always_or_never_gets_it(call: Call, docs: Path, gate: str):
         assert json.loads(outcome.out)["retrieve"] is (gate == "always")
 
 
+def test_always_can_be_told_to_leave_out_what_rules_skip(call: Call, docs: Path):
+    asked = ("ask", "Hi", "Who wrote Emma?", "--model", "fake", "--docs", docs, "--gate", "always:rules", "--json")
+    assert [json.loads(line)["retrieve"] for line in call(*asked).out.splitlines()] == [False, True]
+
+
 def test_rules_are_listed_in_their_order(call: Call, own: Path):
     lines = call("rules", "--rules", own).out.splitlines()
     assert lines[1].split()[0] == "vaults"
@@ -56,6 +61,36 @@ def test_rules_are_tried_on_a_file_and_counted(call: Call, tmp_path: Path):
     outcome = call("rules", "test", "asked.txt")
     assert [line.split()[0] for line in outcome.out.splitlines()] == ["skip", "gate", "skip"]
     assert outcome.err.split() == ["2", "greeting", "1", "left", "to", "the", "gate"]
+
+
+def test_json_lines_are_read_for_what_was_said_in_them(call: Call, tmp_path: Path):
+    talk = [{"role": "user", "content": "Who wrote Emma?"}, {"role": "assistant", "content": "Jane Austen"}]
+    lines = [
+        {"question": "Hi", "answers": ["Cite"]},
+        {"text": "谢谢"},
+        {"messages": [*talk, {"role": "user", "content": "Thanks!"}]},
+        {"id": "4", "question": "Who wrote Emma?"},
+    ]
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    found = [json.loads(line) for line in call("rules", "test", "asked.jsonl", "--json").out.splitlines()]
+    assert [one["rule"] for one in found] == ["greeting", "thanks", "thanks", None]
+    assert found[2]["question"] == "Thanks!"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"prompt": "Hi"}', "line 1 says nothing: it has none of the keys question, text, messages"),
+        ('{"question": ""}', "'question' is empty or no text"),
+        ('{"messages": [{"role": "system", "content": "x"}]}', "one by the user"),
+        ("Hi", "asked.jsonl line 1"),
+    ],
+)
+def test_a_json_line_that_says_nothing_is_named(call: Call, tmp_path: Path, line: str, problem: str):
+    (tmp_path / "asked.jsonl").write_text(line, encoding="utf-8")
+    outcome = call("rules", "test", "asked.jsonl")
+    assert outcome.code == 1
+    assert problem in outcome.err
 
 
 def test_what_makes_no_sense_is_said(call: Call, own: Path):

@@ -19,6 +19,12 @@ def test_accuracy_and_benefit_are_of_the_greedy_answers():
     assert dataclasses.astuple(found.benefit) == (2, 1, 1)
 
 
+def test_closed_and_open_book_are_compared_on_the_questions_that_have_both():
+    found = measure([row("a", side(True), side(True)), row("b", side(False), side(True)), row("c", side(True))])
+    assert (found.accuracy.closed.hits, found.accuracy.closed.n) == (2, 3)
+    assert (found.accuracy.matched.hits, found.accuracy.matched.n) == (1, 2)
+
+
 def test_a_failed_question_is_counted_and_left_out():
     found = measure([row("a", side(True)), row("b", error="timeout"), row("c", error="timeout")])
     assert (found.counts.rows, found.counts.failed, found.counts.reasons) == (3, 2, (("timeout", 2),))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from knowgate.cli import run as knowgate
-from knowgate.cli.eval import split_specs
+from knowgate.cli.gate_specs import split_specs
 from knowgate.errors import ArtefactError, BadInput, BadSetting, NotOffered
 from knowgate.evaluation.comparison.evaluation import compare, evaluation_json
 from knowgate.fitting.examples import load_examples
@@ -257,6 +257,16 @@ def test_gates_may_be_repeated_and_must_be_named(tmp_path, capsys):
     assert named == ["never", "always", "good", "poor", "oracle"]
     assert knowgate([*command, "--gates", ""]) == 1
     assert "--gates names no gate" in capsys.readouterr().err
+
+
+def test_a_recorded_gate_with_commas_in_its_name_can_be_named(tmp_path):
+    run = varied_run(tmp_path / "a")
+    needs = {one.id: 0.5 for one in load_trial([run]).rows}
+    write_needs(run, [RecordedNeeds(name, 0.5, needs) for name in ("fusion", "fusion, cheap", "k=5, old")])
+    assert split_specs(["fusion, cheap,good,fusion"], [run]) == ["fusion, cheap", "good", "fusion"]
+    assert split_specs(["good,k=5, old"], [run]) == ["good", "k=5, old"]
+    command = ["eval", "--labels", str(run), "--resamples", "0", "--gates", "fusion, cheap,fusion"]
+    assert knowgate(command) == 0
 
 
 def test_commas_inside_options_do_not_split_a_gate():

@@ -22,6 +22,13 @@ def test_a_slice_has_its_own_numbers():
     assert (nq.mastery, nq.certainty) == (pytest.approx(0.6), pytest.approx(0.4))
 
 
+def test_closed_and_open_book_of_a_slice_are_of_the_same_questions():
+    rows = [row("a", side(False), side(True)), row("b", side(True))]
+    zh = parts([*rows, row("c", side(True), lang="zh")], "language")
+    assert (zh["en"].closed.value, zh["en"].open.value) == (0.0, 1.0)
+    assert zh["zh"].closed.value == 1.0
+
+
 def test_questions_whose_data_set_says_nothing_are_a_part_of_their_own():
     found = parts([row("a", side(), meta={"fact_type": "fast"}), row("b", side())], "freshness")
     assert {name: part.n for name, part in found.items()} == {"fast": 1, "(not given)": 1}
@@ -66,9 +73,9 @@ def test_a_slice_another_run_has_is_shown_as_empty(tmp_path):
     both = write_run(tmp_path / "both", [row("a", side()), row("b", side(), lang="zh")])
     english = write_run(tmp_path / "english", [row("a", side())])
     (sheet,) = slices(read_runs([both, english]))
-    assert [line[:4] for line in sheet.rows] == [
-        ("en", "both", "1", "100.0 %"),
-        ("", "english", "1", "100.0 %"),
-        ("zh", "both", "1", "100.0 %"),
+    assert [line[:5] for line in sheet.rows] == [
+        ("en", "both", "1", "0", "100.0 %"),
+        ("", "english", "1", "0", "100.0 %"),
+        ("zh", "both", "1", "0", "100.0 %"),
         ("", "english", "0", "empty"),
     ]

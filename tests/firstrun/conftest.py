@@ -13,6 +13,7 @@ import pytest
 from knowgate.firstrun import FirstRun, Wishes, first_run
 from knowgate.models.fake import FakeModel
 from knowgate.types import Completion, Prompt, Reading, Signal, Want
+from tests.support.hand_gate import write_gate
 
 N = 100
 FEW: dict[str, Any] = {"count": 60, "max_loss": 0.1}  # too few to learn from, enough to prove that: it takes 29
@@ -105,6 +106,16 @@ def make_world(tmp_path: Path) -> World:
     for i in range(N):
         (tmp_path / "docs" / f"lamp{i}.txt").write_text(said(i), encoding="utf-8")
     return World(tmp_path)
+
+
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A gate that comes with knowgate for the LLM of the table; where it lies."""
+    place = tmp_path / "site-packages" / "packaged"
+    write_gate(place / "lamps", model={"name": "fake", "fingerprint": Counted(table()).fingerprint})
+    for module in ("knowgate.gates", "knowgate.firstrun.config"):
+        monkeypatch.setattr(f"{module}.PACKAGED", place)
+    return place / "lamps"
 
 
 @pytest.fixture

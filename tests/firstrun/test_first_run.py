@@ -11,9 +11,11 @@ import pytest
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.firstrun import FirstRun
+from knowgate.firstrun.choosing import EVERY
 from knowgate.firstrun.parts import read_rounds
 from knowgate.gates.fitted.artefact import read_artefact
 from knowgate.models.fake import FakeModel
+from knowgate.pipeline import build_pipeline
 from knowgate.pipeline.settings import Settings, load_settings
 from knowgate.runs.run_folder import RunFolder
 from tests.firstrun.conftest import Counted, N, World, asked, make_world, table
@@ -76,13 +78,13 @@ def test_no_question_is_in_two_parts_and_all_are_labelled(whole: Whole):
 
 def test_an_unproven_gate_is_not_used_silently(world: World, text_only: Callable[[], FakeModel]):
     made = world.run(text_only())
-    assert load_settings().gate == "always"
+    assert load_settings().gate == EVERY
     assert "gives no log-probabilities" in " ".join(made.choice.said)
 
 
 def test_three_questions_are_measured_on_and_prove_nothing(world: World):
     made = world.run(count=3)
-    assert (made.choice.gate, load_settings().gate) == ("always", "always")
+    assert (made.choice.gate, load_settings().gate) == (EVERY, EVERY)
     assert "10 % takes 29" in made.choice.said[0]
     assert made.page.is_file()
 
@@ -96,6 +98,29 @@ def test_questions_about_something_else_are_said_to_find_nothing(world: World):
 def test_a_search_endpoint_without_questions_is_refused_with_what_to_type(world: World):
     with pytest.raises(BadSetting, match=r"does not list its passages.*--questions questions.txt"):
         world.run(docs="", index="http://127.0.0.1:9/search", questions="")
+
+
+# --- with a gate that comes with knowgate ---------------------------------------------------------
+
+
+def test_a_packaged_gate_that_is_proven_is_kept_with_its_threshold_and_used(world: World, packaged: Path):
+    made = world.run()
+    settings = load_settings()
+    assert (settings.gate, settings.threshold) == ("knowgate-start/packaged-gate", None)
+    assert "loses at most 10 % of the answers" in made.choice.proven
+    assert "Chosen: the gate that comes with knowgate for this LLM." in made.choice.said[0]
+    assert read_artefact(settings.gate).manifest["threshold"] < 0.5  # its own is 0.5, and the folder it came from...
+    assert read_artefact(packaged).manifest["threshold"] == 0.5  # ... stays as it was
+    assert "Use &#x27;packaged-gate&#x27; at" in made.page.read_text(encoding="utf-8")
+    rag = build_pipeline(settings, model=Counted(table()))
+    assert [decision.retrieve for decision in rag.decide_many([asked(3), asked(4)])] == [False, True]
+
+
+def test_a_packaged_gate_that_is_not_proven_is_named_in_a_way_that_travels(world: World, packaged: Path):
+    world.run(count=25)  # five of them are kept back; it takes 29
+    text = (world.folder / "knowgate.toml").read_text(encoding="utf-8")
+    assert '# to try: gate = "default"' in text
+    assert str(world.folder) not in text
 
 
 # --- without gold answers -------------------------------------------------------------------------
@@ -217,7 +242,7 @@ def test_a_settings_file_of_somebody_else_stays_as_it_is(world: World):
     own.write_text('gate = "never"\n', encoding="utf-8")
     made = world.run(count=3)
     assert own.read_text(encoding="utf-8") == 'gate = "never"\n'
-    assert load_settings(made.config).gate == "always"
+    assert load_settings(made.config).gate == EVERY
     assert any("stays as it is" in line for line in world.heard.lines)
 
 

@@ -7,5 +7,10 @@ def test_need_is_one_which_is_above_the_threshold():
     assert AlwaysGate().threshold < 1
 
 
+def test_rules_come_first_only_where_it_is_told_so():
+    assert not AlwaysGate().may_be_overruled
+    assert AlwaysGate("rules").may_be_overruled
+
+
 def test_nothing_is_read():
     assert AlwaysGate().want.is_nothing

@@ -37,7 +37,8 @@ def test_a_spec_gives_the_gate_with_its_options():
         ("logprob:median", BadSetting, "gate 'logprob': option 'statistic' is 'median'; allowed: first, mean, min"),
         ("random:rate=2", BadSetting, "rate is 2.0"),
         ("random:speed=2", BadSetting, "unknown option 'speed'. Known options: rate, seed"),
-        ("always:x", BadSetting, "Known options: none"),
+        ("never:x", BadSetting, "Known options: none"),
+        ("always:x", BadSetting, "option 'unless' is 'x'; allowed: nothing, rules"),
         ("flare:theta=low", BadSetting, "option 'theta' must be a number, not 'low'"),
     ],
 )

@@ -9,6 +9,7 @@ from knowgate.evaluation import evaluate, hold_against, read_side
 from knowgate.evaluation.contrast.side import GateSide, Side
 from knowgate.report import headline, write_report
 from knowgate.report.contrast.page import write_contrast_page
+from knowgate.report.contrast.sheets import basis
 from knowgate.statistics import Estimate
 from tests.support.chromium import needs_browser, open_page
 from tests.support.runs_by_hand import row, side
@@ -62,6 +63,24 @@ def test_other_questions_are_compared_as_independent_samples(tmp_path):
     assert found.paired == 0
     assert difference.value == pytest.approx(0.0)
     assert difference.high == pytest.approx((half[0] ** 2 + half[1] ** 2) ** 0.5)
+
+
+def test_how_many_questions_are_shared_and_needed_is_said(tmp_path):
+    """The second side shares 20 of its 100 questions; half of a side are needed."""
+    sides = [read_side(report(tmp_path / f"r{n}", run(tmp_path / f"run{n}", 80, start=n)), []) for n in (0, 80)]
+    found = hold_against(*sides)
+    assert (found.paired, found.shared, found.needed) == (0, 20, 50)
+    assert basis(found).startswith("A and B share 20 questions; to pair them takes 50.")
+
+
+def test_gates_that_one_side_alone_has_are_named(tmp_path, both, capsys):
+    other = write_report(evaluate(["good", "poor"], tmp_path / "run60", resamples=50), tmp_path / "o", html=False)
+    page = tmp_path / "c.html"
+    assert knowgate(["compare", str(both[0]), str(other), "--out", str(page)]) == 0
+    assert "Not compared: only B has poor." in capsys.readouterr().out
+    assert "Not compared: only B has poor." in page.read_text(encoding="utf-8")
+    assert knowgate(["compare", *map(str, both), "--no-html"]) == 0
+    assert "Not compared" not in capsys.readouterr().out
 
 
 def test_a_report_without_decisions_is_compared_by_its_intervals(both):

@@ -1,7 +1,9 @@
 import re
+from importlib import metadata
 
 import pytest
 
+import knowgate
 from knowgate.display import Axis, Point
 from knowgate.errors import ArtefactError
 from knowgate.evaluation.boundary.run_report import read_runs
@@ -48,6 +50,15 @@ def test_the_page_is_one_small_file_that_fetches_nothing(tmp_path):
     assert out.stat().st_size < 3e5
     assert not re.search(r"<(link|script|img)[^>]*(src|href)=", text_of(out.read_text(encoding="utf-8")))
     assert out.read_text(encoding="utf-8").count("<script>") == 1
+
+
+def test_a_page_is_made_from_source_that_was_never_installed(tmp_path, monkeypatch):
+    def missing(package):
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    text = page(read_runs([write_run(tmp_path / "a", varied_rows(3))]))
+    assert f"Made by knowgate {knowgate.__version__}." in text
 
 
 def test_hostile_text_stays_text(tmp_path):

@@ -132,6 +132,15 @@ def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
     assert [tile.value for tile in said.tiles] == ["25.0 %", "0.0", "250"]
 
 
+@pytest.mark.parametrize(("known", "n"), [(4, 60), (100, N)])
+def test_given_prices_are_spoken_of_where_nothing_is_recommended_too(tmp_path, known, n):
+    evaluation = evaluated(planted(tmp_path / "run", known=known, n=n))
+    said = verdict(evaluation, Assumed(price_search=0.02, price_token=0.0), 0.02)
+    assert not said.advice.is_worth_it
+    assert "costs 2,000, at your prices (0.02 a search, 0 a million tokens); no gate can save more" in said.text
+    assert "below" not in said.text  # on a terminal it is the last that is said
+
+
 def test_without_open_book_answers_the_cost_of_skipping_is_not_guessed(tmp_path):
     rows = [row(f"q{i}", side(i % 2 == 0)) for i in range(10)]
     said = verdict(evaluated(trial_run(tmp_path / "run", rows)), Assumed(), 0.02)

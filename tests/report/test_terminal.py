@@ -5,6 +5,7 @@ from rich.console import Console
 from knowgate.evaluation.boundary.run_report import read_runs
 from knowgate.report.boundary import sheets
 from knowgate.report.boundary.terminal import tables
+from knowgate.report.boundary.verdict import boundary_words
 from tests.support.runs_by_hand import row, side, varied_rows, write_run
 
 
@@ -23,6 +24,18 @@ def test_accuracy_is_shown_with_its_interval_and_n(tmp_path):
     text = shown(write_run(tmp_path / "a", rows))
     assert "50.0 % [23.7, 76.3], n = 10" in line(text, "closed book")
     assert line(text, "retrieval helps").split()[-1] == "5"
+
+
+def test_closed_and_open_book_stand_side_by_side_on_the_same_questions(tmp_path):
+    both = [row(str(i), side(i % 2 == 0), side(True)) for i in range(10)]
+    alone = [row(f"alone {i}", side(True)) for i in range(10)]
+    path = write_run(tmp_path / "a", [*both, *alone])
+    text = shown(path)
+    assert "50.0 % [23.7, 76.3], n = 10" in line(text, "closed book ")
+    assert "n = 10" in line(text, "open book")
+    assert "75.0 % [53.1, 88.8], n = 20" in line(text, "closed book, also where no passage was found")
+    said = " ".join(boundary_words(read_runs([path])[0]))
+    assert "of the 10 questions that found passages, without them on 50.0 %" in said
 
 
 def test_the_grader_is_always_named(tmp_path):

@@ -55,6 +55,11 @@ def test_columns_without_room_are_named():
     assert shown(WIDE, 60)[-1] == "(no room for: what it does)"
 
 
+def test_a_name_that_a_remark_stands_beside_has_room():
+    sheet = Sheet("", ("run", "n", "share"), (("qwen2.5-coder-1.5b", "no open-book answers in this run"),))
+    assert shown(sheet, 80)[1].startswith("qwen2.5-coder-1.5b  no")
+
+
 def test_a_long_text_takes_lines_of_readable_length():
     sheet = Sheet("", ("gate", "why"), (("a", "word " * 20),))
     assert len(shown(sheet, 40)) == 1 + 3

@@ -22,7 +22,7 @@ TOP = "__init__"
 
 # Imports only go to an earlier line; what stands in one line does not import each other.
 LEVELS = [
-    ["markup"],
+    ["markup", "version"],
     ["errors", "types", "lazy"],
     ["doors", "proxies", "typed"],
     ["files", "text", "registry", "statistics", "nearest", "unpickle", "servers"],

@@ -155,6 +155,12 @@ def test_what_keeps_it_from_holding_is_named(tmp_path, options, reason):
         raise AssertionError(used(saved(tmp_path), **options))
 
 
+def test_long_fingerprints_are_shortened_in_sentences(tmp_path):
+    made = {"name": "bm25", "fingerprint": "0123456789abcdef" * 4}
+    said = used(saved(tmp_path, retriever=made), index="fedcba9876543210" * 4)
+    assert "(0123456789abcdef…), not for those of this index (fedcba9876543210…)" in said
+
+
 @pytest.mark.parametrize(
     ("candidates", "options", "reason"),
     [

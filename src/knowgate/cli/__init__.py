@@ -24,6 +24,7 @@ from knowgate.cli.verbs import Verbs
 from knowgate.display import harmless
 from knowgate.errors import KnowgateError
 from knowgate.files import cache_dir
+from knowgate.version import VERSION
 
 __all__ = ["app", "main", "run"]
 
@@ -56,9 +57,7 @@ def start(
     Words complete with TAB after: knowgate --install-completion
     """
     if version:
-        from importlib import metadata  # takes 40 ms, which the other commands need not wait for
-
-        typer.echo(f"knowgate {metadata.version('knowgate')}")
+        typer.echo(f"knowgate {VERSION}")
         raise typer.Exit
     if not context.invoked_subcommand:
         typer.echo(context.get_help())

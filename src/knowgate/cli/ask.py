@@ -84,7 +84,8 @@ def ask(
 ) -> None:
     """Answer questions, retrieving only where the gate says so.
 
-    A line of standard input may be JSON with a conversation: {"messages": [{"role": "user", "content": ...}, ...]}.
+    A line of standard input may be JSON: {"question": ...}, or a conversation,
+    {"messages": [{"role": "user", "content": ...}, ...]}.
     """
     settings = load_settings(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
@@ -193,7 +194,8 @@ def decide(
     rag = build_pipeline(settings, record, retrieves=False)
     _say_promise(rag, explain)
     far = Far()
-    for question, decision in rag.decide_stream(asked, first=1):
+    understood = (understand(rag.model, question) for question in asked)
+    for question, decision in rag.decide_stream(understood, first=1):
         far.see(decision)
         _tell_skipped(asked, question, as_json)
         if as_json:

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import WORDS, print_json, say_page
-from knowgate.cli.eval import split_specs
+from knowgate.cli.gate_specs import split_specs
 from knowgate.cli.options import Gates
 from knowgate.cli.paths import path
 from knowgate.cli.tables import print_sheets, print_text
 from knowgate.evaluation import contrast_json, hold_against, read_side
-from knowgate.report import basis, headline, points_plain, short, write_contrast_page
+from knowgate.report import basis, headline, left_out, points_plain, short, write_contrast_page
 
 WORSE = 3  # exit code
 
@@ -50,7 +50,7 @@ def compare(
 
     Example: knowgate compare report-main report-branch --fail-if-worse 0.01
     """
-    specs = split_specs(gates)
+    specs = split_specs(gates, (first, second))
     before, after = (read_side(one, specs, resamples) for one in (first, second))
     found = hold_against(before, after, gate or [], resamples)
     worse = found.worse_by(fail_if_worse) if fail_if_worse is not None else []
@@ -59,7 +59,7 @@ def compare(
     else:
         print_sheets([short(found)])
         head = headline(found)
-        print_text(f"{head.said} {head.told} {basis(found)}")
+        print_text(" ".join(filter(None, [head.said, head.told, basis(found), left_out(found)])))
     if html:
         file = out or Path("compare.html")
         write_contrast_page(found, file)

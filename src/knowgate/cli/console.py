@@ -60,4 +60,4 @@ def say_page(page: Path) -> None:
     """Where a page was written, and how big it is."""
     size = page.stat().st_size
     shown = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
-    WORDS.print(f"{page.resolve()}: {shown}, readable without network")
+    WORDS.print(f"Page: {page.resolve()} ({shown}, readable without network)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from knowgate.cli.answers_shown import show_basis, show_live, show_understood
 from knowgate.cli.console import WORDS, print_json
@@ -45,11 +46,22 @@ def _next_line() -> str:
 
 
 def understand(model: Model, question: Question) -> Question:
-    """A line that is JSON with messages is a conversation, whose last question is meant; any other is a question."""
+    """A line that is JSON with messages is a conversation, whose last question is meant; one with 'question', as in the
+    files that are labelled, is that question; any other is a question as it stands."""
     if not (question.text.startswith("{") and f'"{MESSAGES}"' in question.text):
-        return question
+        return _named(question)
     record = parse_json(question.text, f"line {question.id or 1}")
     messages = record.get(MESSAGES)
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise BadInput(f"line {question.id or 1}: 'messages' must be a list of objects with 'role' and 'content'.")
     return from_messages(model, messages, question.id)
+
+
+def _named(question: Question) -> Question:
+    if not (question.text.startswith("{") and '"question"' in question.text):
+        return question
+    try:
+        asked = parse_json(question.text, "the line").get("question")
+    except BadInput:  # words in braces are words
+        return question
+    return replace(question, text=asked) if isinstance(asked, str) and asked.strip() else question

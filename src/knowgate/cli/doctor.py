@@ -20,6 +20,7 @@ from knowgate import weights
 from knowgate.cli.console import plain_console
 from knowgate.errors import WeightsError
 from knowgate.files import cache_dir
+from knowgate.version import VERSION
 
 # package -> (import name, extra): what each optional capability stands on
 OPTIONAL = {
@@ -74,7 +75,7 @@ def verdict(findings: Sequence[Finding]) -> Text:
 
 
 def examine() -> Iterator[Finding]:
-    yield Finding("knowgate", f"{metadata.version('knowgate')}, python {platform.python_version()}")
+    yield Finding("knowgate", f"{VERSION}, python {platform.python_version()}")
     for package, (module, extra) in OPTIONAL.items():
         yield _package(package, module, extra)
     for name in weights.TABLE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from knowgate.cli.console import WORDS, print_json, say_page
+from knowgate.cli.gate_specs import split_specs
 from knowgate.cli.label import labelling_bar
 from knowgate.cli.options import Candidates, Rerank
 from knowgate.cli.paths import path
 from knowgate.cli.tables import print_text, wide_console
 from knowgate.cli.weighing import weighing_bar
-from knowgate.errors import BadSetting
 from knowgate.evaluation import MAX_LOSS, PRICE_SEARCH, PRICE_TOKEN, SEARCH_SECONDS, Assumed, Evaluation, evaluate
 from knowgate.gates import far_words
 from knowgate.report import Verdict, all_sheets, check_report_folder, render, summary_json, verdict, write_report
@@ -112,7 +111,7 @@ def eval_(
         check_report_folder(out)  # before the work, not after it
     with labelling_bar() if data else nullcontext(lambda tally: None) as show, weighing_bar(arbiter) as weighed:
         evaluation = evaluate(
-            split_specs(gates),
+            split_specs(gates, labels or ()),
             labels or None,
             data=data or None,
             model=model,
@@ -154,19 +153,6 @@ def eval_(
     if data is not None:
         kept = " ".join(f"--labels {run}" for run in evaluation.trial.runs)
         WORDS.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}")
-
-
-def split_specs(given: Sequence[str] | None) -> list[str]:
-    """Specs between commas; a comma inside a gate's options (`dhicl:k=5,words=1/2`) belongs to them."""
-    specs: list[str] = []
-    for part in (piece for text in (given or ["auto"]) for piece in text.split(",")):
-        if specs and "=" in part and ":" not in part:
-            specs[-1] += f",{part}"
-        elif part.strip():
-            specs.append(part.strip())
-    if not specs:
-        raise BadSetting("--gates names no gate; leave it out for all that the rows allow, or see: knowgate gates")
-    return specs
 
 
 def tables(evaluation: Evaluation) -> Group:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import WORDS, plain_console, print_json
-from knowgate.cli.eval import split_specs
+from knowgate.cli.gate_specs import split_specs
 from knowgate.cli.options import Json, Limit, PlugIn
 from knowgate.datasets import load_questions
 from knowgate.evaluation import Assessment, assess_direct, assess_freely, assess_gate, assess_with_history

@@ -18,7 +18,18 @@ from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
 from knowgate.datasets import data_spec
 from knowgate.errors import KnowgateError
-from knowgate.firstrun import CONFIG, COUNT, MAX_LOSS, OUT, FirstRun, Wishes, earlier, explain_interruption, first_run
+from knowgate.firstrun import (
+    CONFIG,
+    COUNT,
+    MAX_LOSS,
+    OUT,
+    UNPROVEN,
+    FirstRun,
+    Wishes,
+    earlier,
+    explain_interruption,
+    first_run,
+)
 from knowgate.models import load_model
 
 MORE = 240  # questions that leave enough of them for a learnt gate to be proven
@@ -186,7 +197,7 @@ def tell(made: FirstRun, wishes: Wishes) -> None:
     for line in made.cautions:
         WORDS.print(f"- {line}", style="yellow")
     if not made.choice.proven:
-        WORDS.print("- Nothing is proven, so every question is looked up.")
+        WORDS.print(f"- {UNPROVEN}")
         WORDS.print(f"- More questions prove more: {_more(made, wishes)}")
     WORDS.print(f"Report: {made.page.resolve()}")
     WORDS.print(f"Settings: {made.config.resolve()}. Use them:")

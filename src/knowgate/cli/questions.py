@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from knowgate.cli.said import said_in
+from knowgate.datasets import is_json_lines
 from knowgate.errors import BadInput
 from knowgate.types import Question
 
@@ -44,8 +46,8 @@ def read_arguments(questions: list[str] | None) -> Asked:
 
 
 def read_file(file: Path) -> Asked:
-    """Questions from a file, one per line."""
-    return _read(_lines_of(file), f"'{file}'")
+    """Questions from a file, one per line; JSON lines by its ending."""
+    return Asked(said_in(file)) if is_json_lines(str(file)) else _read(_lines_of(file), f"'{file}'")
 
 
 def _lines_of(file: Path) -> Iterator[bytes]:

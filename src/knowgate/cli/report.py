@@ -19,7 +19,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(parser=path, metavar="RUN...", help="Folders of `knowgate label`.")],
     out: Annotated[
         Path | None,
-        typer.Option(parser=path, metavar="FILE", show_default="report.html", help="The page: one HTML file."),
+        typer.Option(parser=path, metavar="FILE", show_default="./report.html", help="The page: one HTML file."),
     ] = None,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,

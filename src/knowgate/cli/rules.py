@@ -40,7 +40,12 @@ def rules(context: typer.Context, rules: RulesFile = None) -> None:
 @app.command("test")
 def try_them(
     file: Annotated[
-        Path | None, typer.Argument(parser=path, metavar="FILE", help="One question per line. Default: standard input.")
+        Path | None,
+        typer.Argument(
+            parser=path,
+            metavar="FILE",
+            help="Text, one question per line, or JSONL with question, text or messages. Default: standard input.",
+        ),
     ] = None,
     rules: RulesFile = None,
     as_json: Json = False,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import WORDS
-from knowgate.cli.eval import split_specs
+from knowgate.cli.gate_specs import split_specs
 from knowgate.cli.numbers import whole_numbers
 from knowgate.cli.options import Gates, Labels, PlugIn, Seed
 from knowgate.cli.paths import path
@@ -40,7 +40,7 @@ def thresholds(
     Example: knowgate sweep thresholds --labels runs/test --gates my-ik
     """
     trial = _trial(labels, gates, drop_seen=drop_seen)
-    scored = score_gates(trial, split_specs(gates), plug_in=plug_in)
+    scored = score_gates(trial, split_specs(gates, labels), plug_in=plug_in)
     show([sweep_thresholds(trial, gate) for gate in scored], markdown)
 
 
@@ -60,7 +60,7 @@ def beta(
 
     Example: knowgate sweep beta --labels runs/test --labels runs/test-reranked --gates my-probe
     """
-    show(beta_sheets(labels, split_specs(gates), plug_in=plug_in, drop_seen=drop_seen), markdown)
+    show(beta_sheets(labels, split_specs(gates, labels), plug_in=plug_in, drop_seen=drop_seen), markdown)
 
 
 @app.command()
@@ -167,9 +167,9 @@ def plug_in_matrix(labels: Labels, gates: Gates = None, markdown: AsMarkdown = F
     """
     if not gates:
         raise BadSetting("sweep plug-in compares fitted gates: name their folders, --gates GATE,GATE")
-    show([sweep_plug_in(split_specs(gates), labels)], markdown)
+    show([sweep_plug_in(split_specs(gates, labels), labels)], markdown)
 
 
 def _trial(labels: list[Path], gates: list[str] | None, *, drop_seen: bool) -> Trial:
     trial = load_trial(labels)
-    return without_seen(trial, split_specs(gates)) if drop_seen else trial
+    return without_seen(trial, split_specs(gates, labels)) if drop_seen else trial

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import WORDS, plain_console
-from knowgate.cli.eval import split_specs
+from knowgate.cli.gate_specs import split_specs
 from knowgate.cli.options import Gates, Labels, Limit, PlugIn
 from knowgate.cli.tables import print_sheets
 from knowgate.datasets import load_questions
@@ -43,7 +43,7 @@ def dhicl(
     """
     variants = Variants(history, k, _numbers(counts), _parts(words), embedder)
     llm = load_model(model) if model else None
-    others = split_specs(gates) if gates else []
+    others = split_specs(gates, labels) if gates else []
     show(history_tables(labels, variants, model=llm, others=others, say=WORDS.print), markdown)
 
 

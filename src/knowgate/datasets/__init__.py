@@ -15,7 +15,7 @@ from knowgate.types import Question
 
 if TYPE_CHECKING:
     from knowgate.datasets.given import Data, data_name, gather_questions
-    from knowgate.datasets.guessed import data_spec
+    from knowgate.datasets.guessed import data_spec, is_json_lines
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "data_name",
     "data_spec",
     "gather_questions",
+    "is_json_lines",
     "load_questions",
 ]
 

@@ -20,4 +20,9 @@ def data_spec(given: str) -> str:
     if not user_path(given).is_file():
         kinds = "; ".join(entry.summary for entry in DATASETS.values())
         raise BadInput(f"there is no file of questions '{given}'. Name a file, or a data source: {kinds}.")
-    return f"{'jsonl' if str(Path(given)).lower().endswith(JSON) else 'lines'}:{given}"
+    return f"{'jsonl' if is_json_lines(given) else 'lines'}:{given}"
+
+
+def is_json_lines(file: str) -> bool:
+    """By its ending."""
+    return str(Path(file)).lower().endswith(JSON)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.firstrun.choosing import UNPROVEN
     from knowgate.firstrun.progress_file import earlier
     from knowgate.firstrun.steps import FirstRun, explain_interruption, first_run
     from knowgate.firstrun.wishes import CONFIG, COUNT, MAX_LOSS, OUT, Wishes
@@ -18,6 +19,7 @@ __all__ = [
     "FirstRun",
     "MAX_LOSS",
     "OUT",
+    "UNPROVEN",
     "Wishes",
     "earlier",
     "explain_interruption",

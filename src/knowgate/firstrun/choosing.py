@@ -26,19 +26,23 @@ from knowgate.thresholds import Calibration, calibrate
 from knowgate.types import Model
 
 PLAIN = "logprob:min"  # the best without fitting, on most data sets of benchmarks/RESULTS.md
+EVERY = "always:rules"  # looks up every question but small talk and the like
 LEARNT, PACKAGED = "learnt-gate", "packaged-gate"
+UNPROVEN = (
+    "Nothing is proven of a gate yet: every question is looked up, but for small talk and the like (knowgate rules)."
+)
 NOTHING = "nothing is proven"
 WORTH = 0.02  # share of searches; a gate that skips less is not worth its upkeep
 
 
 @dataclass(frozen=True)
 class Choice:
-    """gate: folder or spec; 'always' where nothing is proven. threshold: None for the gate's own.
+    """gate: folder or spec; EVERY where nothing is proven. threshold: None for the gate's own.
 
     others: gates that were made and not chosen. said: how it came about, in sentences.
     """
 
-    gate: str = "always"
+    gate: str = EVERY
     threshold: float | None = None
     proven: str = ""
     others: tuple[str, ...] = ()

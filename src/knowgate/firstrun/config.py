@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from knowgate.files import sha256_text, write_text
-from knowgate.firstrun.choosing import Choice
+from knowgate.firstrun.choosing import UNPROVEN, Choice
 from knowgate.firstrun.wishes import Wishes
+from knowgate.gates import DEFAULT, PACKAGED
 from knowgate.pipeline import load_settings
 
 OPENING = "# Written by knowgate start"
@@ -33,7 +34,7 @@ def config_hash(file: Path) -> str:
 
 def settings_text(wishes: Wishes, choice: Choice, cautions: list[str]) -> str:
     """The file. A guarantee was shown without an arbiter, so none chooses after retrieval."""
-    said = [choice.proven or "Nothing is proven of a gate yet, so every question is looked up."]
+    said = [choice.proven or UNPROVEN]
     said += [one for one in cautions if one.partition(":")[0] not in said[0]]
     source = ("docs", _place(wishes.docs)) if wishes.docs else ("index", wishes.index)
     values = [("model", wishes.model), source, ("gate", _gate(choice))]
@@ -54,7 +55,9 @@ def _gate(choice: Choice) -> str:
 
 
 def _gate_path(gate: str) -> str:
-    """A folder by its place, a spec as it is."""
+    """A folder by its place, a spec as it is; a gate that comes with knowgate by a name that means it everywhere."""
+    if Path(gate).resolve().parent == PACKAGED.resolve():
+        return DEFAULT
     return _place(gate) if Path(gate).is_dir() else gate
 
 

@@ -15,11 +15,10 @@ from knowgate.firstrun.telling import Teller
 from knowgate.fitting import says_the_same
 from knowgate.labels import Tally, label
 from knowgate.prompts import packaged
-from knowgate.runs import AGREEMENT, LabelRow, RunFolder, settings_hash
+from knowgate.runs import AGREED, AGREEMENT, LabelRow, RunFolder, settings_hash
 from knowgate.types import Model, Retriever
 
 LAYERS = "mid,late,last"  # those that packaged gates read are among them
-AGREED = "agreed"  # folder of the runs that were graded by agreement
 
 
 @dataclass(frozen=True)

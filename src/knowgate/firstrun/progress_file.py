@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from knowgate.doors import read_json
-from knowgate.errors import ArtefactError, BadInput
+from knowgate.errors import ArtefactError, BadInput, KnowgateError
 from knowgate.files import check_own, sha256_text, write_json
 from knowgate.firstrun.wishes import Wishes
 from knowgate.typed import read_record
@@ -43,6 +44,18 @@ class ProgressFile:
             self.steps[name] = {**work(), "key": key}
             self.save()
         return self.steps[name]
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Wishes are on record from here on, whatever interrupts; those that turn out wrong are taken back."""
+        file = self.folder / FILE
+        before = file.read_bytes() if file.is_file() else None
+        self.save()
+        try:
+            yield
+        except KnowgateError:
+            file.unlink() if before is None else file.write_bytes(before)
+            raise
 
     def save(self) -> None:
         write_json(self.folder / FILE, {"version": VERSION, "wishes": self.wishes, "steps": self.steps})

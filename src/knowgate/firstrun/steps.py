@@ -14,7 +14,7 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation import Assumed, Evaluation, Promised, evaluate
 from knowgate.files import alone
 from knowgate.firstrun.asked import Asked, read_asked, unlisted, write_asked
-from knowgate.firstrun.choosing import Choice, Chooser
+from knowgate.firstrun.choosing import EVERY, Choice, Chooser
 from knowgate.firstrun.config import config_hash, write_config
 from knowgate.firstrun.labelling import Labelled, check_answered, label_parts
 from knowgate.firstrun.progress_file import INDEX, open_progress
@@ -64,13 +64,13 @@ class _Steps:
     given: Model | None = None
 
     def run(self) -> FirstRun:
-        """What may be wrong with the wishes is seen before anything is written."""
+        """What may be wrong with the wishes is seen first."""
         self.progress = open_progress(self.wishes.out, self.wishes)
-        read = read_asked(self.wishes, self.tell) if self.wishes.questions else None
-        index = self._index()
-        retriever = as_retriever(index)
-        model = self.given or self._loaded(self.wishes.model)
-        self.progress.save()
+        with self.progress.noted():
+            read = read_asked(self.wishes, self.tell) if self.wishes.questions else None
+            index = self._index()
+            retriever = as_retriever(index)
+            model = self.given or self._loaded(self.wishes.model)
         asked = read or self._written(index, retriever, model)
         labelled = label_parts(asked, self.wishes.out, model, retriever, seed=self.wishes.seed, tell=self.tell)
         check_answered(labelled.runs("fit", "calibration", "test"))
@@ -127,7 +127,7 @@ class _Steps:
             chooser = Chooser(labelled, model, self.wishes.out, self.wishes.max_loss, self.tell)
             return {"choice": asdict(chooser.choose())}
 
-        made = self.progress.step("gate", (labelled.key, self.wishes.max_loss), work, self._gates)["choice"]
+        made = self.progress.step("gate", (labelled.key, self.wishes.max_loss, EVERY), work, self._gates)["choice"]
         return Choice(**{**made, "others": tuple(made["others"]), "said": tuple(made["said"])})
 
     def _cautions(self, labelled: Labelled) -> list[str]:
@@ -159,7 +159,7 @@ def write_first_report(labelled: Labelled, choice: Choice, out: Path, max_loss: 
     runs = labelled.runs("test")
     gates: list[str | Gate] = [chosen_gate(choice), *(other for other in choice.others if Path(other).is_dir()), "auto"]
     try:
-        evaluation: Evaluation = evaluate([gate for gate in gates if gate != "always"], runs, drop_seen=True)
+        evaluation: Evaluation = evaluate([gate for gate in gates if gate != EVERY], runs, drop_seen=True)
     except (BadInput, BadSetting) as error:
         write_report(runs, out)
         return f"Gates cannot be compared: {error}"
@@ -185,7 +185,7 @@ def _counted(evaluation: Evaluation, choice: Choice) -> str:
     """Right answers on these questions: with the gate that was chosen, with passages, without."""
     trial = evaluation.trial
     right = [f"{int(trial.always_right.sum())} looking up each", f"{int(trial.closed_right.sum())} from memory"]
-    if choice.gate == "always":
+    if choice.gate == EVERY:
         return f"of {len(trial.rows)} questions, answered right: {', '.join(right)}."
     gate = evaluation.gates[1 + [one.gate for one in evaluation.gates].index("always")]  # the first that was named
     skipped = f"with the gate, which skips {int((gate.needs <= gate.threshold).sum())} searches"

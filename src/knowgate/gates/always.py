@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from knowgate.types import Gate, Question, Reading
 
@@ -12,13 +13,19 @@ from knowgate.types import Gate, Question, Reading
 class AlwaysGate(Gate):
     """need = 1.
 
+    unless: 'rules' leaves out what rules skip, small talk and the like; 'nothing' looks up even that.
+
     Needs: nothing. Cost per question: none for the decision, a retrieval each.
     Example:
         >>> AlwaysGate().score([Question("Hi")], [Reading()])
         [1.0]
     """
 
-    may_be_overruled = False
+    unless: Literal["nothing", "rules"] = "nothing"
+
+    @property
+    def may_be_overruled(self) -> bool:
+        return self.unless == "rules"
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [1.0 for _ in questions]

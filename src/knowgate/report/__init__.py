@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from knowgate.report.comparison.verdict import Verdict, verdict
     from knowgate.report.comparison.words import points_plain
     from knowgate.report.contrast.page import write_contrast_page
-    from knowgate.report.contrast.sheets import basis, differences, headline, short
+    from knowgate.report.contrast.sheets import basis, differences, headline, left_out, short
     from knowgate.report.reranking.page import write_rerank_page
     from knowgate.report.reranking.verdict import rerank_verdict
     from knowgate.report.terminal import render
@@ -30,6 +30,7 @@ __all__ = [
     "check_report_folder",
     "differences",
     "headline",
+    "left_out",
     "points_plain",
     "render",
     "rerank_verdict",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import metadata, resources
+from importlib import resources
 
 from knowgate.markup import escape
 from knowgate.report import markup
+from knowgate.version import VERSION
 
 
 def whole_page(title: str, about: str, body: Sequence[str]) -> str:
@@ -29,7 +30,7 @@ def whole_page(title: str, about: str, body: Sequence[str]) -> str:
 <main id="main">
 {joined}
 </main>
-<footer><p>Made by knowgate {metadata.version("knowgate")}. This file is complete: it fetches nothing.</p></footer>
+<footer><p>Made by knowgate {VERSION}. This file is complete: it fetches nothing.</p></footer>
 {script}
 </body>
 </html>

@@ -54,9 +54,11 @@ class _Column:
     @classmethod
     def of(cls, sheet: Sheet, place: int) -> _Column:
         name = one_harmless_line(sheet.columns[place])
-        cells = [one_harmless_line(row[place]) for row in sheet.rows if len(row) == len(sheet.columns)]
+        cells = [one_harmless_line(row[place]) for row in sheet.rows if place < len(row)]
+        own = [one_harmless_line(row[place]) for row in sheet.rows if len(row) == len(sheet.columns)]
         natural = max(map(cell_len, [*cells, name]))
-        comfortable = [COMFORT if cell_len(cell) > COMFORT else _longest(INTERVAL.split(cell)) for cell in cells]
+        # a remark that a shorter row ends in takes what room there is, but its words stay whole
+        comfortable = [COMFORT if cell_len(cell) > COMFORT else _longest(INTERVAL.split(cell)) for cell in own]
         return cls(name, natural, max(*comfortable, *map(_unit, [name, *cells]), 1))
 
 

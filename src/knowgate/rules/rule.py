@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 from knowgate.errors import BadSetting
 
@@ -61,6 +61,11 @@ class Rule:
         return any(pattern.fullmatch(said) for pattern in self.compiled)
 
     @property
+    def is_small_talk(self) -> bool:
+        """Several such things said one after the other need no documents either: "Bye, thanks"."""
+        return self.whole and self.action == "skip"
+
+    @property
     def ruling(self) -> Ruling:
         return Ruling(self.name, self.action, self.reason or f"the rule '{self.name}' says so")
 
@@ -71,6 +76,7 @@ class AfterCutOff:
 
     year: int
     name: str = "after the cut-off"
+    is_small_talk: ClassVar[bool] = False
 
     def fits(self, text: str) -> bool:
         return any(self.year < int(found) <= LAST_YEAR for found in YEAR.findall(text))

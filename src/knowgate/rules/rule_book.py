@@ -27,6 +27,8 @@ from knowgate.typed import Between, read_record
 LARGEST = 1 << 20  # bytes of a file of rules
 # a repeat of what ends in a repeat, (a+)+, can try for ever; a question could be made to hang whoever reads it
 ENDLESS = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[+*]\)(?:[+*]|\{\d*,)")
+BETWEEN = re.compile(r"[.,!?;…。，！？；、\n]+(?!\d)")  # things said one after the other
+LONGEST_TALK = 120  # characters of small talk
 READ = 4_000  # characters of a question; a rule is about how it begins
 
 
@@ -72,7 +74,16 @@ class RuleBook:
     def judge(self, question: str) -> Ruling | None:
         """What is done without asking a gate; None where no rule fits."""
         text = question[:READ]
-        return next((rule.ruling for rule in self.rules if rule.fits(text)), None)
+        return next((rule.ruling for rule in self.rules if rule.fits(text)), None) or self._small_talk(text)
+
+    def _small_talk(self, text: str) -> Ruling | None:
+        """Things said one after the other, each of which needs no documents: the first of them speaks."""
+        if len(text) > LONGEST_TALK:
+            return None
+        light = [rule for rule in self.rules if rule.is_small_talk]
+        parts = [part for part in BETWEEN.split(text) if part.strip()]
+        found = [next((rule.ruling for rule in light if rule.fits(part)), None) for part in parts]
+        return found[0] if len(parts) > 1 and all(found) else None
 
     def judge_many(self, questions: Sequence[str]) -> list[Ruling | None]:
         return [self.judge(question) for question in questions]

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from knowgate.runs.beliefs import RecordedBeliefs, read_beliefs, write_beliefs
     from knowgate.runs.caveats import AGREEMENT, cautions, count_synthetic, synthetic_words
     from knowgate.runs.given import Run, Runs, open_run, run_paths
+    from knowgate.runs.inside import AGREED
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
     from knowgate.runs.readings import question_of, recorded, recorded_layers
     from knowgate.runs.row_folder import RowFolder, disk_error
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "AGREED",
     "AGREEMENT",
     "DIMENSIONS",
     "FREQUENCY",

@@ -56,9 +56,7 @@ class RowFolder:
     def manifest(self) -> dict[str, Any]:
         file = self.file(self.manifest_name)
         if not file.is_file():
-            raise ArtefactError(
-                f"'{self.path}' is not a {self.what}: it has no {self.manifest_name}. Make one: {self.command}"
-            )
+            raise ArtefactError(f"'{self.path}' is not a {self.what}: it has no {self.manifest_name}. {self.instead}")
         manifest = read_json(file)
         if not isinstance(manifest, dict) or manifest.get("version") != self.version:
             written = manifest.get("version") if isinstance(manifest, dict) else None
@@ -68,6 +66,11 @@ class RowFolder:
             )
         self._read(FolderRecord, manifest, str(file))
         return manifest
+
+    @property
+    def instead(self) -> str:
+        """What to do where this is no such folder."""
+        return f"Make one: {self.command}"
 
     def file(self, name: str) -> Path:
         """A file of this folder; one that lies elsewhere, by its name or as a link, is refused."""

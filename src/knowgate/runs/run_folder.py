@@ -15,6 +15,7 @@ import numpy as np
 from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
 from knowgate.files import sha256_text
 from knowgate.markup import escape
+from knowgate.runs.inside import name_inside
 from knowgate.runs.overview import run_line, run_sheet
 from knowgate.runs.row_folder import RowFolder, disk_error
 from knowgate.runs.rows import LabelRow, from_json, to_json
@@ -68,6 +69,10 @@ class RunFolder(RowFolder):
     rows_name: ClassVar[str] = ROWS
     what: ClassVar[str] = "label run"
     command: ClassVar[str] = "knowgate label"
+
+    @property
+    def instead(self) -> str:
+        return name_inside(self.path, MANIFEST) or super().instead
 
     def settings(self) -> dict[str, Any]:
         """What made the run what it is; whoever compares models or wordings needs all of it.

@@ -35,7 +35,7 @@ SAYINGS: dict[str, Saying] = {
     "entropy": _percent("sharpness of its choices"),
     "margin": _percent("lead over the second choice"),
     "length": _count("tokens drafted"),
-    "unfinished": lambda value: "the draft is cut off" if value else "the draft is whole",
+    "unfinished": lambda value: "the draft was cut off" if value else "the draft came to its end",
     "question_length": _count("characters asked"),
     SELF_ASSESSMENT: lambda value: f"it says it {'can' if value > 0 else 'cannot'} answer ({value:+.1f})",
     "certainty": lambda value: f"samples agree {value:.0%}",

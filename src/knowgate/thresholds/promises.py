@@ -11,6 +11,8 @@ from knowgate.labels import passages_shown
 from knowgate.thresholds.evidence import sentence
 from knowgate.types import Gate
 
+BRIEF = 16  # characters of a fingerprint that stands in a sentence
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -76,14 +78,18 @@ def _against(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, An
         return
     made = evidence["retriever"]
     if made["fingerprint"] != deployment.retriever:
-        yield f"it was shown for passages from {made['name']} ({made['fingerprint'] or 'no fingerprint'}), not for those of this index ({deployment.retriever})"  # noqa: E501
+        yield (
+            f"it was shown for passages from {made['name']} ({_brief(made['fingerprint'])}), not for those of this "
+            f"index ({_brief(deployment.retriever)})"
+        )
     shown = passages_shown(evidence["k"], made["fingerprint"])
     if shown not in (None, deployment.k):
         yield f"it was shown for {shown} passages, not for {deployment.k}"
     if _differ(longest := evidence.get("max_tokens"), deployment.max_tokens):
         yield f"it was shown for answers of up to {longest} tokens, not {deployment.max_tokens}"
     if _differ(wording := evidence.get("open_prompts"), deployment.open_prompts):
-        yield f"it was shown for another wording of questions with passages ({wording}, not {deployment.open_prompts})"
+        two = f"{_brief(wording)}, not {_brief(deployment.open_prompts)}"
+        yield f"it was shown for another wording of questions with passages ({two})"
     yield from _against_weighing(deployment, evidence.get("arbiter"))
     yield from _against_ranking(deployment, evidence.get("reranker"))
     if deployment.looks_twice:
@@ -95,7 +101,7 @@ def _against_weighing(deployment: Deployment, weighed: Mapping[str, Any] | None)
         if deployment.arbiter is not None:
             yield "it was shown without an arbiter"
     elif weighed["fingerprint"] != deployment.arbiter:
-        yield f"it was shown with the arbiter '{weighed['name']}' ({weighed['fingerprint']})"
+        yield f"it was shown with the arbiter '{weighed['name']}' ({_brief(weighed['fingerprint'])})"
 
 
 def _against_ranking(deployment: Deployment, made: Mapping[str, Any] | None) -> Iterator[str]:
@@ -105,8 +111,9 @@ def _against_ranking(deployment: Deployment, made: Mapping[str, Any] | None) -> 
             yield "it was shown without reranking"
         return
     if deployment.reranker != made["fingerprint"]:
-        used = f"by this one ({deployment.reranker})" if deployment.reranker else "as they are found"
-        yield f"it was shown for passages chosen by the reranker {made['name']} ({made['fingerprint']}), not {used}"
+        used = f"by this one ({_brief(deployment.reranker)})" if deployment.reranker else "as they are found"
+        own = f"{made['name']} ({_brief(made['fingerprint'])})"
+        yield f"it was shown for passages chosen by the reranker {own}, not {used}"
     elif _differ(made.get("candidates"), deployment.candidates):
         yield f"it was shown for passages chosen from {made['candidates']} candidates, not {deployment.candidates}"
     elif deployment.at_times:
@@ -116,6 +123,13 @@ def _against_ranking(deployment: Deployment, made: Mapping[str, Any] | None) -> 
 def _was_tested(threshold: float | None) -> bool:
     """Whether it is of the grid that the walk went along: then, stricter than the gate's own, it is proven, too."""
     return threshold is None or round(threshold, 3) == threshold
+
+
+def _brief(fingerprint: str | None) -> str:
+    """As much of it as tells two apart in a sentence."""
+    if not fingerprint:
+        return "no fingerprint"
+    return fingerprint if len(fingerprint) <= BRIEF else f"{fingerprint[:BRIEF]}…"
 
 
 def _differ(proven: object, used: object) -> bool:

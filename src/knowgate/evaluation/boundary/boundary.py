@@ -45,11 +45,12 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of the greedy answers."""
+    """Of the greedy answers. matched: closed-book, on the questions of `open` only, so that both can be compared."""
 
     closed: Share
     open: Share
     mask: Share
+    matched: Share
 
 
 @dataclass(frozen=True)
@@ -166,11 +167,12 @@ def _counts(
 def _boundary(
     facts: Sequence[Fact], counts: RowCounts, harmed: tuple[LabelRow, ...], helped: tuple[LabelRow, ...]
 ) -> Boundary:
-    sides = (share(getattr(fact, side) for fact in facts) for side in ("closed", "open", "mask"))
+    closed, opened, mask = (share(getattr(fact, side) for fact in facts) for side in ("closed", "open", "mask"))
+    matched = share(fact.closed for fact in facts if fact.open is not None)
     benefits = Counter(fact.benefit for fact in facts)
     return Boundary(
         counts=counts,
-        accuracy=Accuracy(*sides),
+        accuracy=Accuracy(closed, opened, mask, matched),
         benefit=Benefit(benefits[1], benefits[0], benefits[-1]),
         effects={name: intervals(facts, name) for name in INDICATORS},
         panels={side: {name: intervals(facts, name, side) for name in INDICATORS} for side in PANELS},

@@ -14,7 +14,10 @@ NOT_GIVEN = "(not given)"
 
 @dataclass(frozen=True)
 class Slice:
-    """Part of a run; n is 0 for a part that exists by name only. Means are over the questions that have the value."""
+    """Part of a run; n is 0 for a part that exists by name only. Means are over the questions that have the value.
+
+    closed: over the questions of `open`, so that both can be compared; over all where none was answered with passages.
+    """
 
     dimension: str
     value: str
@@ -37,11 +40,12 @@ def slices(facts: Sequence[Fact]) -> tuple[Slice, ...]:
 
 
 def summarise(dimension: str, value: str, facts: Sequence[Fact]) -> Slice:
+    matched = [fact for fact in facts if fact.open is not None] or facts
     return Slice(
         dimension,
         value,
         n=len(facts),
-        closed=share(fact.closed for fact in facts),
+        closed=share(fact.closed for fact in matched),
         open=share(fact.open for fact in facts),
         benefit=mean(fact.benefit for fact in facts),
         mastery=mean(fact.indicators["mastery"] for fact in facts),

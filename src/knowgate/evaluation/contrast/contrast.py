@@ -34,7 +34,10 @@ class GateContrast:
 
 @dataclass(frozen=True)
 class Contrast:
-    """paired: on how many questions that both sides share; 0 where they share too few. watched: gates that count."""
+    """paired: on how many questions that both sides share; 0 where they share too few. watched: gates that count.
+
+    shared: how many questions both sides have. needed: how many it takes to compare them in pairs.
+    """
 
     first: Side
     second: Side
@@ -43,6 +46,8 @@ class Contrast:
     paired: int = 0
     only_first: list[str] = field(default_factory=list)
     only_second: list[str] = field(default_factory=list)
+    shared: int = 0
+    needed: int = 0
 
     def worse_by(self, tolerated: float) -> list[GateContrast]:
         """Watched gates whose accuracy fell by more than that, and for certain: the interval lies below 0."""
@@ -69,12 +74,14 @@ def hold_against(first: Side, second: Side, watch: Sequence[str] = (), resamples
     for gate in watch:
         if gate not in shared:
             raise UnknownName("gate of both sides", gate, shared)
-    pairs = _pairs(first, second)
+    both, needed = _shared(first, second), _needed(first, second)
+    pairs = both if len(both[0]) >= needed else ([], [])
     gates = [_gate(gate, first.gates[gate], second.gates[gate], pairs, resamples) for gate in shared]
     usual = [gate for gate in USUAL if gate in shared]
     return Contrast(
         first, second, gates, list(watch) or usual, len(pairs[0]),
         [gate for gate in first.gates if gate not in shared], [gate for gate in second.gates if gate not in shared],
+        len(both[0]), needed,
     )  # fmt: skip
 
 
@@ -87,6 +94,8 @@ def contrast_json(found: Contrast) -> dict[str, Any]:
     return {
         **sides,
         "paired": found.paired,
+        "shared": found.shared,
+        "needed": found.needed,
         "watched": found.watched,
         "only_first": found.only_first,
         "only_second": found.only_second,
@@ -97,14 +106,21 @@ def contrast_json(found: Contrast) -> dict[str, Any]:
 Places = tuple[list[int], list[int]]
 
 
-def _pairs(first: Side, second: Side) -> Places:
-    """Places of the questions that both sides have, each once; none where they are few or the smaller part."""
-    there = {key: place for place, key in reversed(list(enumerate(second.keys)))}
-    here = {key: place for place, key in reversed(list(enumerate(first.keys)))}
+def _shared(first: Side, second: Side) -> Places:
+    """Places of the questions that both sides have, each once."""
+    here, there = _places(first), _places(second)
     both = [key for key in here if key in there]
-    if len(both) < FEWEST or len(both) < min(len(here), len(there)) / 2:
-        return [], []
     return [here[key] for key in both], [there[key] for key in both]
+
+
+def _places(side: Side) -> dict[str, int]:
+    """Each question's first place."""
+    return {key: place for place, key in reversed(list(enumerate(side.keys)))}
+
+
+def _needed(first: Side, second: Side) -> int:
+    """Questions to share before differences are paired: some, and half of the smaller side."""
+    return max(FEWEST, math.ceil(min(len(set(first.keys)), len(set(second.keys))) / 2))
 
 
 def _gate(name: str, first: GateSide, second: GateSide, pairs: Places, resamples: int) -> GateContrast:

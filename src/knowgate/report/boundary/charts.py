@@ -9,7 +9,7 @@ from knowgate.display import Point as Place
 from knowgate.evaluation import Interval, RunReport
 from knowgate.report.bars import Bar, Group, bar_chart, key
 from knowgate.report.boundary.sheets import SIDE_NAMES as PANEL_NAMES
-from knowgate.report.boundary.sheets import interval_name, panel
+from knowgate.report.boundary.sheets import compared, interval_name, panel
 from knowgate.report.field import Field
 from knowgate.report.lines import Line, line_plot, look
 from knowgate.statistics import Share
@@ -54,10 +54,12 @@ def _part_bar(name: str, share: float) -> Bar:
 def accuracy(runs: Sequence[RunReport]) -> str:
     """Bars per run with intervals (the paper's Figure 1)."""
     used = [side for side in SIDES if any(getattr(run.boundary.accuracy, side).n for run in runs)]
-    groups = [
-        Group(run.name, [_bar(*SIDES[side], getattr(run.boundary.accuracy, side)) for side in used]) for run in runs
-    ]
+    groups = [Group(run.name, [_bar(*SIDES[side], _share(run, side)) for side in used]) for run in runs]
     return _grouped(groups, "Accuracy", "accuracy") + key([SIDES[side] for side in used])
+
+
+def _share(run: RunReport, side: str) -> Share:
+    return compared(run) if side == "closed" else getattr(run.boundary.accuracy, side)
 
 
 def copying(runs: Sequence[RunReport]) -> str:

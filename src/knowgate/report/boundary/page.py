@@ -59,7 +59,8 @@ def _about(runs: Sequence[RunReport]) -> str:
 def _accuracy(runs: Sequence[RunReport]) -> str:
     intro = (
         "Share of right greedy answers: closed book to the bare question, open book with the passages, MASK with the "
-        "gold answers in the passages replaced. Lines are 95 % Wilson intervals. Below: how often retrieval turned a "
+        "gold answers in the passages replaced. Closed and open book are compared on the questions that found "
+        "passages. Lines are 95 % Wilson intervals. Below: how often retrieval turned a "
         "wrong answer right (+1) or a right one wrong (-1)."
     )
     graded = any(run.boundary.accuracy.closed.n or run.boundary.accuracy.open.n for run in runs)
@@ -120,7 +121,8 @@ def _copying(runs: Sequence[RunReport]) -> str:
 
 def _slices(runs: Sequence[RunReport]) -> str:
     intro = (
-        "The same numbers for parts of the data. Answer frequency: thirds of a run by how many passages of the corpus "
+        "The same numbers for parts of the data; closed and open book on the questions that were answered both ways. "
+        "Answer frequency: thirds of a run by how many passages of the corpus "
         "hold the answer; equal counts stay together, so a third can be empty."
     )
     parts = [markup.table(sheet) for sheet in sheets.slices(runs)]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from knowgate.display import NOT_DEFINED, NOTHING, Sheet, number, percent, points, with_interval
 from knowgate.evaluation import INDICATORS, NOT_GIVEN, Interval, Point, RowCounts, RunReport, Saving, Slice, summarise
 from knowgate.runs import DIMENSIONS, THIRDS
+from knowgate.statistics import Share
 
 NO_OPEN = "no open-book answers in this run"
 NO_MASK = "no MASK answers in this run"
@@ -59,14 +60,29 @@ def accuracy(runs: Sequence[RunReport]) -> Sheet:
         return [str(getattr(b, name)) if has else NOTHING for b, has in zip(benefits, opened, strict=True)]
 
     rows = [
-        ("closed book", *(with_interval(item.closed, "no graded answers") for item in accuracies)),
+        ("closed book", *(with_interval(compared(run), "no graded answers") for run in runs)),
         ("open book", *(with_interval(item.open, NO_OPEN) for item in accuracies)),
         ("MASK", *(with_interval(item.mask, NO_MASK) for item in accuracies)),
+        *_on_all(runs),
         ("retrieval helps (+1)", *counted("helps")),
         ("changes nothing (0)", *counted("neutral")),
         ("hurts (-1)", *counted("hurts")),
     ]
     return _side_by_side("Accuracy of the greedy answers, 95 % intervals", runs, rows)
+
+
+def compared(run: RunReport) -> Share:
+    """Closed-book accuracy to set beside the open-book one: on the same questions, where there are any."""
+    accuracy = run.boundary.accuracy
+    return accuracy.matched if accuracy.open.n else accuracy.closed
+
+
+def _on_all(runs: Sequence[RunReport]) -> list[tuple[str, ...]]:
+    """A line on all questions, where some found no passages."""
+    if all(compared(run).n == run.boundary.accuracy.closed.n for run in runs):
+        return []
+    shares = [with_interval(run.boundary.accuracy.closed) for run in runs]
+    return [("closed book, also where no passage was found", *shares)]
 
 
 def correlation(runs: Sequence[RunReport]) -> Sheet:
@@ -171,7 +187,7 @@ def _dimension(runs: Sequence[RunReport], dimension: str) -> Sheet | None:
         for value in sorted({value for parts in by_value for value in parts}, key=_slice_order)
         for run, parts in zip(runs, by_value, strict=True)
     ]
-    columns = (dimension, "run", "n", "closed", "open", "mean benefit", "mastery", "certainty")
+    columns = (dimension, "run", "n", "both ways", "closed", "open", "mean benefit", "mastery", "certainty")
     return Sheet(f"By {dimension}", columns, _grouped(rows))
 
 
@@ -184,7 +200,7 @@ def _slice(part: Slice) -> tuple[str, ...]:
         return "0", "empty"
     benefit = NOTHING if part.benefit is None else f"{part.benefit:+.2f}"
     shares = (percent(part.closed.value), percent(part.open.value))
-    return str(part.n), *shares, benefit, number(part.mastery), number(part.certainty)
+    return str(part.n), str(part.open.n), *shares, benefit, number(part.mastery), number(part.certainty)
 
 
 def agreements(runs: Sequence[RunReport]) -> Sheet:

@@ -33,8 +33,11 @@ def _passages(run: RunReport) -> str:
         return "No question was answered with passages, so what retrieval does is not known."
     n = benefit.helps + benefit.neutral + benefit.hurts
     helps, hurts, neutral = (percent(count / n) for count in (benefit.helps, benefit.hurts, benefit.neutral))
+    some = accuracy.open.n < accuracy.closed.n
+    same = f"{accuracy.open.n:,} questions that found passages" if some else "same questions"
     return (
-        f"With passages it is right on {percent(accuracy.open.value)}{_interval(accuracy.open)}: they turn {helps} of "
+        f"With passages it is right on {percent(accuracy.open.value)}{_interval(accuracy.open)} of the {same}, without "
+        f"them on {percent(accuracy.matched.value)}: they turn {helps} of "
         f"the answers right, spoil {hurts}, and change nothing about {neutral}, where a search is paid for in vain."
     )
 

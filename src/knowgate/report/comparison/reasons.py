@@ -25,7 +25,7 @@ def why_not(advice: Recommendation, evaluation: Evaluation) -> list[str]:
         ranked = _best(evaluation)
         return ["Label with passages to see it: knowgate label --index DIR.", *([ranked] if ranked else [])]
     if advice.light == "unknown":
-        return [f"Label at least {FEWEST}; a few hundred are better. The tables below are there, but prove little."]
+        return [f"Label at least {FEWEST}; a few hundred are better. The tables are there, but prove little."]
     return [_why(advice, evaluation), *_tried(advice)]
 
 

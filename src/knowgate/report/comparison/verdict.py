@@ -60,6 +60,7 @@ def verdict(evaluation: Evaluation, assumed: Assumed, max_loss: float) -> Verdic
     behind = _arbiter(evaluation, advice)
     if not advice.is_worth_it:
         reasons = [*why_not(advice, evaluation), *behind]
+        reasons += [_costs(always, assumed)] if evaluation.trial.open_right is not None else []
         return Verdict(advice, no_headline(advice, evaluation), reasons, [], always, gated)
     told = [_skips(advice), *([advice.guarantee] if advice.guarantee else []), _measured(advice)]
     told += [*behind, *([far] if (far := _far(advice, evaluation)) else [])]
@@ -156,6 +157,12 @@ def _saves(always: Spending, gated: Spending, assumed: Assumed) -> str:
     if money < 0:
         result = f"saves {searches:,.0f} searches but costs {money_words(-money, assumed)} more, for its drafts"
     return f"On {PER:,} questions that {result}, at {_prices(assumed)}."
+
+
+def _costs(always: Spending, assumed: Assumed) -> str:
+    """What is at stake where nothing is recommended."""
+    money = money_words(PER * always.money(assumed), assumed)
+    return f"Looking up {PER:,} such questions costs {money}, at {_prices(assumed)}; no gate can save more."
 
 
 def _prices(assumed: Assumed) -> str:

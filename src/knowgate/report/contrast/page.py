@@ -35,7 +35,8 @@ def write_contrast_page(found: Contrast, out: Path) -> None:
 
 def sections(found: Contrast) -> Iterator[str]:
     head = sheets.headline(found)
-    words = f"<h2>{escape(head.said)}</h2><p>{escape(head.told)} {escape(sheets.basis(found))}</p>"
+    words = f"<h2>{escape(head.said)}</h2><p>{escape(head.told)} {escape(sheets.basis(found))} "
+    words += f"{escape(sheets.left_out(found))}</p>"
     label = f'<p class="light">{LABELS[head.light]}</p>'
     yield f'<section class="verdict {head.light}" id="verdict">{label}{words}</section>'
     yield _picture(found)

@@ -81,7 +81,19 @@ def basis(found: Contrast) -> str:
     """What the intervals rest on."""
     if found.paired:
         return f"Differences are paired, over the {found.paired:,} questions that A and B share."
-    return "A and B do not share their questions (or not enough), so differences are those of independent samples."
+    shared = f"share {found.shared:,} questions" if found.shared else "share no question (or one keeps no decisions)"
+    takes = f"to pair them takes {found.needed:,}"
+    return f"A and B {shared}; {takes}. So differences are those of independent samples."
+
+
+def left_out(found: Contrast) -> str:
+    """Gates that one side alone has, so that nothing can be said of them; '' where there are none."""
+    named = [
+        f"only {side} has {', '.join(gates)}"
+        for side, gates in (("A", found.only_first), ("B", found.only_second))
+        if gates
+    ]
+    return f"Not compared: {'; '.join(named)}." if named else ""
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,7 @@ def headline(found: Contrast) -> Headline:
     if up:
         return Headline("use", "B is better than A.", _told(up))
     if not changes:
-        return Headline("unknown", "B and A cannot be told apart by their answers.", "See how needs rank, below.")
+        return Headline("unknown", "B and A cannot be told apart by their answers.", "See how needs rank.")
     return Headline("unknown", "No difference between A and B is shown.", _told(changes))
 
 

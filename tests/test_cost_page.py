@@ -1,0 +1,42 @@
+"""The example that docs/cost.md works out: its figures are those that its command prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from knowgate.cli import run
+from tests.support.house import ROOT
+from tests.support.markdown_pages import blocks
+
+PAGE = ROOT / "docs" / "cost.md"
+PROSE = " ".join(PAGE.read_text(encoding="utf-8").split())
+
+
+@pytest.fixture(scope="module")
+def printed() -> str:
+    (shown,) = [block.text for block in blocks("text") if block.page == PAGE]
+    return " ".join(shown.split())
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found is not None
+    return float(found[1].replace(",", ""))
+
+
+def test_the_command_ends_in_what_the_page_shows(printed, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    (command,) = [block.text for block in blocks("console") if block.page == PAGE and "benchmarks/runs" in block.text]
+    assert run(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == printed
+
+
+def test_what_is_worked_out_follows_from_it(printed):
+    searches, money = number(r"saves ([\d,]+) searches", printed), number(r"searches and ([\d.]+),", printed)
+    assert f"{searches:,.0f} x 0.01 = {searches * 0.01:.2f}" in PROSE
+    assert f"cost {searches * 0.01 - money:.2f} more than skipping saves" in PROSE
+    for points in (number(r": -([\d.]+) points", printed), number(r"interval -([\d.]+) to", printed)):
+        assert f"{money} / {1_000 * points:,.0f} = {money / (1_000 * points):.2f}" in PROSE
