@@ -17,7 +17,7 @@ WORDS = ("The ", "answer ", "is ", "42.")
 
 @dataclass
 class Stub:
-    """bodies: what it was asked. sure: how probable its tokens are without passages. status: what it answers with.
+    """bodies: what it was asked (nothing, where it forgets). sure: how probable its tokens are without passages. status: what it answers with.
 
     slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
     """
@@ -30,12 +30,14 @@ class Stub:
     dropped: int = 0
     refuses: tuple[str, ...] = ()
     breaks_off: bool = False
+    forgets: bool = False
     url: str = ""
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.bodies.append(body)
-        self.headers.append(dict(request.headers))
+        if not self.forgets:
+            self.bodies.append(body)
+            self.headers.append(dict(request.headers))
         refused = [name for name in self.refuses if name in body]
         if self.status != 200 or refused:
             status = 400 if refused else self.status

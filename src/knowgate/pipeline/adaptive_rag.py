@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -282,7 +282,7 @@ class AdaptiveRAG:
             readings = read_questions(self.model, readers, questions, self.prompts)
         for case, reading in zip(cases, readings, strict=True):
             case.reading = reading
-        with self._alone, timed(cases, "gate"):
+        with nullcontext() if gate.is_quick else self._alone, timed(cases, "gate"):
             decide_by(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
         if self.rules is not None and gate.may_be_overruled:
             overrule(self.rules, cases)

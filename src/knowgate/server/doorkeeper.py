@@ -30,7 +30,7 @@ class Doorkeeper:
 
     def check(self, request: Request) -> None:
         """Raises for who may not come in."""
-        if request.url.path in OPEN:
+        if request.scope["path"] in OPEN:
             return
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
         if origin is not None and urlsplit(origin).netloc != host:

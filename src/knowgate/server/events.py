@@ -6,13 +6,14 @@ What is neither the first nor the last goes on byte by byte as it came.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from typing import Any
 
 from knowgate.server.trace import Trace
 
 LONGEST_LINE = 32 << 20
 DONE = b"data: [DONE]\n\n"
+ENDS = (b"\n", b"\r\n")  # lines that end an event
 OPEN = (b'"finish_reason":null', b'"finish_reason": null')
 
 
@@ -32,6 +33,14 @@ async def lines(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
             yield line + b"\n"
     if waiting:
         yield waiting
+
+
+async def chained(begun: Iterable[bytes], rest: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """The lines that were read already, then those that come."""
+    for line in begun:
+        yield line
+    async for line in rest:
+        yield line
 
 
 def data_of(line: bytes) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from knowgate.pipeline import AdaptiveRAG
 from knowgate.server.asking import Ungated, messages_of, question_of
 from knowgate.server.bodies import read_flag
 from knowgate.server.drafting import Drafted, draft_request, read_plain_draft, read_streamed_draft
-from knowgate.server.events import Amending, StreamTooLong, event, lines
+from knowgate.server.events import ENDS, Amending, StreamTooLong, chained, event, lines
 from knowgate.server.gatekeeper import Gatekeeper
 from knowgate.server.options import ServeOptions
 from knowgate.server.passages import with_passages
@@ -225,12 +225,16 @@ def with_record(content: bytes, trace: Trace) -> bytes:
 async def passed(
     reply: aiohttp.ClientResponse, amending: Amending | None, begun: list[bytes], rest: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
-    """The upstream's stream, amended; when nobody listens any more the upstream is hung up on."""
+    """The upstream's stream, amended, event by event; when nobody listens any more the upstream is hung up on."""
+    waiting = b""
     try:
-        for line in begun:
-            yield amending.amend(line) if amending else line
-        async for line in rest:
-            yield amending.amend(line) if amending else line
+        async for line in chained(begun, rest):
+            waiting += amending.amend(line) if amending else line
+            if line in ENDS:
+                yield waiting
+                waiting = b""
+        if waiting:
+            yield waiting
     except (ClientError, OSError, StreamTooLong):
         yield event(Problem(502, "the upstream broke off in the middle of its answer.", "upstream_broke_off").record)
     finally:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Gatekeeper:
-    """Of one pipeline. Gates and retrievers run in threads, one decision and one search at a time."""
+    """Of one pipeline. Gates that are not quick, and retrievers, run in threads, one decision and search at a time."""
 
     def __init__(self, rag: AdaptiveRAG, *, seconds: float, strict: bool):
         self.rag = rag
@@ -97,7 +97,7 @@ class Gatekeeper:
             return self.give_up_gate(rag, trace, "the gate failed too often and is left alone for a while")
         try:
             with reading_draft(draft), trace.timed("gate"):
-                decision = await self._run(self._deciding, lambda: rag.decide(question))
+                decision = await self._decided(rag, question, draft)
         except asyncio.CancelledError:
             self.gate_breaker.forget()
             raise
@@ -107,6 +107,12 @@ class Gatekeeper:
         self.gate_breaker.succeed()
         trace.decision = decision
         return decision
+
+    async def _decided(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
+        """Sums over a draft that is there, or over nothing, are done here; going to a thread would cost more."""
+        if rag.bound.is_quick and (draft is not None or rag.bound.want.is_nothing):
+            return rag.decide(question)
+        return await self._run(self._deciding, lambda: rag.decide(question))
 
     def give_up_gate(self, rag: AdaptiveRAG, trace: Trace, why: str) -> Decision:
         log.warning("A decision failed, so it is retrieved: %s", why)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.pipeline import Settings
 from knowgate.server.options import ServeOptions
@@ -21,12 +23,19 @@ def run_server(settings: Settings, options: ServeOptions) -> None:
     except ImportError:
         raise MissingExtra("knowgate serve", "serve") from None
     app = create_app(settings, options)
-    uvicorn.run(
-        app,
-        host=options.host,
-        port=options.port,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(1, round(options.deadline)),
-    )
+    uvicorn.Server(uvicorn.Config(app, host=options.host, port=options.port, **tuning(options))).run()
+
+
+def tuning(options: ServeOptions) -> dict[str, Any]:
+    """How uvicorn runs: with what is fast (uvloop and httptools where they are installed), and no layers we do not use.
+
+    What a proxy says of a client is not believed: nothing here depends on who that is.
+    """
+    return {
+        "log_level": "warning",
+        "access_log": False,
+        "proxy_headers": False,
+        "server_header": False,
+        "ws": "none",
+        "timeout_graceful_shutdown": max(1, round(options.deadline)),
+    }

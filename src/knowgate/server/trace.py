@@ -84,4 +84,7 @@ class Trace:
 
 def _plain(text: str) -> str:
     """Headers hold printable ASCII; a line break would begin another one."""
-    return "".join(char if " " <= char <= "~" else "?" for char in text[:LONGEST])
+    text = text[:LONGEST]
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if " " <= char <= "~" else "?" for char in text)
