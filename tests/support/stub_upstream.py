@@ -17,9 +17,9 @@ WORDS = ("The ", "answer ", "is ", "42.")
 
 @dataclass
 class Stub:
-    """bodies: what it was asked (nothing, where it forgets). sure: how probable its tokens are without passages. status: what it answers with.
+    """bodies: what it was asked. sure: how probable its tokens are without passages. status: what it answers with.
 
-    slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
+    forgets: keeps no bodies. slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
     """
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
