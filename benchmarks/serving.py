@@ -107,8 +107,9 @@ def litellm(program: str, upstream: str, folder: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
-    quiet = subprocess.DEVNULL
-    started = subprocess.Popen(words, stdout=quiet, stderr=quiet, env={**os.environ, "PYTHONPATH": ""})
+    quiet, local = subprocess.DEVNULL, "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"
+    environment = {**os.environ, "PYTHONPATH": "", local: "true"}
+    started = subprocess.Popen(words, stdout=quiet, stderr=quiet, env=environment)
     try:
         asyncio.run(until_there(f"http://127.0.0.1:{port}/v1"))
         yield f"http://127.0.0.1:{port}/v1"

@@ -19,7 +19,8 @@ WORDS = ("The ", "answer ", "is ", "42.")
 class Stub:
     """bodies: what it was asked. sure: how probable its tokens are without passages. status: what it answers with.
 
-    forgets: keeps no bodies. slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
+    slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
+    forgets: keeps no bodies.
     """
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
