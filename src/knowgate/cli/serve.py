@@ -31,7 +31,7 @@ from knowgate.pipeline import load_settings
 from knowgate.server import run_server, serve_options
 from knowgate.servers import without_secrets
 
-Upstream = Annotated[str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that answers, up to /v1, instead of --model.")]  # fmt: skip  # noqa: E501
+Upstream = Annotated[list[str] | None, typer.Option(metavar="URL", help="OpenAI-compatible server that answers, up to /v1, instead of --model. May be repeated: they share the requests (URL,weight=3), and where one fails the next is asked.")]  # fmt: skip  # noqa: E501
 UpstreamModel = Annotated[str | None, typer.Option(metavar="NAME", help="With --upstream: the LLM meant by the model names knowgate and knowgate/GATE. Default: the first it lists.")]  # fmt: skip  # noqa: E501
 Way = Annotated[str | None, typer.Option(metavar="draft|race|question", help="With --upstream: its answer decides; retrieval begins beside it; or the question alone decides, without a call.")]  # fmt: skip  # noqa: E501
 Place = Annotated[str | None, typer.Option(metavar="user|system|documents", help="With --upstream: where passages go. Default: before the last user turn.")]  # fmt: skip  # noqa: E501
@@ -83,10 +83,10 @@ def serve(
         max_tokens=max_tokens, lang=lang, log=log,
     )  # fmt: skip
     options = serve_options(
-        settings, upstream=upstream, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
+        settings, upstream=upstream or None, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
         strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions), keep_questions=keep_questions,
     )  # fmt: skip
-    behind = without_secrets(options.upstream) if options.upstream else settings.model
+    behind = without_secrets(", ".join(options.upstream)) if options.upstream else settings.model
     WORDS.print(harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1. Ctrl-C ends it."), markup=False)
     run_server(settings, options)
 

@@ -73,18 +73,24 @@ class Endpoint:
     work: Work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace = Trace()
-        response = await _answered(self.service, self.work, Request(scope, receive, send), trace)
+        trace, request = Trace(), Request(scope, receive, send)
+        response = await _answered(self.service, self.work, request, trace)
         self.service.told(self.path, response, time.perf_counter() - trace.begun, trace)
-        await response(scope, receive, send)
+        try:
+            await response(scope, receive, send)
+        finally:
+            if trace.key is not None and self.service.meter is not None:
+                await self.service.meter.spend(trace.key, request, response)
 
 
 async def _answered(service: Service, work: Work, request: Request, trace: Trace) -> Response:
     """The reply, whatever happens. A stream counts as at work until it is over."""
     try:
-        service.door.check(request)
+        trace.key = service.door.check(request)
         if request.method == "GET":  # asked by those who watch, also when there is too much to do
             return await _worked(service, work, request, trace)
+        if trace.key is not None and service.meter is not None:
+            await service.meter.admit(trace.key)
         service.enter()
     except Problem as problem:
         return problem.response

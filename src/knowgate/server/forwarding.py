@@ -29,7 +29,8 @@ from knowgate.server.policy import is_ours, policy_of
 from knowgate.server.problems import Problem
 from knowgate.server.streaming import Streamed
 from knowgate.server.trace import Trace
-from knowgate.server.upstream import Upstream, headers_of, unreachable
+from knowgate.server.upstream import headers_of, unreachable
+from knowgate.server.upstreams import Upstreams
 from knowgate.types import Passage, Question
 
 CHAT = "/chat/completions"
@@ -63,7 +64,7 @@ class Exchange:
 class Forwarding:
     """Chats go this way when there is an upstream."""
 
-    def __init__(self, upstream: Upstream, keeper: Gatekeeper, options: ServeOptions):
+    def __init__(self, upstream: Upstreams, keeper: Gatekeeper, options: ServeOptions):
         self.upstream = upstream
         self.keeper = keeper
         self.options = options

@@ -22,6 +22,7 @@ from knowgate.server.doorkeeper import Doorkeeper
 from knowgate.server.drafts import AskedModel
 from knowgate.server.forwarding import Exchange, Forwarding
 from knowgate.server.gatekeeper import Gatekeeper
+from knowgate.server.limits import Meter
 from knowgate.server.local_chat import LocalChat
 from knowgate.server.metrics import Metrics
 from knowgate.server.options import ServeOptions
@@ -30,7 +31,7 @@ from knowgate.server.problems import Problem, json_response
 from knowgate.server.reranking import rank, read_request
 from knowgate.server.streaming import while_connected
 from knowgate.server.trace import Trace
-from knowgate.server.upstream import Upstream
+from knowgate.server.upstreams import Upstreams, read_address
 
 ARRIVE = 30.0  # seconds until a request is there, of those it has
 
@@ -47,10 +48,13 @@ class Service:
     door: Doorkeeper = field(init=False)
     metrics: Metrics = field(init=False)
     log: DecisionLog | None = field(init=False, default=None)
+    meter: Meter | None = field(init=False, default=None)
     at_work: int = 0
 
     def __post_init__(self) -> None:
         self.door, self.metrics = Doorkeeper(self.options), Metrics(self.breakers)
+        if self.door.file is not None:
+            self.meter = Meter(self.door.file)
         if self.options.decisions is not None:
             path = user_path(self.options.decisions)
             self.log = DecisionLog(path, keeps_questions=self.options.keep_questions)
@@ -59,6 +63,8 @@ class Service:
         self.keeper.close()
         if self.log is not None:
             self.log.close()
+        if self.meter is not None:
+            self.meter.close()
         if self.forwarding is not None:
             await self.forwarding.upstream.close()
 
@@ -152,15 +158,16 @@ class Service:
     async def ready(self, request: Request, trace: Trace) -> Response:
         """Whether a question would be answered as it should; what is in the way, where it would not."""
         breakers = {one.name: one.state for one in self.breakers}
+        is_down = self.forwarding is not None and self.forwarding.upstream.is_down
         wrong = [f"{name} is {state}" for name, state in breakers.items() if state != "closed"]
-        record = {"ready": breakers.get("upstream", "closed") != "open", "breakers": breakers}
+        record = {"ready": not is_down, "breakers": breakers}
         record |= {"gate": self.keeper.rag.gate.name, "stale": self.keeper.stale, "degraded": wrong}
         return json_response(record, 200 if record["ready"] else 503)
 
     @property
     def breakers(self) -> list[Breaker]:
         found = [self.keeper.gate_breaker, self.keeper.retriever_breaker]
-        return [*found, self.forwarding.upstream.breaker] if self.forwarding is not None else found
+        return [*found, *self.forwarding.upstream.breakers] if self.forwarding is not None else found
 
 
 def _card(name: str) -> dict[str, Any]:
@@ -179,10 +186,11 @@ def build_service(settings: Settings, options: ServeOptions) -> Service:
         raise BadSetting("--arbiter does not work with --upstream yet: leave it away.")
     if settings.log is not None:
         raise BadSetting("--log does not work with --upstream yet: leave it away.")
-    asked = AskedModel(options.upstream, options.upstream_model)
+    addresses = [read_address(written) for written in options.upstream]
+    asked = AskedModel(addresses[0].url, options.upstream_model)
     rag = build_pipeline(settings.model_copy(update={"arbiter": "none"}), model=asked)
     keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
     if options.way == "question" and not keeper.want_of(rag).is_nothing:
         raise BadSetting(f"gate '{rag.gate.name}' reads a draft: use --way draft or race, or a gate that reads none.")
-    upstream = Upstream(options.upstream, passes_keys=options.keys is None)
+    upstream = Upstreams(addresses, passes_keys=options.keys is None)
     return Service(options, keeper, forwarding=Forwarding(upstream, keeper, options))

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from knowgate.server.events import event
 from knowgate.server.problems import Problem
+from knowgate.server.tokens import said
 
 Result = TypeVar("Result")
 EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
@@ -68,6 +69,8 @@ class Streamed(Response):
         self.pieces = pieces
         self.until = until
         self.when_over: Callable[[], None] = lambda: None
+        self.events = 0
+        self.tokens: int | None = None  # as the stream says itself
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -83,6 +86,8 @@ class Streamed(Response):
         try:
             async with asyncio.timeout_at(self.until):
                 async for piece in self.pieces:
+                    self.events += 1
+                    self.tokens = said(piece) or self.tokens
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except TimeoutError:
             late = Problem(504, "the answer was not ready in time.", "deadline")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from knowgate.pipeline import decision_record
+from knowgate.server.keys import ApiKey
 from knowgate.types import Decision, Passage
 
 HEADER = "x-knowgate-"
@@ -25,6 +26,7 @@ class Trace:
     """way: in-process, draft, race, question or pass-through. ungated: why nothing was decided.
 
     question: what was asked, as it was understood; never part of the record.
+    key: whose request it is, where there are keys.
     ignored: fields of the request that mean nothing to a model in this process.
     """
 
@@ -35,6 +37,7 @@ class Trace:
     degraded: list[str] = field(default_factory=list)
     ungated: str = ""
     question: str | None = None
+    key: ApiKey | None = None
     ignored: tuple[str, ...] = ()
     milliseconds: dict[str, float] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)

@@ -30,9 +30,9 @@ CONNECT = 10.0  # seconds
 class Upstream:
     """A client; opened when it is first used, on the event loop that uses it."""
 
-    def __init__(self, url: str, *, passes_keys: bool):
+    def __init__(self, url: str, *, passes_keys: bool, name: str = "upstream"):
         self.url = url
-        self.breaker = Breaker("upstream")
+        self.breaker = Breaker(name)
         self._passes_keys = passes_keys
         self._session: aiohttp.ClientSession | None = None
         self._model: str | None = None
