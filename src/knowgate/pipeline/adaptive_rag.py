@@ -29,7 +29,7 @@ from knowgate.rerank import is_sure, rerank
 from knowgate.retrieval import follow_up, has_new, merged
 from knowgate.rules import RuleBook
 from knowgate.text import normalise
-from knowgate.thresholds import Deployment, objections, promise
+from knowgate.thresholds import Deployment, objections, promise, proven_loss
 from knowgate.types import (
     Answer,
     AnswerEvent,
@@ -213,6 +213,11 @@ class AdaptiveRAG:
     def objections(self) -> list[str]:
         """What keeps that from holding here: another k, longer answers, other words; nothing where it holds."""
         return objections(self.bound, self._deployment)
+
+    @property
+    def proven_loss(self) -> float | None:
+        """The share of the answers that skipping loses at most, as far as that is proven and holds here."""
+        return proven_loss(self.bound, self._deployment)
 
     @property
     def _deployment(self) -> Deployment:

@@ -54,6 +54,8 @@ def create_app(settings: Settings, options: ServeOptions | None = None) -> Starl
         route("/v1/rerank", Service.rerank),
         route("/v1/feedback", Service.feedback),
         route("/v1/decisions/{id}", Service.decision, "GET"),
+        route("/v1/decisions/{id}", Service.forget_decision, "DELETE"),
+        route("/v1/forget", Service.forget),
         route("/metrics", Service.counted, "GET"),
         route("/v1/models", Service.models, "GET"),
         Route("/health", health, methods=["GET"]),

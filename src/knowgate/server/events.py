@@ -14,6 +14,7 @@ from knowgate.server.trace import Trace
 LONGEST_LINE = 32 << 20
 DONE = b"data: [DONE]\n\n"
 ENDS = (b"\n", b"\r\n")  # lines that end an event
+LAST = (b'"type":"response.completed"', b'"type": "response.completed"')  # of a stream of the Responses API
 OPEN = (b'"finish_reason":null', b'"finish_reason": null')
 
 
@@ -74,6 +75,7 @@ class Amending:
 
     def amend(self, line: bytes) -> bytes:
         ends = b'"finish_reason"' in line and not any(mark in line for mark in OPEN)
+        ends = ends or any(mark in line for mark in LAST)
         if self.begun and not ends and not self.hides_logprobs:
             return line
         chunk = data_of(line)

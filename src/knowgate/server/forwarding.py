@@ -96,7 +96,7 @@ class Forwarding:
         trace.decision = self.keeper.foresee(rag, question)
         if trace.decision is None and not self.keeper.want_of(rag).is_nothing:
             trace.way = "race" if self.options.way == "race" else "draft"
-            search = Search(self.keeper, question) if trace.way == "race" else None
+            search = Search(self.keeper, rag, question) if trace.way == "race" else None
             try:
                 drafted = await self._draft(exchange, rag, question)
             except BaseException:
@@ -110,7 +110,7 @@ class Forwarding:
         elif trace.decision is None:
             await self.keeper.decide(rag, question, None, trace)
         if trace.decision is not None and trace.decision.retrieve and rag.retriever is not None:
-            trace.passages = await (search or Search(self.keeper, question)).result(trace)
+            trace.passages = await (search or Search(self.keeper, rag, question)).result(trace)
             if trace.passages:
                 exchange.sent = with_passages(exchange.request, trace.passages, self.options.place)
         return await self.answer(exchange)
@@ -163,7 +163,6 @@ class Forwarding:
 
     async def hand_on(self, exchange: Exchange, path: str) -> Response:
         """A request that nothing is decided about; its reply comes back as it is, but for headers."""
-        read_flag(exchange.body, "stream")
         await self.name_model(exchange)
         reply = await self.upstream.send("POST", path, exchange.content, exchange.headers)
         if reply.status == 200 and reply.content_type.startswith("text/event-stream"):
@@ -184,9 +183,9 @@ class Forwarding:
 class Search:
     """A retrieval that has begun. What it has to say of itself is said only if it is used."""
 
-    def __init__(self, keeper: Gatekeeper, question: Question):
+    def __init__(self, keeper: Gatekeeper, rag: AdaptiveRAG, question: Question):
         self.own = Trace()
-        self.task = asyncio.ensure_future(keeper.search(question, self.own))
+        self.task = asyncio.ensure_future(keeper.search(rag, question, self.own))
 
     async def result(self, trace: Trace) -> tuple[Passage, ...]:
         try:

@@ -24,8 +24,10 @@ from knowgate.gates import load_gate
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.server.breaker import Breaker
 from knowgate.server.drafts import reading_draft
+from knowgate.server.filtering import FilteredRetriever
 from knowgate.server.policy import Policy
 from knowgate.server.problems import Problem
+from knowgate.server.promising import held_to
 from knowgate.server.staleness import stale_because
 from knowgate.server.trace import Trace
 from knowgate.types import Completion, Decision, Passage, Question, Want
@@ -57,7 +59,11 @@ class Gatekeeper:
     def choose(self, policy: Policy) -> AdaptiveRAG:
         """The pipeline a request wants."""
         rag = self._by_name(policy.chosen) if policy.chosen else self.rag
-        return rag if policy.threshold is None else rag.altered(threshold=policy.threshold)
+        if policy.threshold is not None:
+            rag = rag.altered(threshold=policy.threshold)
+        if policy.filter is not None and rag.retriever is not None:
+            rag = rag.altered(retriever=FilteredRetriever(rag.retriever, policy.filter))
+        return rag if policy.max_loss is None or policy.retrieve == "always" else held_to(rag, policy.max_loss)
 
     def _by_name(self, name: str) -> AdaptiveRAG:
         if name not in self._named:
@@ -124,13 +130,14 @@ class Gatekeeper:
         reason = f"retrieved to be safe: {why}"
         return Decision(True, 1.0, _threshold(rag), rag.gate.name, reason)
 
-    async def search(self, question: Question, trace: Trace) -> tuple[Passage, ...]:
+    async def search(self, rag: AdaptiveRAG, question: Question, trace: Trace) -> tuple[Passage, ...]:
         """The passages for a question; none where the retriever fails, unless that is to be an error."""
+        apart = self._apart if rag.retriever is self.rag.retriever else replace(self._apart, retriever=rag.retriever)
         if not self.retriever_breaker.allows():
             return self.give_up_retriever(trace, "the retriever failed too often and is left alone for a while")
         try:
             with trace.timed("retrieve"):
-                found = await self._run(self._searching, lambda: self._apart.find(question))
+                found = await self._run(self._searching, lambda: apart.find(question))
         except asyncio.CancelledError:
             self.retriever_breaker.forget()
             raise

@@ -13,13 +13,16 @@ from starlette.responses import Response
 
 from knowgate.doors import user_path
 from knowgate.errors import BadSetting
+from knowgate.history import HistoryStore
 from knowgate.pipeline import Settings, build_pipeline
-from knowgate.server.bodies import read_body, read_object
+from knowgate.server.answering import answer_prompt
+from knowgate.server.bodies import read_body, read_flag, read_object
 from knowgate.server.breaker import Breaker
 from knowgate.server.deciding import decide_questions
 from knowgate.server.decision_log import DecisionLog
 from knowgate.server.doorkeeper import Doorkeeper
 from knowgate.server.drafts import AskedModel
+from knowgate.server.forgetting import forget_in, question_to_forget
 from knowgate.server.forwarding import Exchange, Forwarding
 from knowgate.server.gatekeeper import Gatekeeper
 from knowgate.server.limits import Meter
@@ -28,6 +31,7 @@ from knowgate.server.metrics import Metrics
 from knowgate.server.options import ServeOptions
 from knowgate.server.policy import NAMEABLE, PREFIX
 from knowgate.server.problems import Problem, json_response
+from knowgate.server.prompts import FORMS
 from knowgate.server.reranking import rank, read_request
 from knowgate.server.streaming import while_connected
 from knowgate.server.trace import Trace
@@ -85,13 +89,16 @@ class Service:
         return asyncio.get_running_loop().time() + self.options.deadline
 
     async def hand_on(self, request: Request, trace: Trace) -> Response:
-        """What is the upstream's alone."""
+        """What is the upstream's alone; decided on where it is a plain question."""
         if self.forwarding is None:
             raise Problem(404, f"{request.url.path} is an upstream's: start with --upstream.", "no_upstream")
         raw, body = await self.body(request)
-        trace.ungated = "nothing is decided about such requests"
+        read_flag(body, "stream")
         exchange = Exchange(body, raw, request.headers, trace, self.until)
         path = request.url.path.removeprefix("/v1")
+        if path in FORMS:
+            return await while_connected(request, answer_prompt(self.forwarding, exchange, path))
+        trace.ungated = "nothing is decided about such requests"
         return await while_connected(request, self.forwarding.hand_on(exchange, path))
 
     async def rerank(self, request: Request, trace: Trace) -> Response:
@@ -116,6 +123,32 @@ class Service:
         if not await self._log.rate(id, rating, comment):
             raise Problem(404, "there is no such decision.", "no_decision")
         return json_response({"id": id, "rating": rating})
+
+    async def forget_decision(self, request: Request, trace: Trace) -> Response:
+        """A decision, and where its question was kept all else that is known of that question."""
+        found = await self._log.find(request.path_params["id"])
+        if found is None:
+            raise Problem(404, "there is no such decision.", "no_decision")
+        ids = await self._log.forget(id=found["id"], question=found.get("question", ""))
+        return json_response(await self._forgotten(ids, found.get("question")))
+
+    async def forget(self, request: Request, trace: Trace) -> Response:
+        """{"question": its text}."""
+        question = question_to_forget((await self.body(request))[1])
+        ids = await self.log.forget(question=question) if self.log is not None else []
+        return json_response(await self._forgotten(ids, question))
+
+    async def _forgotten(self, ids: list[str], question: str | None) -> dict[str, Any]:
+        gone = 0 if question is None else await asyncio.to_thread(forget_in, self.histories, question)
+        return {"forgotten": True, "decisions": len(ids), "history": gone}
+
+    @property
+    def histories(self) -> list[HistoryStore]:
+        """What gates learn from, with all that waits to be written into it."""
+        kept = self.keeper.rag.log
+        if kept is not None:
+            kept.close()
+        return [] if kept is None else [kept.store]
 
     @property
     def _log(self) -> DecisionLog:
