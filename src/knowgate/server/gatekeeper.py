@@ -154,6 +154,15 @@ class Gatekeeper:
             raise Problem(503, "the documents cannot be searched at the moment.", "retriever_down", trace.headers)
         return ()
 
+    def give_up(self, part: str, trace: Trace, error: Exception) -> None:
+        """It goes on without this part."""
+        log.warning("The %s failed and was left out: %s", part, cause_of(error, self.seconds))
+        trace.degraded.append(part)
+
+    async def apart(self, work: Callable[[], Result]) -> Result:
+        """Work with what deciding uses, in its thread."""
+        return await self._run(self._deciding, work)
+
     async def beside(self, work: Callable[[], Result]) -> Result:
         """Work with what searching uses, in its thread."""
         return await self._run(self._searching, work)

@@ -66,6 +66,7 @@ class Speaking:
     def finish(self, answer: Answer) -> None:
         degraded, self.answer = self.trace.decision if self.trace.degraded else None, answer
         self.trace.decision, self.trace.passages = degraded or answer.decision, answer.passages
+        self.trace.choice = answer.choice
         for stage, seconds in answer.seconds.items():
             if stage != "total":
                 self.trace.add_time(stage, seconds)

@@ -215,15 +215,15 @@ def build_service(settings: Settings, options: ServeOptions) -> Service:
         rag = build_pipeline(settings)
         keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
         return Service(options, keeper, local=LocalChat(keeper, options))
-    if settings.arbiter not in (None, "none"):
-        raise BadSetting("--arbiter does not work with --upstream yet: leave it away.")
     if settings.log is not None:
         raise BadSetting("--log does not work with --upstream yet: leave it away.")
     addresses = [read_address(written) for written in options.upstream]
     asked = AskedModel(addresses[0].url, options.upstream_model)
-    rag = build_pipeline(settings.model_copy(update={"arbiter": "none"}), model=asked)
+    rag = build_pipeline(settings, model=asked)
     keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
     if options.way == "question" and not keeper.want_of(rag).is_nothing:
         raise BadSetting(f"gate '{rag.gate.name}' reads a draft: use --way draft or race, or a gate that reads none.")
+    if rag.weighing is not None and settings.arbiter is not None and keeper.want_of(rag).is_nothing:
+        raise BadSetting(f"--arbiter weighs drafts, and the gate '{rag.gate.name}' reads none: leave it away.")
     upstream = Upstreams(addresses, passes_keys=options.keys is None)
     return Service(options, keeper, forwarding=Forwarding(upstream, keeper, options))

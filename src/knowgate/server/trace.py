@@ -11,7 +11,7 @@ from typing import Any
 
 from knowgate.pipeline import decision_record
 from knowgate.server.keys import ApiKey
-from knowgate.types import Decision, Passage
+from knowgate.types import Choice, Decision, Passage
 
 HEADER = "x-knowgate-"
 LONGEST = 300  # characters of a reason in a header
@@ -27,6 +27,7 @@ class Trace:
 
     question: what was asked, as it was understood; never part of the record.
     key: whose request it is, where there are keys.
+    choice: what the arbiter did, where it was asked.
     ignored: fields of the request that mean nothing to a model in this process.
     """
 
@@ -37,6 +38,7 @@ class Trace:
     degraded: list[str] = field(default_factory=list)
     ungated: str = ""
     question: str | None = None
+    choice: Choice | None = None
     key: ApiKey | None = None
     ignored: tuple[str, ...] = ()
     milliseconds: dict[str, float] = field(default_factory=dict)
@@ -64,10 +66,19 @@ class Trace:
             **decided,
             **({"why_not": self.ungated} if self.ungated else {}),
             "passages": [{"id": one.id, "title": one.title, "score": one.score} for one in self.passages],
+            **self._chosen,
             "degraded": list(self.degraded),
             **({"ignored": list(self.ignored)} if self.ignored else {}),
             "milliseconds": {**self.milliseconds, "total": round(1000 * (time.perf_counter() - self.begun), 3)},
         }
+
+    @property
+    def _chosen(self) -> dict[str, Any]:
+        chosen = self.choice
+        if chosen is None:
+            return {}
+        given = "draft" if chosen.from_memory else "passages"
+        return {"choice": {"given": given, "arbiter": chosen.arbiter, "reason": chosen.reason}}
 
     @property
     def headers(self) -> dict[str, str]:
