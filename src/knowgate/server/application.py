@@ -13,11 +13,12 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from knowgate.pipeline import Settings
+from knowgate.server.openapi import openapi, page
 from knowgate.server.options import ServeOptions, serve_options
 from knowgate.server.problems import Problem, json_response
 from knowgate.server.service import Service, build_service
@@ -47,6 +48,12 @@ def create_app(settings: Settings, options: ServeOptions | None = None) -> Starl
     async def health(request: Request) -> Response:
         return json_response({"status": "ok"})
 
+    async def programs(request: Request) -> Response:
+        return json_response(openapi())
+
+    async def people(request: Request) -> Response:
+        return HTMLResponse(page())
+
     routes = [
         route("/v1/chat/completions", Service.chat),
         route("/v1/decide", Service.decide),
@@ -59,6 +66,8 @@ def create_app(settings: Settings, options: ServeOptions | None = None) -> Starl
         route("/metrics", Service.counted, "GET"),
         route("/v1/models", Service.models, "GET"),
         Route("/health", health, methods=["GET"]),
+        Route("/openapi.json", programs, methods=["GET"]),
+        Route("/docs", people, methods=["GET"]),
         route("/ready", Service.ready, "GET"),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_such_page})
