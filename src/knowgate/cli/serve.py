@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,7 @@ Strict = Annotated[bool | None, typer.Option("--strict", help="Answer 503 where 
 Keys = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="API keys made by `knowgate keys add`. Without them only this machine is answered.")]  # fmt: skip  # noqa: E501
 Decisions = Annotated[Path | None, typer.Option(parser=path, metavar="DB", help="Keep what was decided (SQLite), for GET /v1/decisions/ID and POST /v1/feedback.")]  # fmt: skip  # noqa: E501
 KeepQuestions = Annotated[bool | None, typer.Option("--keep-questions", help="With --decisions: keep the text of the questions, too.")]  # fmt: skip  # noqa: E501
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes that serve, each with its own model and index. Default 1.")]  # fmt: skip  # noqa: E501
 Deadline = Annotated[float | None, typer.Option(help="Seconds after which a request is over. Default 120.")]
 
 
@@ -67,6 +69,7 @@ def serve(
     config: Config = None,
     host: Host = None,
     port: Port = None,
+    workers: Workers = None,
     strict: Strict = None,
     deadline: Deadline = None,
     keys: Keys = None,
@@ -75,20 +78,23 @@ def serve(
 ) -> None:
     """Serve an OpenAI-compatible endpoint that retrieves only where the gate says so.
 
-    Applications change their base URL to http://HOST:PORT/v1 and nothing else.
+    Applications change their base URL to http://HOST:PORT/v1 and nothing else. SIGHUP has gate, threshold, rules and
+    documents read again; SIGTERM ends it when all streams are over.
     """
-    settings = load_settings(
-        config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
+    read = partial(
+        load_settings, config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
         retriever=retriever, rerank=rerank, arbiter=arbiter, rules=chosen_rules(rules, no_rules), k=k,
         max_tokens=max_tokens, lang=lang, log=log,
     )  # fmt: skip
+    settings = read()
     options = serve_options(
         settings, upstream=upstream or None, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
-        strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions), keep_questions=keep_questions,
+        workers=workers, strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions),
+        keep_questions=keep_questions,
     )  # fmt: skip
     behind = without_secrets(", ".join(options.upstream)) if options.upstream else settings.model
     WORDS.print(harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1. Ctrl-C ends it."), markup=False)
-    run_server(settings, options)
+    run_server(settings, options, read)
 
 
 def _text(file: Path | None) -> str | None:

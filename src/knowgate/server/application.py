@@ -21,6 +21,7 @@ from knowgate.pipeline import Settings
 from knowgate.server.openapi import openapi, page
 from knowgate.server.options import ServeOptions, serve_options
 from knowgate.server.problems import Problem, json_response
+from knowgate.server.reloading import Reloading
 from knowgate.server.service import Service, build_service
 from knowgate.server.streaming import HungUp, Streamed
 from knowgate.server.trace import Trace
@@ -30,15 +31,20 @@ Work = Callable[[Service, Request, Trace], Awaitable[Response]]
 NOBODY = 499  # nginx's word for a client that hung up; nobody reads it
 
 
-def create_app(settings: Settings, options: ServeOptions | None = None) -> Starlette:
+def create_app(
+    settings: Settings, options: ServeOptions | None = None, read: Callable[[], Settings] | None = None
+) -> Starlette:
     """The server as an ASGI application. options: instead of the settings' table [serve].
 
-    Models, gates and indexes are loaded here; a gate that cannot work is refused here.
+    Models, gates and indexes are loaded here; a gate that cannot work is refused here. read: gives the settings as they
+    are when the process is told to read them again (SIGHUP).
     """
     service = build_service(settings, options or serve_options(settings))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.reloading = Reloading(service, settings, read)
+        app.state.reloading.listen()
         yield
         await service.close()
 

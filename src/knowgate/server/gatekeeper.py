@@ -53,8 +53,11 @@ class Gatekeeper:
         self.always, self.never = load_gate("always"), load_gate("never")
 
     def close(self) -> None:
+        """Until what was learnt is written; gates and retrievers that hang are not waited for."""
         for workers in (self._deciding, self._searching):
             workers.shutdown(wait=False, cancel_futures=True)
+        if self.rag.log is not None:
+            self.rag.log.close()
 
     def choose(self, policy: Policy) -> AdaptiveRAG:
         """The pipeline a request wants."""

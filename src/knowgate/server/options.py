@@ -50,6 +50,8 @@ class ServeOptions(BaseModel):
     """Requests at work or waiting; one more is answered 429."""
     batch: int = Field(default=16, ge=1, le=1024)
     """With a model in this process: questions that are answered together; 1: one after the other."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Processes that serve; each loads its own model and index. Keys, decisions and history are shared."""
     keys: str | None = None
     """File of API keys, made by `knowgate keys add`. Without it only this machine is answered."""
     decisions: str | None = None

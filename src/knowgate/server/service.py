@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ from knowgate.server.reranking import rank, read_request
 from knowgate.server.streaming import while_connected
 from knowgate.server.trace import Trace
 from knowgate.server.upstreams import Upstreams, read_address
+from knowgate.types import Model
 
 ARRIVE = 30.0  # seconds until a request is there, of those it has
 
@@ -63,10 +64,21 @@ class Service:
             path = user_path(self.options.decisions)
             self.log = DecisionLog(path, keeps_questions=self.options.keep_questions)
 
+    def take(self, keeper: Gatekeeper) -> Callable[[], None]:
+        """From now on this one decides; what is under way keeps the old one, which the caller closes when it can."""
+        before, self.keeper = self.keeper, keeper
+        if self.forwarding is not None:
+            self.forwarding = Forwarding(self.forwarding.upstream, keeper, self.options)
+        if self.local is not None:
+            self.local = LocalChat(keeper, self.options)
+        self.metrics.breakers = self.breakers
+        return before.close
+
     async def close(self) -> None:
         self.keeper.close()
         if self.log is not None:
             self.log.close()
+        self.metrics.close()
         if self.meter is not None:
             self.meter.close()
         if self.forwarding is not None:
@@ -209,21 +221,28 @@ def _card(name: str) -> dict[str, Any]:
 
 def build_service(settings: Settings, options: ServeOptions) -> Service:
     """Everything loaded and found to work together."""
+    keeper = build_keeper(settings, options)
+    if options.upstream is None:
+        return Service(options, keeper, local=LocalChat(keeper, options))
+    addresses = [read_address(written) for written in options.upstream]
+    upstream = Upstreams(addresses, passes_keys=options.keys is None)
+    return Service(options, keeper, forwarding=Forwarding(upstream, keeper, options))
+
+
+def build_keeper(settings: Settings, options: ServeOptions, model: Model | None = None) -> Gatekeeper:
+    """Who decides and looks up. model: one that is loaded already."""
     if options.upstream is None:
         if options.way is not None:
             raise BadSetting("--way belongs to --upstream; a model in this process needs one pass.")
-        rag = build_pipeline(settings)
-        keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
-        return Service(options, keeper, local=LocalChat(keeper, options))
+        rag = build_pipeline(settings, model=model)
+        return Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
     if settings.log is not None:
         raise BadSetting("--log does not work with --upstream yet: leave it away.")
-    addresses = [read_address(written) for written in options.upstream]
-    asked = AskedModel(addresses[0].url, options.upstream_model)
+    asked = model or AskedModel(read_address(options.upstream[0]).url, options.upstream_model)
     rag = build_pipeline(settings, model=asked)
     keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
     if options.way == "question" and not keeper.want_of(rag).is_nothing:
         raise BadSetting(f"gate '{rag.gate.name}' reads a draft: use --way draft or race, or a gate that reads none.")
     if rag.weighing is not None and settings.arbiter is not None and keeper.want_of(rag).is_nothing:
         raise BadSetting(f"--arbiter weighs drafts, and the gate '{rag.gate.name}' reads none: leave it away.")
-    upstream = Upstreams(addresses, passes_keys=options.keys is None)
-    return Service(options, keeper, forwarding=Forwarding(upstream, keeper, options))
+    return keeper
