@@ -42,6 +42,7 @@ Strict = Annotated[bool | None, typer.Option("--strict", help="Answer 503 where 
 Keys = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="API keys made by `knowgate keys add`. Without them only this machine is answered.")]  # fmt: skip  # noqa: E501
 Decisions = Annotated[Path | None, typer.Option(parser=path, metavar="DB", help="Keep what was decided (SQLite), for GET /v1/decisions/ID and POST /v1/feedback.")]  # fmt: skip  # noqa: E501
 KeepQuestions = Annotated[bool | None, typer.Option("--keep-questions", help="With --decisions: keep the text of the questions, too.")]  # fmt: skip  # noqa: E501
+Otel = Annotated[bool | None, typer.Option("--otel", help="Send OpenTelemetry spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names (needs the extra otel).")]  # fmt: skip  # noqa: E501
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes that serve, each with its own model and index. Default 1.")]  # fmt: skip  # noqa: E501
 Deadline = Annotated[float | None, typer.Option(help="Seconds after which a request is over. Default 120.")]
 
@@ -75,6 +76,7 @@ def serve(
     keys: Keys = None,
     decisions: Decisions = None,
     keep_questions: KeepQuestions = None,
+    otel: Otel = None,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that retrieves only where the gate says so.
 
@@ -90,7 +92,7 @@ def serve(
     options = serve_options(
         settings, upstream=upstream or None, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
         workers=workers, strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions),
-        keep_questions=keep_questions,
+        keep_questions=keep_questions, otel=otel,
     )  # fmt: skip
     behind = without_secrets(", ".join(options.upstream)) if options.upstream else settings.model
     WORDS.print(harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1. Ctrl-C ends it."), markup=False)

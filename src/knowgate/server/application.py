@@ -98,6 +98,8 @@ class Endpoint:
         finally:
             if trace.key is not None and self.service.meter is not None:
                 await self.service.meter.spend(trace.key, request, response)
+            if self.service.spans is not None:
+                self.service.spans.see(request.method, self.path, response.status_code, trace, request.headers)
 
 
 async def _answered(service: Service, work: Work, request: Request, trace: Trace) -> Response:

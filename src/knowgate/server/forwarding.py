@@ -92,6 +92,7 @@ class Forwarding:
         if is_ours(body.get("model")):
             name = self.options.upstream_model or await self.upstream.default_model(exchange.headers)
             exchange.sent = {**exchange.request, "model": name}
+        exchange.trace.model = str(exchange.request.get("model", ""))[:200]
 
     async def _gated(self, exchange: Exchange, rag: AdaptiveRAG, question: Question) -> Response:
         trace, search = exchange.trace, None
@@ -215,6 +216,7 @@ class Search:
             self.cancel()
             trace.degraded += self.own.degraded
             trace.milliseconds |= self.own.milliseconds
+            trace.stages += self.own.stages
 
     def cancel(self) -> None:
         self.task.cancel()

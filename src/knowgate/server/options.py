@@ -58,6 +58,8 @@ class ServeOptions(BaseModel):
     """SQLite file that keeps what was decided, for GET /v1/decisions/ID and POST /v1/feedback."""
     keep_questions: bool = False
     """With decisions: keep the text of the questions, too."""
+    otel: bool = False
+    """Send OpenTelemetry spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names."""
 
     @field_validator("upstream", mode="before")
     @classmethod

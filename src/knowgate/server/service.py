@@ -33,6 +33,7 @@ from knowgate.server.policy import NAMEABLE, PREFIX
 from knowgate.server.problems import Problem, json_response
 from knowgate.server.prompts import FORMS
 from knowgate.server.reranking import rank, read_request
+from knowgate.server.spans import Spans, open_provider
 from knowgate.server.streaming import while_connected
 from knowgate.server.trace import Trace
 from knowgate.server.upstreams import Upstreams, read_address
@@ -54,10 +55,13 @@ class Service:
     metrics: Metrics = field(init=False)
     log: DecisionLog | None = field(init=False, default=None)
     meter: Meter | None = field(init=False, default=None)
+    spans: Spans | None = field(init=False, default=None)
     at_work: int = 0
 
     def __post_init__(self) -> None:
         self.door, self.metrics = Doorkeeper(self.options), Metrics(self.breakers)
+        if self.options.otel:
+            self.spans = Spans(open_provider(), keeps_questions=self.options.keep_questions)
         if self.door.file is not None:
             self.meter = Meter(self.door.file)
         if self.options.decisions is not None:
@@ -79,6 +83,8 @@ class Service:
         if self.log is not None:
             self.log.close()
         self.metrics.close()
+        if self.spans is not None:
+            self.spans.close()
         if self.meter is not None:
             self.meter.close()
         if self.forwarding is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from knowgate.pipeline import decision_record
 from knowgate.server.keys import ApiKey
@@ -21,12 +21,20 @@ def _new_id() -> str:
     return f"kg-{secrets.token_hex(12)}"
 
 
+class Stage(NamedTuple):
+    """A stage of a request. begun: of `time.perf_counter`."""
+
+    name: str
+    begun: float
+    seconds: float
+
+
 @dataclass
 class Trace:
     """way: in-process, draft, race, question or pass-through. ungated: why nothing was decided.
 
     question: what was asked, as it was understood; never part of the record.
-    key: whose request it is, where there are keys.
+    key: whose request it is, where there are keys. model: the LLM that answers.
     choice: what the arbiter did, where it was asked.
     ignored: fields of the request that mean nothing to a model in this process.
     """
@@ -40,8 +48,10 @@ class Trace:
     question: str | None = None
     choice: Choice | None = None
     key: ApiKey | None = None
+    model: str = ""
     ignored: tuple[str, ...] = ()
     milliseconds: dict[str, float] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
     begun: float = field(default_factory=time.perf_counter)
 
     @contextmanager
@@ -50,9 +60,16 @@ class Trace:
         try:
             yield
         finally:
-            self.add_time(stage, time.perf_counter() - start)
+            self.add_time(stage, time.perf_counter() - start, start)
 
-    def add_time(self, stage: str, seconds: float) -> None:
+    def add_time(self, stage: str, seconds: float, begun: float | None = None) -> None:
+        """begun: where it is known; else it came after the stage before."""
+        last = self.stages[-1] if self.stages else Stage("", self.begun, 0.0)
+        begun = last.begun + last.seconds if begun is None else begun
+        if last.name == stage:  # it goes on: a reply was sent for, then read
+            self.stages[-1] = Stage(stage, last.begun, begun + seconds - last.begun)
+        else:
+            self.stages.append(Stage(stage, begun, seconds))
         self.milliseconds[stage] = round(self.milliseconds.get(stage, 0.0) + 1000 * seconds, 3)
 
     @property

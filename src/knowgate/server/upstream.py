@@ -22,7 +22,14 @@ from knowgate.server.breaker import Breaker
 from knowgate.server.problems import Problem
 
 PASSED_ON = ("content-type", "retry-after", "x-request-id", "openai-processing-ms")  # headers of a reply
-PASSED_UP = ("openai-organization", "openai-project", "openai-beta", "x-request-id")  # headers of a request
+PASSED_UP = (  # headers of a request
+    "openai-organization",
+    "openai-project",
+    "openai-beta",
+    "x-request-id",
+    "traceparent",
+    "tracestate",
+)
 CONNECTIONS = 256
 CONNECT = 10.0  # seconds
 
