@@ -20,7 +20,7 @@ class Stub:
     """bodies: what it was asked. sure: how probable its tokens are without passages. status: what it answers with.
 
     slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
-    forgets: keeps no bodies.
+    forgets: keeps no bodies. answered: replies it has given. waits_for: it answers nothing before.
     """
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -32,6 +32,8 @@ class Stub:
     refuses: tuple[str, ...] = ()
     breaks_off: bool = False
     forgets: bool = False
+    answered: int = 0
+    waits_for: threading.Event | None = None
     url: str = ""
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -51,6 +53,9 @@ class Stub:
 
     async def _plain(self, body: dict[str, Any]) -> web.Response:
         await asyncio.sleep(self.slow)
+        while self.waits_for is not None and not self.waits_for.is_set():
+            await asyncio.sleep(0.01)
+        self.answered += 1
         message: dict[str, Any] = {"role": "assistant", "content": self.answer(body)}
         if body.get("tools"):
             call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
