@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from knowgate.errors import BadSetting
 from knowgate.history import question_key
+from knowgate.server.shared_file import open_shared
 
 Result = TypeVar("Result")
 SCHEMA = """
@@ -111,9 +112,4 @@ class DecisionLog:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    file = sqlite3.connect(path, timeout=10)
-    file.execute("PRAGMA journal_mode = WAL")
-    file.execute("PRAGMA secure_delete = ON")  # what is forgotten does not linger in free pages
-    file.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
-    file.executescript(SCHEMA)
-    return file
+    return open_shared(path, SCHEMA, seconds=10, safe=True)

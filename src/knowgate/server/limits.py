@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from knowgate.server.keys import ApiKey
 from knowgate.server.problems import Problem
+from knowgate.server.shared_file import open_shared
 from knowgate.server.streaming import Streamed
 from knowgate.server.tokens import guessed, said
 
@@ -96,10 +97,7 @@ class Meter:
 
     def _opened(self) -> sqlite3.Connection:
         if self._file is None:
-            self._file = sqlite3.connect(self.path, timeout=PATIENCE)
-            self._file.execute("PRAGMA journal_mode = WAL")
-            self._file.execute("PRAGMA synchronous = NORMAL")
-            self._file.executescript(SCHEMA)
+            self._file = open_shared(self.path, SCHEMA, seconds=PATIENCE, safe=False)
         return self._file
 
     async def _beside(self, work: Callable[[], Result]) -> Result:
