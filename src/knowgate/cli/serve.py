@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from knowgate.cli.ask import (
+from knowgate.cli.console import WORDS
+from knowgate.cli.options import Lang, ModelSpec, Retriever
+from knowgate.cli.paths import path
+from knowgate.cli.pipeline_options import (
     ArbiterSpec,
     Config,
     Docs,
@@ -23,15 +27,13 @@ from knowgate.cli.ask import (
     Threshold,
     chosen_rules,
 )
-from knowgate.cli.console import WORDS
-from knowgate.cli.options import Lang, ModelSpec, Retriever
-from knowgate.cli.paths import path
+from knowgate.cli.serve_demo import demo_docs, say_what_to_try
 from knowgate.display import harmless
 from knowgate.pipeline import load_settings
 from knowgate.server import run_server, serve_options
 from knowgate.servers import without_secrets
 
-Upstream = Annotated[str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that answers, up to /v1, instead of --model.")]  # fmt: skip  # noqa: E501
+Upstream = Annotated[list[str] | None, typer.Option(metavar="URL", help="OpenAI-compatible server that answers, up to /v1, instead of --model. May be repeated: they share the requests (URL,weight=3), and where one fails the next is asked.")]  # fmt: skip  # noqa: E501
 UpstreamModel = Annotated[str | None, typer.Option(metavar="NAME", help="With --upstream: the LLM meant by the model names knowgate and knowgate/GATE. Default: the first it lists.")]  # fmt: skip  # noqa: E501
 Way = Annotated[str | None, typer.Option(metavar="draft|race|question", help="With --upstream: its answer decides; retrieval begins beside it; or the question alone decides, without a call.")]  # fmt: skip  # noqa: E501
 Place = Annotated[str | None, typer.Option(metavar="user|system|documents", help="With --upstream: where passages go. Default: before the last user turn.")]  # fmt: skip  # noqa: E501
@@ -41,6 +43,9 @@ Strict = Annotated[bool | None, typer.Option("--strict", help="Answer 503 where 
 Keys = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="API keys made by `knowgate keys add`. Without them only this machine is answered.")]  # fmt: skip  # noqa: E501
 Decisions = Annotated[Path | None, typer.Option(parser=path, metavar="DB", help="Keep what was decided (SQLite), for GET /v1/decisions/ID and POST /v1/feedback.")]  # fmt: skip  # noqa: E501
 KeepQuestions = Annotated[bool | None, typer.Option("--keep-questions", help="With --decisions: keep the text of the questions, too.")]  # fmt: skip  # noqa: E501
+Otel = Annotated[bool | None, typer.Option("--otel", help="Send OpenTelemetry spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names (needs the extra otel).")]  # fmt: skip  # noqa: E501
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes that serve, each with its own model and index. Default 1.")]  # fmt: skip  # noqa: E501
+Demo = Annotated[bool, typer.Option("--demo", help="The embedded model and the packaged handbook, with lines to try.")]
 Deadline = Annotated[float | None, typer.Option(help="Seconds after which a request is over. Default 120.")]
 
 
@@ -67,28 +72,38 @@ def serve(
     config: Config = None,
     host: Host = None,
     port: Port = None,
+    workers: Workers = None,
     strict: Strict = None,
     deadline: Deadline = None,
     keys: Keys = None,
     decisions: Decisions = None,
     keep_questions: KeepQuestions = None,
+    otel: Otel = None,
+    demo: Demo = False,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that retrieves only where the gate says so.
 
-    Applications change their base URL to http://HOST:PORT/v1 and nothing else.
+    Applications change their base URL to http://HOST:PORT/v1 and nothing else. SIGHUP has gate, threshold, rules and
+    documents read again; SIGTERM ends it when all streams are over.
     """
-    settings = load_settings(
-        config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
+    if demo and docs is None and index is None:
+        docs = demo_docs()
+    read = partial(
+        load_settings, config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
         retriever=retriever, rerank=rerank, arbiter=arbiter, rules=chosen_rules(rules, no_rules), k=k,
         max_tokens=max_tokens, lang=lang, log=log,
     )  # fmt: skip
+    settings = read()
     options = serve_options(
-        settings, upstream=upstream, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
-        strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions), keep_questions=keep_questions,
+        settings, upstream=upstream or None, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
+        workers=workers, strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions),
+        keep_questions=keep_questions, otel=otel,
     )  # fmt: skip
-    behind = without_secrets(options.upstream) if options.upstream else settings.model
+    behind = without_secrets(", ".join(options.upstream)) if options.upstream else settings.model
     WORDS.print(harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1. Ctrl-C ends it."), markup=False)
-    run_server(settings, options)
+    if demo:
+        say_what_to_try(f"http://{options.host}:{options.port}")
+    run_server(settings, options, read)
 
 
 def _text(file: Path | None) -> str | None:

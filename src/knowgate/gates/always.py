@@ -22,6 +22,7 @@ class AlwaysGate(Gate):
     """
 
     unless: Literal["nothing", "rules"] = "nothing"
+    is_quick = True
 
     @property
     def may_be_overruled(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from knowgate.rerank import is_sure, rerank
 from knowgate.retrieval import follow_up, has_new, merged
 from knowgate.rules import RuleBook
 from knowgate.text import normalise
-from knowgate.thresholds import Deployment, objections, promise
+from knowgate.thresholds import Deployment, objections, promise, proven_loss
 from knowgate.types import (
     Answer,
     AnswerEvent,
@@ -215,6 +215,11 @@ class AdaptiveRAG:
         return objections(self.bound, self._deployment)
 
     @property
+    def proven_loss(self) -> float | None:
+        """The share of the answers that skipping loses at most, as far as that is proven and holds here."""
+        return proven_loss(self.bound, self._deployment)
+
+    @property
     def _deployment(self) -> Deployment:
         return Deployment(
             self.threshold,
@@ -282,7 +287,7 @@ class AdaptiveRAG:
             readings = read_questions(self.model, readers, questions, self.prompts)
         for case, reading in zip(cases, readings, strict=True):
             case.reading = reading
-        with self._alone, timed(cases, "gate"):
+        with nullcontext() if gate.is_quick else self._alone, timed(cases, "gate"):
             decide_by(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
         if self.rules is not None and gate.may_be_overruled:
             overrule(self.rules, cases)

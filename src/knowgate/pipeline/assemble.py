@@ -7,7 +7,7 @@ from pathlib import Path
 
 from knowgate.arbiters import RULES, load_arbiter
 from knowgate.errors import BadSetting
-from knowgate.files import cache_dir, sha256_text
+from knowgate.files import cache_dir, locked, sha256_text
 from knowgate.gates import DEFAULT, bind_gate, default_gate, load_gate
 from knowgate.models import load_model
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
@@ -117,10 +117,14 @@ def build_retriever(settings: Settings) -> Retriever | None:
 
 
 def cached_index(docs: Path, kind: str) -> Path:
-    """An index of a folder, kept in the cache and brought up to date when documents changed."""
+    """An index of a folder, kept in the cache and brought up to date when documents changed.
+
+    Processes that want the same one at the same time, workers of a server say, take turns.
+    """
     key = sha256_text(str(docs.resolve()), kind)[:16]
     out = cache_dir() / "indexes" / f"{docs.resolve().name}-{key}"
-    report = build_index(docs, out, kind=kind)
+    with locked(out.with_name(f"{out.name}.turn")):
+        report = build_index(docs, out, kind=kind)
     if report.problems:
         log.warning("Of the documents in '%s' %s", docs, report.missed)
     return out

@@ -66,6 +66,7 @@ class Speaking:
     def finish(self, answer: Answer) -> None:
         degraded, self.answer = self.trace.decision if self.trace.degraded else None, answer
         self.trace.decision, self.trace.passages = degraded or answer.decision, answer.passages
+        self.trace.choice = answer.choice
         for stage, seconds in answer.seconds.items():
             if stage != "total":
                 self.trace.add_time(stage, seconds)
@@ -83,7 +84,7 @@ class LocalChat:
     async def chat(self, body: dict[str, Any], trace: Trace, until: float) -> Response:
         messages, policy, rag = messages_of(body), policy_of(body), self.keeper.rag
         self._check(body)
-        trace.way = "in-process"
+        trace.way, trace.model = "in-process", rag.model.name
         trace.ignored = tuple(sorted(key for key in body if key not in UNDERSTOOD | HARMLESS))[:20]
         workers = rag.model.workers
         asked = await asyncio.get_running_loop().run_in_executor(workers, question_of, rag.model, messages)

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from knowgate.pipeline import decision_record
-from knowgate.types import Decision, Passage
+from knowgate.server.keys import ApiKey
+from knowgate.types import Choice, Decision, Passage
 
 HEADER = "x-knowgate-"
 LONGEST = 300  # characters of a reason in a header
@@ -20,11 +21,21 @@ def _new_id() -> str:
     return f"kg-{secrets.token_hex(12)}"
 
 
+class Stage(NamedTuple):
+    """A stage of a request. begun: of `time.perf_counter`."""
+
+    name: str
+    begun: float
+    seconds: float
+
+
 @dataclass
 class Trace:
     """way: in-process, draft, race, question or pass-through. ungated: why nothing was decided.
 
     question: what was asked, as it was understood; never part of the record.
+    key: whose request it is, where there are keys. model: the LLM that answers.
+    choice: what the arbiter did, where it was asked.
     ignored: fields of the request that mean nothing to a model in this process.
     """
 
@@ -35,8 +46,12 @@ class Trace:
     degraded: list[str] = field(default_factory=list)
     ungated: str = ""
     question: str | None = None
+    choice: Choice | None = None
+    key: ApiKey | None = None
+    model: str = ""
     ignored: tuple[str, ...] = ()
     milliseconds: dict[str, float] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
     begun: float = field(default_factory=time.perf_counter)
 
     @contextmanager
@@ -45,9 +60,16 @@ class Trace:
         try:
             yield
         finally:
-            self.add_time(stage, time.perf_counter() - start)
+            self.add_time(stage, time.perf_counter() - start, start)
 
-    def add_time(self, stage: str, seconds: float) -> None:
+    def add_time(self, stage: str, seconds: float, begun: float | None = None) -> None:
+        """begun: where it is known; else it came after the stage before."""
+        last = self.stages[-1] if self.stages else Stage("", self.begun, 0.0)
+        begun = last.begun + last.seconds if begun is None else begun
+        if last.name == stage:  # it goes on: a reply was sent for, then read
+            self.stages[-1] = Stage(stage, last.begun, begun + seconds - last.begun)
+        else:
+            self.stages.append(Stage(stage, begun, seconds))
         self.milliseconds[stage] = round(self.milliseconds.get(stage, 0.0) + 1000 * seconds, 3)
 
     @property
@@ -61,10 +83,19 @@ class Trace:
             **decided,
             **({"why_not": self.ungated} if self.ungated else {}),
             "passages": [{"id": one.id, "title": one.title, "score": one.score} for one in self.passages],
+            **self._chosen,
             "degraded": list(self.degraded),
             **({"ignored": list(self.ignored)} if self.ignored else {}),
             "milliseconds": {**self.milliseconds, "total": round(1000 * (time.perf_counter() - self.begun), 3)},
         }
+
+    @property
+    def _chosen(self) -> dict[str, Any]:
+        chosen = self.choice
+        if chosen is None:
+            return {}
+        given = "draft" if chosen.from_memory else "passages"
+        return {"choice": {"given": given, "arbiter": chosen.arbiter, "reason": chosen.reason}}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -84,4 +115,7 @@ class Trace:
 
 def _plain(text: str) -> str:
     """Headers hold printable ASCII; a line break would begin another one."""
-    return "".join(char if " " <= char <= "~" else "?" for char in text[:LONGEST])
+    text = text[:LONGEST]
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if " " <= char <= "~" else "?" for char in text)
