@@ -67,7 +67,7 @@ if TYPE_CHECKING:
         assess_with_history,
     )
     from knowgate.evaluation.sweeps import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
-    from knowgate.evaluation.traffic.log import Log, estimate_tokens, read_log, read_run, shown_bad
+    from knowgate.evaluation.traffic.log import Log, agrees, estimate_tokens, read_log, read_run, shown_bad
     from knowgate.evaluation.traffic.replay import Prices, ThresholdLine, Traffic, TrafficSaving, replay
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -124,6 +124,7 @@ __all__ = [
     "WORD_PAIRS",
     "WORTH",
     "action_sheet",
+    "agrees",
     "assess_direct",
     "assess_freely",
     "assess_gate",

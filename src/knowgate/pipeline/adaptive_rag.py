@@ -21,7 +21,7 @@ from knowgate.pipeline.arbitration import arbitrate, bind_arbiter, hold_back
 from knowgate.pipeline.asked import as_question, batches, check_several
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, timed, with_total
-from knowgate.pipeline.deciding import decide_by, overrule
+from knowgate.pipeline.deciding import decide_by, look_up_anyway, overrule
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.pipeline.traffic import TrafficLog, WholeDraft
 from knowgate.prompts import AnswerPrompts, fit_passages
@@ -71,6 +71,7 @@ class AdaptiveRAG:
     arbiter: chooses, after retrieval, between that answer and the draft (None: nobody). By default the rules do, where
     the gate reads a whole draft anyhow and nothing is proven without them: it takes the place of one that abstains.
     rules: what is retrieved for, or never, whatever the gate says (`load_rules`); None: the gate alone decides.
+    shadow: why everything is looked up whatever was decided, so that a gate can be watched; '' where it is obeyed.
 
     Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
     once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
@@ -93,6 +94,7 @@ class AdaptiveRAG:
     log: TrafficLog | None = None
     arbiter: Arbiter | None = RULES
     rules: RuleBook | None = None
+    shadow: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -286,6 +288,8 @@ class AdaptiveRAG:
             decide_by(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
         if self.rules is not None and gate.may_be_overruled:
             overrule(self.rules, cases)
+        if self.shadow and self.retriever is not None:
+            look_up_anyway(self.shadow, cases)
         return cases
 
     @property

@@ -51,6 +51,8 @@ def create_app(settings: Settings, options: ServeOptions | None = None) -> Starl
         *(route(f"/v1/{path}", Service.hand_on) for path in ("completions", "embeddings", "responses")),
         route("/v1/rerank", Service.rerank),
         route("/v1/feedback", Service.feedback),
+        route("/v1/learning", Service.learning, "GET"),
+        route("/v1/learning/clear", Service.clear_alarm),
         route("/v1/decisions/{id}", Service.decision, "GET"),
         route("/metrics", Service.counted, "GET"),
         route("/v1/models", Service.models, "GET"),

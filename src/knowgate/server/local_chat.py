@@ -66,6 +66,7 @@ class Speaking:
     def finish(self, answer: Answer) -> None:
         degraded, self.answer = self.trace.decision if self.trace.degraded else None, answer
         self.trace.decision, self.trace.passages = degraded or answer.decision, answer.passages
+        self.trace.draft = answer.draft
         for stage, seconds in answer.seconds.items():
             if stage != "total":
                 self.trace.add_time(stage, seconds)
@@ -81,7 +82,8 @@ class LocalChat:
         self._chosen: dict[tuple[Policy, int], AdaptiveRAG] = {}
 
     async def chat(self, body: dict[str, Any], trace: Trace, until: float) -> Response:
-        messages, policy, rag = messages_of(body), policy_of(body), self.keeper.rag
+        messages, rag = messages_of(body), self.keeper.rag
+        policy = self.keeper.assign(policy_of(body), body, trace)
         self._check(body)
         trace.way = "in-process"
         trace.ignored = tuple(sorted(key for key in body if key not in UNDERSTOOD | HARMLESS))[:20]

@@ -19,11 +19,22 @@ NAMEABLE = ("always", "never", "logprob:first", "logprob:mean", "logprob:min", "
 
 @dataclass(frozen=True)
 class Policy:
-    """retrieve: 'auto' leaves it to the gate. gate: its name, '' for the server's own."""
+    """retrieve: 'auto' leaves it to the gate. gate: its name, '' for the server's own.
+
+    arm, shadow: what the server decides for itself: which of its gates, and why everything is looked up whatever that
+    gate says ('' where it is obeyed).
+    """
 
     retrieve: Literal["auto", "always", "never"] = "auto"
     threshold: Annotated[float, Between(0, 1)] | None = None
     gate: str = ""
+    arm: str = ""
+    shadow: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the request leaves all to the server."""
+        return not self.chosen and self.threshold is None
 
     @property
     def chosen(self) -> str:

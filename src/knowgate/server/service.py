@@ -22,14 +22,19 @@ from knowgate.server.doorkeeper import Doorkeeper
 from knowgate.server.drafts import AskedModel
 from knowgate.server.forwarding import Exchange, Forwarding
 from knowgate.server.gatekeeper import Gatekeeper
+from knowgate.server.learning.build import build_learner
+from knowgate.server.learning.feedback import read_feedback, take_feedback
+from knowgate.server.learning.gauges import Gauges
+from knowgate.server.learning.learner import Learner
 from knowgate.server.local_chat import LocalChat
 from knowgate.server.metrics import Metrics
 from knowgate.server.options import ServeOptions
 from knowgate.server.policy import NAMEABLE, PREFIX
 from knowgate.server.problems import Problem, json_response
+from knowgate.server.recent import Recent
 from knowgate.server.reranking import rank, read_request
 from knowgate.server.streaming import while_connected
-from knowgate.server.trace import Trace
+from knowgate.server.trace import Asked, Trace
 from knowgate.server.upstream import Upstream
 
 ARRIVE = 30.0  # seconds until a request is there, of those it has
@@ -47,6 +52,8 @@ class Service:
     door: Doorkeeper = field(init=False)
     metrics: Metrics = field(init=False)
     log: DecisionLog | None = field(init=False, default=None)
+    recent: Recent = field(init=False)
+    learner: Learner | None = field(init=False, default=None)
     at_work: int = 0
 
     def __post_init__(self) -> None:
@@ -54,8 +61,17 @@ class Service:
         if self.options.decisions is not None:
             path = user_path(self.options.decisions)
             self.log = DecisionLog(path, keeps_questions=self.options.keep_questions)
+        self.recent = Recent(keeps_texts=self.options.keep_questions or self.keeper.rag.log is not None)
+
+    def learn(self, settings: Settings) -> None:
+        """Learn from traffic, as far as that is switched on."""
+        self.learner = build_learner(settings, self.options, self.keeper, self.forwarding, self.log, self.recent)
+        if self.learner is not None:
+            self.metrics.registry.register(Gauges(self.learner))
 
     async def close(self) -> None:
+        if self.learner is not None:
+            await self.learner.close()
         self.keeper.close()
         if self.log is not None:
             self.log.close()
@@ -68,6 +84,7 @@ class Service:
 
     async def chat(self, request: Request, trace: Trace) -> Response:
         raw, body = await self.body(request)
+        trace.asked = Asked(body, request.headers)
         if self.forwarding is not None:
             work = self.forwarding.chat(Exchange(body, raw, request.headers, trace, self.until))
         elif self.local is not None:
@@ -102,14 +119,25 @@ class Service:
         return json_response(found)
 
     async def feedback(self, request: Request, trace: Trace) -> Response:
-        """{"id": of a decision, "rating": "up" or "down", "comment": a text}."""
+        """{"id": of a decision, "rating": "up" or "down", "comment": a text, "correction": the right answer}."""
         _, body = await self.body(request)
-        id, rating, comment = body.get("id"), body.get("rating"), body.get("comment")
-        if not isinstance(id, str) or rating not in ("up", "down") or not isinstance(comment, str | None):
-            raise Problem(400, "give 'id', 'rating' (up or down), and perhaps a 'comment'.", "invalid_feedback")
-        if not await self._log.rate(id, rating, comment):
-            raise Problem(404, "there is no such decision.", "no_decision")
-        return json_response({"id": id, "rating": rating})
+        return json_response(await take_feedback(read_feedback(body), self._log, self.recent, self.learner))
+
+    async def learning(self, request: Request, trace: Trace) -> Response:
+        """What was found out from traffic."""
+        return json_response(self._learner.record)
+
+    async def clear_alarm(self, request: Request, trace: Trace) -> Response:
+        """{"arm": "a" or "b"}: begin to count again."""
+        _, body = await self.body(request)
+        await self._learner.clear(str(body.get("arm", "a")))
+        return json_response(self._learner.record)
+
+    @property
+    def _learner(self) -> Learner:
+        if self.learner is None:
+            raise Problem(404, "nothing is learnt from traffic here: start with --audit, --shadow or --log.", "off")
+        return self.learner
 
     @property
     def _log(self) -> DecisionLog:
@@ -132,8 +160,14 @@ class Service:
     def told(self, route: str, response: Response, seconds: float, trace: Trace) -> None:
         """What became of a request is counted, and kept if that is wanted."""
         self.metrics.see(route, response.status_code, seconds, trace)
-        if self.log is not None and trace.decision is not None:
-            self.log.put(trace.record, trace.question)
+        if trace.decision is None:
+            return
+        record = trace.record
+        self.recent.see(record, trace.question)
+        if self.learner is not None and trace.asked is not None:
+            self.learner.see(response, trace)
+        if self.log is not None:
+            self.log.put(record, trace.question)
 
     async def decide(self, request: Request, trace: Trace) -> Response:
         _, body = await self.body(request)
@@ -169,6 +203,12 @@ def _card(name: str) -> dict[str, Any]:
 
 def build_service(settings: Settings, options: ServeOptions) -> Service:
     """Everything loaded and found to work together."""
+    service = _build_parts(settings, options)
+    service.learn(settings)
+    return service
+
+
+def _build_parts(settings: Settings, options: ServeOptions) -> Service:
     if options.upstream is None:
         if options.way is not None:
             raise BadSetting("--way belongs to --upstream; a model in this process needs one pass.")
@@ -177,8 +217,6 @@ def build_service(settings: Settings, options: ServeOptions) -> Service:
         return Service(options, keeper, local=LocalChat(keeper, options))
     if settings.arbiter not in (None, "none"):
         raise BadSetting("--arbiter does not work with --upstream yet: leave it away.")
-    if settings.log is not None:
-        raise BadSetting("--log does not work with --upstream yet: leave it away.")
     asked = AskedModel(options.upstream, options.upstream_model)
     rag = build_pipeline(settings.model_copy(update={"arbiter": "none"}), model=asked)
     keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)

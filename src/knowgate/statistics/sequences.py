@@ -3,16 +3,16 @@
 For numbers between 0 and 1 that come one after the other; nothing is assumed of them but that. Two tools:
 
 `MeanBounds`: a confidence sequence for the mean so far. For each lambda in [0, 1) the process
-exp(lambda * sum(x - mean) - psi(lambda) * sum((x - guess)^2)), psi(lambda) = -log(1 - lambda) - lambda, where each guess
-was made before its x, is a supermartingale that begins at 1; so is a mixture over lambdas. By Ville's inequality it ever
-reaches 2 / delta with probability delta / 2 at most. Both sides together miss the mean so far at some moment with
-probability delta at most, also where the mean changes on the way.
+exp(lambda * sum(x - mean) - psi(lambda) * sum((x - guess)^2)), psi(lambda) = -log(1 - lambda) - lambda, where each
+guess was made before its x, is a supermartingale that begins at 1; so is a mixture over lambdas. By Ville's inequality
+it ever reaches 2 / delta with probability delta / 2 at most. Both sides together miss the mean so far at some moment
+with probability delta at most, also where the mean changes on the way.
 
 `PromiseTest`: evidence that the mean is above what was promised. A gambler bets on it: capital times
 1 + bet * (x - promised), which cannot grow in the long run while the promise is kept. New money is bet at each moment
-(1 / (1 + log(1 + t)) of all is left after the t-th), for a promise that was kept for weeks and is broken from today would
-else have to win back what was lost in those weeks. The capital is a supermartingale that begins at 1: it ever reaches 1 / delta with
-probability delta at most, while the promise is kept.
+(1 / (1 + log(1 + t)) of all is left after the t-th), for a promise that was kept for weeks and is broken from today
+would else have to win back what was lost in those weeks. The capital is a supermartingale that begins at 1: it ever
+reaches 1 / delta with probability delta at most, while the promise is kept.
 
 References: Howard, Ramdas, McAuliffe, Sekhon 2021, "Time-uniform, nonparametric, nonasymptotic confidence sequences",
 theorem 4; Waudby-Smith, Ramdas 2024, "Estimating means of bounded random variables by betting"; Shin, Ramdas, Rinaldo

@@ -1,0 +1,49 @@
+"""The answer that was not given: with passages where the reply was from memory, from memory where it had passages.
+
+Asked after the reply has gone out, of the same LLM with the same settings, and never streamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from knowgate.server.forwarding import Exchange, Forwarding
+from knowgate.server.gatekeeper import Gatekeeper
+from knowgate.server.learning.replies import said_in
+from knowgate.server.passages import with_passages
+from knowgate.server.trace import Asked, Trace
+from knowgate.types import Passage, Question
+
+NOT_AGAIN = ("stream", "stream_options", "n", "logprobs", "top_logprobs", "knowgate")
+
+
+class AskingAgain:
+    """forwarding: where an upstream answers; else the model in this process does."""
+
+    def __init__(self, keeper: Gatekeeper, forwarding: Forwarding | None, seconds: float):
+        self.keeper = keeper
+        self.forwarding = forwarding
+        self.seconds = seconds
+
+    async def answer(self, asked: Asked, question: str, *, opened: bool) -> str | None:
+        """None where it cannot be had whole. Nothing found: there is no other answer than that from memory."""
+        async with asyncio.timeout(self.seconds):
+            if self.forwarding is None:
+                return await self._here(question, opened)
+            passages = await self.keeper.search(Question(question), Trace()) if opened else ()
+            return await self._there(self.forwarding, asked, passages)
+
+    async def _here(self, question: str, opened: bool) -> str:
+        gate = self.keeper.always if opened else self.keeper.never
+        rag = self.keeper.rag.altered(gate=gate, threshold=None, rules=None, log=None)
+        return (await rag.aanswer(question)).text
+
+    async def _there(self, forwarding: Forwarding, asked: Asked, passages: Sequence[Passage]) -> str | None:
+        body = {key: value for key, value in asked.body.items() if key not in NOT_AGAIN}
+        until = asyncio.get_running_loop().time() + self.seconds
+        exchange = Exchange(body, b"", asked.headers, Trace(), until, sent=body)
+        await forwarding.name_model(exchange)
+        if passages:
+            exchange.sent = with_passages(exchange.request, passages, forwarding.options.place)
+        return said_in(await forwarding.answer(exchange))
