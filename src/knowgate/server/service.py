@@ -167,7 +167,7 @@ class Service:
         if self.learner is not None and trace.asked is not None:
             self.learner.see(response, trace)
         if self.log is not None:
-            self.log.put(record, trace.question)
+            self.log.put({**record, "model": self.keeper.rag.model.name}, trace.question)
 
     async def decide(self, request: Request, trace: Trace) -> Response:
         _, body = await self.body(request)
