@@ -12,6 +12,7 @@ from knowgate.server import ServeOptions, create_app
 from knowgate.server.learning.budget import Budget
 from knowgate.server.learning.labels import by_feedback, differ
 from knowgate.server.learning.replies import Heard
+from knowgate.server.learning.watch import Watch
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
 
@@ -84,6 +85,23 @@ def test_a_retrieved_request_loses_nothing_and_costs_no_call(serve, stub, tmp_pa
     ask(address)
     assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
     assert len(stub.bodies) == 1
+
+
+@pytest.mark.parametrize(("said", "lost"), [("Yes.", 0.0), ("No", 1.0), ("否", 1.0)])
+def test_answers_in_prose_are_compared_by_the_llm_where_that_is_wanted(serve, stub, tmp_path, said, lost):
+    answer = stub.answer
+    stub.answer = lambda body: said if "Answer A" in str(body) else answer(body)
+    address, _ = serve(gate="never", options=audited(tmp_path, audit_compare="llm"))
+    ask(address)
+    assert wait_for_audits(address, 1)["loss"]["lost"] == lost
+    assert len(stub.bodies) == 3
+
+
+def test_an_llm_that_says_neither_yes_nor_no_decides_nothing(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=audited(tmp_path, audit_compare="llm"))
+    ask(address)
+    wait_until(lambda: learnt(address)["a"]["audits"].get("failed"))
+    assert learnt(address)["a"]["loss"]["drawn"] == 0
 
 
 def test_the_model_in_this_process_is_audited_too(serve, tmp_path):
@@ -313,3 +331,22 @@ def test_a_stream_that_broke_off_has_no_answer():
     assert heard.text is None
     heard.hear(b'ta: {"choices":[{"delta":{"content":"ris"},"finish_reason":"stop"}]}\n\n')
     assert heard.text == "Paris"
+
+
+# --- drift ----------------------------------------------------------------------------------------
+
+
+def test_questions_unlike_those_of_the_fit_are_seen_as_drift_and_the_others_are_not():
+    usual, strange = Watch(), Watch()
+    for number in range(400):
+        usual.see_distance(1.5 if number % 100 == 0 else 0.4)
+        strange.see_distance(1.5 if number > 300 else 0.4)
+    assert (usual.record["drift"]["drifted"], usual.record["drift"]["mean"]) == (False, 0.01)
+    assert strange.record["drift"]["drifted"] is True
+    assert not strange.alarm  # shown, but nothing falls back
+
+
+def test_gates_that_measure_no_distance_say_nothing_of_drift():
+    watch = Watch()
+    watch.see_distance(None)
+    assert (watch.record["drift"]["questions"], watch.record["drift"]["mean"]) == (0, None)

@@ -43,6 +43,7 @@ Decisions = Annotated[Path | None, typer.Option(parser=path, metavar="DB", help=
 KeepQuestions = Annotated[bool | None, typer.Option("--keep-questions", help="With --decisions: keep the text of the questions, too.")]  # fmt: skip  # noqa: E501
 Audit = Annotated[float | None, typer.Option(min=0, max=1, metavar="SHARE", help="Draw this share of requests to see what skipping costs: skipped ones are also answered with passages, afterwards. Needs --decisions.")]  # fmt: skip  # noqa: E501
 AuditBudget = Annotated[int | None, typer.Option(min=1, help="With --audit: answers an hour that nobody asked for, at most. Default 60.")]  # fmt: skip  # noqa: E501
+AuditCompare = Annotated[str | None, typer.Option(metavar="words|llm", help="With --audit: answers differ where neither's words stand in the other's; llm, for answers in prose: and the upstream's LLM, asked, says so.")]  # fmt: skip  # noqa: E501
 MaxLoss = Annotated[float | None, typer.Option(metavar="SHARE", help="With --audit: alarm, and look everything up, once skipping costs more answers than this. Default: what the gate promises.")]  # fmt: skip  # noqa: E501
 Confidence = Annotated[float | None, typer.Option(help="Of the bounds of that loss and of the alarm, at all times together. Default 0.95.")]  # fmt: skip  # noqa: E501
 Shadow = Annotated[bool | None, typer.Option("--shadow", help="Decide and log, but look everything up.")]
@@ -83,6 +84,7 @@ def serve(
     keep_questions: KeepQuestions = None,
     audit: Audit = None,
     audit_budget: AuditBudget = None,
+    audit_compare: AuditCompare = None,
     max_loss: MaxLoss = None,
     confidence: Confidence = None,
     shadow: Shadow = None,
@@ -103,8 +105,8 @@ def serve(
     options = serve_options(
         settings, upstream=upstream, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
         strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions), keep_questions=keep_questions,
-        audit=audit, audit_budget=audit_budget, max_loss=max_loss, confidence=confidence, shadow=shadow, canary=canary,
-        gate_b=gate_b, threshold_b=threshold_b, share_b=share_b,
+        audit=audit, audit_budget=audit_budget, audit_compare=audit_compare, max_loss=max_loss, confidence=confidence,
+        shadow=shadow, canary=canary, gate_b=gate_b, threshold_b=threshold_b, share_b=share_b,
     )  # fmt: skip
     behind = without_secrets(options.upstream) if options.upstream else settings.model
     WORDS.print(harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1. Ctrl-C ends it."), markup=False)

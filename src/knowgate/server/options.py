@@ -60,6 +60,8 @@ class ServeOptions(BaseModel):
     """Share of requests drawn to see what skipping costs: skipped ones are answered with passages, too. 0: none."""
     audit_budget: int = Field(default=60, ge=1, le=1_000_000)
     """With audit: answers an hour that nobody asked for, at most; while it is spent nothing is drawn."""
+    audit_compare: Literal["words", "llm"] = "words"
+    """With audit: answers differ where neither's words stand in the other's; llm: and the upstream's LLM says so."""
     max_loss: float | None = Field(default=None, gt=0, lt=1)
     """With audit: alarm, and look everything up, once skipping costs more answers. Default: what the gate promises."""
     confidence: float = Field(default=0.95, gt=0, lt=1)

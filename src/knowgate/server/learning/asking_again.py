@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from knowgate.errors import ModelError
+from knowgate.prompts import detect_language, packaged
 from knowgate.server.forwarding import Exchange, Forwarding
 from knowgate.server.gatekeeper import Gatekeeper
 from knowgate.server.learning.replies import said_in
@@ -15,6 +17,7 @@ from knowgate.server.passages import with_passages
 from knowgate.server.trace import Asked, Trace
 from knowgate.types import Passage, Question
 
+YES, NO = ("yes", "是"), ("no", "否", "不")
 NOT_AGAIN = ("stream", "stream_options", "n", "logprobs", "top_logprobs", "knowgate")
 
 
@@ -33,6 +36,20 @@ class AskingAgain:
                 return await self._here(question, opened)
             passages = await self.keeper.search(Question(question), Trace()) if opened else ()
             return await self._there(self.forwarding, asked, passages)
+
+    async def says_same(self, asked: Asked, question: str, closed: str, opened: str) -> bool:
+        """What the upstream's LLM says to that; an error where it says neither yes nor no."""
+        assert self.forwarding is not None
+        lang = detect_language(question)
+        words = packaged("compare").fill("same", lang, question=question, first=closed, second=opened)
+        known = {key: asked.body[key] for key in ("model", "user") if key in asked.body}
+        body = {**known, "messages": [{"role": "user", "content": words}], "max_tokens": 8, "temperature": 0}
+        async with asyncio.timeout(self.seconds):
+            said = await self._there(self.forwarding, Asked(body, asked.headers), ())
+        word = (said or "").strip().lower()
+        if not word.startswith((*YES, *NO)):
+            raise ModelError(f"asked whether two answers say the same, the LLM said '{word[:40]}'.")
+        return word.startswith(YES)
 
     async def _here(self, question: str, opened: bool) -> str:
         gate = self.keeper.always if opened else self.keeper.never

@@ -49,6 +49,7 @@ def build_learner(
         Kept(decisions) if decisions is not None else None,
         keeper.rag.log,
         options.audit,
+        options.audit_compare == "llm",
         Budget(options.audit_budget),
     )
 
@@ -60,6 +61,8 @@ def is_held_back(options: ServeOptions) -> bool:
 def check_learning(options: ServeOptions) -> None:
     if options.audit and options.decisions is None:
         raise BadSetting("--audit needs --decisions FILE: what is found out must outlive a restart.")
+    if options.audit_compare == "llm" and options.upstream is None:
+        raise BadSetting("--audit-compare llm asks the upstream's LLM: it needs --upstream.")
     if options.max_loss is not None and not options.audit:
         raise BadSetting("--max-loss needs --audit SHARE: without audits nobody sees what skipping costs.")
     if options.shadow and options.canary is not None:

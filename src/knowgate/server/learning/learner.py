@@ -15,6 +15,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from knowgate.arbiters import RULES
 from knowgate.errors import KnowgateError
 from knowgate.history import Known, LogEntry, Scope, Source
 from knowgate.pipeline import TrafficLog
@@ -26,7 +27,7 @@ from knowgate.server.learning.labels import by_agreement, by_feedback, differ
 from knowgate.server.learning.replies import listen
 from knowgate.server.problems import Problem
 from knowgate.server.recent import Recent
-from knowgate.server.trace import Trace
+from knowgate.server.trace import Asked, Trace
 from knowgate.types import Note
 
 MOST_WAITING = 64  # audits; while there are so many nothing is drawn
@@ -37,7 +38,9 @@ log = logging.getLogger(__name__)
 class Job:
     """A request that was drawn. skips: the gate would skip it, whether or not it was obeyed."""
 
-    trace: Trace
+    id: str
+    asked: Asked
+    question: str
     arm: Arm
     skips: bool
     closed: str | None
@@ -46,7 +49,10 @@ class Job:
 
 @dataclass
 class Learner:
-    """kept: None where decisions are not; then nothing is drawn. history: where labels go, None for nowhere."""
+    """kept: None where decisions are not; then nothing is drawn. history: where labels go, None for nowhere.
+
+    asks_llm: whether two answers say the same, where their words do not.
+    """
 
     arms: Arms
     again: AskingAgain
@@ -54,6 +60,7 @@ class Learner:
     kept: Kept | None = None
     history: TrafficLog | None = None
     share: float = 0.0
+    asks_llm: bool = False
     budget: Budget = field(default_factory=lambda: Budget(0))
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     waiting: asyncio.Queue[Job] = field(default_factory=lambda: asyncio.Queue(MOST_WAITING))
@@ -94,15 +101,15 @@ class Learner:
 
     def _heard(self, trace: Trace, text: str | None, arm: Arm | None) -> None:
         """The reply has gone out."""
-        if text is None or trace.decision is None:
+        if text is None or trace.decision is None or trace.asked is None or trace.question is None:
             return
         closed, opened = (self._drafted(trace), text) if trace.passages else (text, None)
         self.recent.add(trace.id, {"closed": closed, "opened": opened})
         if closed is not None and opened is not None:
-            self._label(trace, by_agreement(closed, opened), Source.AGREEMENT)
+            self._label(trace.question, by_agreement(closed, opened), Source.AGREEMENT)
         if arm is not None:
             skips = not trace.decision.retrieve or Note.WOULD_SKIP in trace.decision.notes
-            self._put(Job(trace, arm, skips, closed, opened))
+            self._put(Job(trace.id, trace.asked, trace.question, arm, skips, closed, opened))
 
     def _drafted(self, trace: Trace) -> str | None:
         """The whole answer from memory, where there is one."""
@@ -110,12 +117,9 @@ class Learner:
         is_piece = trace.asked is not None and bool(trace.asked.body.get("stream"))
         return draft.text if draft is not None and (draft.finished or not is_piece) else None
 
-    def _label(self, trace: Trace, label: Known, source: Source) -> None:
-        if self.history is not None and trace.question is not None:
-            self._log(trace.question, label, source)
-
-    def _log(self, question: str, label: Known, source: Source) -> None:
-        assert self.history is not None
+    def _label(self, question: str, label: Known, source: Source) -> None:
+        if self.history is None:
+            return
         rag = self.again.keeper.rag
         scope = Scope(rag.model.fingerprint, rag.prompts.fingerprint, self.history.tenant)
         try:
@@ -154,16 +158,23 @@ class Learner:
         if closed is None or opened is None:
             self.counts[job.arm.name, "failed"] += 1
             return
-        lost = float(differ(closed, opened))
-        self.recent.add(job.trace.id, {"closed": closed, "opened": opened, "lost": lost})
-        self._label(job.trace, by_agreement(closed, opened), Source.AGREEMENT)
+        lost = float(await self._differ(job, closed, opened))
+        self.recent.add(job.id, {"closed": closed, "opened": opened, "lost": lost})
+        self._label(job.question, Known.UNKNOWN if lost else Known.KNOWN, Source.AGREEMENT)
         await self._keep(job, LOSS if job.skips else LABEL, lost, closed, opened)
 
-    async def _ask(self, job: Job, *, opened: bool) -> str | None:
-        if job.trace.asked is None or job.trace.question is None:
-            return None
+    async def _differ(self, job: Job, closed: str, opened: str) -> bool:
+        """By their words; where those differ, by what the LLM says to that, if it is to be asked."""
+        if not differ(closed, opened):
+            return False
+        if not self.asks_llm or RULES.abstains(closed):
+            return True
         self.budget.spend()
-        return await self.again.answer(job.trace.asked, job.trace.question, opened=opened)
+        return not await self.again.says_same(job.asked, job.question, closed, opened)
+
+    async def _ask(self, job: Job, *, opened: bool) -> str | None:
+        self.budget.spend()
+        return await self.again.answer(job.asked, job.question, opened=opened)
 
     async def _keep(
         self, job: Job, kind: str, lost: float, closed: str | None = None, opened: str | None = None
@@ -171,7 +182,7 @@ class Learner:
         assert self.kept is not None
         texts = (closed, opened) if self.recent.keeps_texts else (None, None)
         self.counts[job.arm.name, kind] += 1
-        self._take(await self.kept.add(Audit(job.trace.id, job.arm.name, job.arm.scope, kind, lost, *texts)))
+        self._take(await self.kept.add(Audit(job.id, job.arm.name, job.arm.scope, kind, lost, *texts)))
 
     def _take(self, news: Sequence[Audit]) -> None:
         """What was found out, by this worker or another one, about the gates as they are now."""
@@ -198,7 +209,7 @@ class Learner:
             return False
         label = by_feedback(rating, correction, {**found, "retrieved": bool(found.get("passages"))})
         if label is not None:
-            self._log(question, label, Source.HUMAN)
+            self._label(question, label, Source.HUMAN)
         return label is not None
 
     @property
