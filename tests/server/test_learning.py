@@ -104,6 +104,13 @@ def test_an_llm_that_says_neither_yes_nor_no_decides_nothing(serve, stub, tmp_pa
     assert learnt(address)["a"]["loss"]["drawn"] == 0
 
 
+def test_where_nothing_is_found_nothing_is_lost_and_nobody_is_asked(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=audited(tmp_path))
+    ask(address, "Zyzzyva?")
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
+    assert len(stub.bodies) == 1
+
+
 def test_the_model_in_this_process_is_audited_too(serve, tmp_path):
     address, _ = serve(upstream=False, gate="never", options=audited(tmp_path))
     ask(address, KNOWN, model="knowgate")

@@ -51,6 +51,9 @@ Canary = Annotated[float | None, typer.Option(min=0, max=1, metavar="SHARE", hel
 GateB = Annotated[str | None, typer.Option(metavar="GATE", help="A second gate beside --gate, with figures of its own.")]  # fmt: skip  # noqa: E501
 ThresholdB = Annotated[float | None, typer.Option(min=0, max=1, help="Threshold of --gate-b. Default: its own.")]
 ShareB = Annotated[float | None, typer.Option(min=0, max=1, help="Share of requests that --gate-b decides on. Default 0.5.")]  # fmt: skip  # noqa: E501
+PriceRetrieval = Annotated[float | None, typer.Option(help="For the dashboard: price of one search.")]
+PriceInput = Annotated[float | None, typer.Option("--price-input-token", help="For the dashboard: price of one prompt token, e.g. 3e-7.")]  # fmt: skip  # noqa: E501
+PriceOutput = Annotated[float | None, typer.Option("--price-output-token", help="For the dashboard: price of one generated token, e.g. 1.2e-6.")]  # fmt: skip  # noqa: E501
 Deadline = Annotated[float | None, typer.Option(help="Seconds after which a request is over. Default 120.")]
 
 
@@ -92,6 +95,9 @@ def serve(
     gate_b: GateB = None,
     threshold_b: ThresholdB = None,
     share_b: ShareB = None,
+    price_retrieval: PriceRetrieval = None,
+    price_input_token: PriceInput = None,
+    price_output_token: PriceOutput = None,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that retrieves only where the gate says so.
 
@@ -107,9 +113,13 @@ def serve(
         strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions), keep_questions=keep_questions,
         audit=audit, audit_budget=audit_budget, audit_compare=audit_compare, max_loss=max_loss, confidence=confidence,
         shadow=shadow, canary=canary, gate_b=gate_b, threshold_b=threshold_b, share_b=share_b,
+        price_retrieval=price_retrieval, price_input_token=price_input_token, price_output_token=price_output_token,
     )  # fmt: skip
     behind = without_secrets(options.upstream) if options.upstream else settings.model
-    WORDS.print(harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1. Ctrl-C ends it."), markup=False)
+    WORDS.print(
+        harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1, dashboard on /. Ctrl-C ends it."),
+        markup=False,
+    )
     run_server(settings, options)
 
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from knowgate.pipeline import Settings
+from knowgate.server.dashboard import dashboard, dashboard_routes
 from knowgate.server.options import ServeOptions, serve_options
 from knowgate.server.problems import Problem, json_response
 from knowgate.server.service import Service, build_service
@@ -56,6 +57,8 @@ def create_app(settings: Settings, options: ServeOptions | None = None) -> Starl
         route("/v1/decisions/{id}", Service.decision, "GET"),
         route("/metrics", Service.counted, "GET"),
         route("/v1/models", Service.models, "GET"),
+        route("/v1/dashboard", dashboard, "GET"),
+        *dashboard_routes(has_keys=service.options.keys is not None),
         Route("/health", health, methods=["GET"]),
         route("/ready", Service.ready, "GET"),
     ]

@@ -77,6 +77,13 @@ class ServeOptions(BaseModel):
     share_b: float = Field(default=0.5, ge=0, le=1)
     """Share of requests that the second gate decides on."""
 
+    price_retrieval: float = Field(default=0.0, ge=0)
+    """For the dashboard: price of one search, in any currency."""
+    price_input_token: float = Field(default=0.0, ge=0)
+    """For the dashboard: price of one prompt token, e.g. 3e-7."""
+    price_output_token: float = Field(default=0.0, ge=0)
+    """For the dashboard: price of one generated token, e.g. 1.2e-6."""
+
     @field_validator("upstream")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:

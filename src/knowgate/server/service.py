@@ -20,6 +20,7 @@ from knowgate.server.deciding import decide_questions
 from knowgate.server.decision_log import DecisionLog
 from knowgate.server.doorkeeper import Doorkeeper
 from knowgate.server.drafts import AskedModel
+from knowgate.server.figures import Figures
 from knowgate.server.forwarding import Exchange, Forwarding
 from knowgate.server.gatekeeper import Gatekeeper
 from knowgate.server.learning.build import build_learner
@@ -54,6 +55,7 @@ class Service:
     log: DecisionLog | None = field(init=False, default=None)
     recent: Recent = field(init=False)
     learner: Learner | None = field(init=False, default=None)
+    figures: Figures = field(default_factory=Figures)
     at_work: int = 0
 
     def __post_init__(self) -> None:
@@ -160,6 +162,8 @@ class Service:
     def told(self, route: str, response: Response, seconds: float, trace: Trace) -> None:
         """What became of a request is counted, and kept if that is wanted."""
         self.metrics.see(route, response.status_code, seconds, trace)
+        if trace.asked is not None:
+            self.figures.see(route, response.status_code, seconds, trace)
         if trace.decision is None:
             return
         record = trace.record

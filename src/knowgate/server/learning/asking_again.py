@@ -29,12 +29,17 @@ class AskingAgain:
         self.forwarding = forwarding
         self.seconds = seconds
 
-    async def answer(self, asked: Asked, question: str, *, opened: bool) -> str | None:
-        """None where it cannot be had whole. Nothing found: there is no other answer than that from memory."""
+    async def answer(self, asked: Asked, question: str, *, given: str, opened: bool) -> str | None:
+        """None where it cannot be had. Where nothing is found the answer `given` from memory is the only one."""
         async with asyncio.timeout(self.seconds):
             if self.forwarding is None:
                 return await self._here(question, opened)
-            passages = await self.keeper.search(Question(question), Trace()) if opened else ()
+            own = Trace()
+            passages = await self.keeper.search(Question(question), own) if opened else ()
+            if own.degraded:
+                return None
+            if opened and not passages:
+                return given
             return await self._there(self.forwarding, asked, passages)
 
     async def says_same(self, asked: Asked, question: str, closed: str, opened: str) -> bool:

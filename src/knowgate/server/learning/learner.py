@@ -153,7 +153,7 @@ class Learner:
                 return
         closed, opened = job.closed, job.opened
         if closed is None or opened is None:
-            other = await self._ask(job, opened=opened is None)
+            other = await self._ask(job, given=closed or opened or "", opened=opened is None)
             closed, opened = (closed, other) if opened is None else (other, opened)
         if closed is None or opened is None:
             self.counts[job.arm.name, "failed"] += 1
@@ -172,9 +172,9 @@ class Learner:
         self.budget.spend()
         return not await self.again.says_same(job.asked, job.question, closed, opened)
 
-    async def _ask(self, job: Job, *, opened: bool) -> str | None:
+    async def _ask(self, job: Job, *, given: str, opened: bool) -> str | None:
         self.budget.spend()
-        return await self.again.answer(job.asked, job.question, opened=opened)
+        return await self.again.answer(job.asked, job.question, given=given, opened=opened)
 
     async def _keep(
         self, job: Job, kind: str, lost: float, closed: str | None = None, opened: str | None = None
