@@ -353,6 +353,16 @@ def test_questions_unlike_those_of_the_fit_are_seen_as_drift_and_the_others_are_
     assert not strange.alarm  # shown, but nothing falls back
 
 
+def test_how_far_questions_lie_from_those_of_the_fit_is_shown_per_gate(serve, tmp_path, monkeypatch):
+    address, app = serve(upstream=False, gate="prompt", options={"canary": 1.0})
+    gate = type(app.state.service.keeper.rag.bound)
+    monkeypatch.setattr(gate, "distances", lambda self, questions, readings: [2.0 for _ in questions])
+    ask(address, KNOWN, model="knowgate")
+    drift = learnt(address)["a"]["drift"]
+    assert (drift["questions"], drift["mean"]) == (1, 1.0)
+    assert 'knowgate_far{arm="a"} 1.0' in httpx.get(f"{address}/metrics").text
+
+
 def test_gates_that_measure_no_distance_say_nothing_of_drift():
     watch = Watch()
     watch.see_distance(None)
