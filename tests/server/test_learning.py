@@ -202,6 +202,20 @@ def test_an_alarm_outlives_a_restart_until_somebody_clears_it(serve, stub, tmp_p
     assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "z"}).status_code == 404
 
 
+def test_an_alarm_that_one_worker_raised_is_heard_by_the_others(serve, stub, tmp_path):
+    options = audited(tmp_path, max_loss=0.1)
+    other, _ = serve(gate="never", options={**options, "audit": 1e-9})
+    ask(other)
+    raise_alarm(serve, stub, tmp_path)
+
+    def hears():
+        ask(other)
+        return learnt(other)["a"]["loss"]["alarm"]
+
+    wait_until(hears)
+    assert ask(other).headers["x-knowgate-mode"] == "alarm"
+
+
 def test_what_was_found_out_about_one_threshold_does_not_count_for_another(serve, stub, tmp_path):
     first, _ = serve(gate="logprob:first", threshold=0.9, options=audited(tmp_path))
     ask(first)

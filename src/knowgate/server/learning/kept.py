@@ -61,6 +61,10 @@ class Kept:
 
         return await self._log.beside(work)
 
+    async def news(self) -> list[Audit]:
+        """What other workers found out since last time."""
+        return await self._log.beside(self._news)
+
     def _news(self, file: sqlite3.Connection) -> list[Audit]:
         query = f"SELECT number, {COLUMNS} FROM audits WHERE number > ? ORDER BY number"
         rows = file.execute(query, (self._last,)).fetchall()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from knowgate.server.recent import Recent
 from knowgate.server.trace import Asked, Trace
 from knowgate.types import Note
 
+FOLLOW = 2.0  # seconds between looks at what other workers found out
 MOST_WAITING = 64  # audits; while there are so many nothing is drawn
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ class Learner:
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     waiting: asyncio.Queue[Job] = field(default_factory=lambda: asyncio.Queue(MOST_WAITING))
     worker: asyncio.Task[None] | None = None
+    followed: float = 0.0
+    following: asyncio.Task[None] | None = None
     chance: random.Random = field(default_factory=random.SystemRandom)
 
     def __post_init__(self) -> None:
@@ -85,12 +89,27 @@ class Learner:
         """After a chat was answered, before the reply has gone out."""
         if trace.decision is None or trace.question is None or response.status_code != 200:
             return
+        self._follow()
         arm = self.arms.arms.get(trace.arm)
         if arm is not None:
             arm.watch.see_distance(trace.decision.distance)
         drawn = arm is not None and self._draws(trace)
         if drawn or self.history is not None or self.recent.keeps_texts:
             listen(response, lambda text: self._heard(trace, text, arm if drawn else None))
+
+    def _follow(self) -> None:
+        """Now and then: what other workers found out, an alarm above all."""
+        now = time.monotonic()
+        if self.kept is None or now < self.followed + FOLLOW:
+            return
+        self.followed = now
+        self.following = asyncio.get_running_loop().create_task(self._read(self.kept))
+
+    async def _read(self, kept: Kept) -> None:
+        try:
+            self._take(await kept.news())
+        except Exception as error:  # noqa: BLE001 - it is tried again
+            log.warning("What other workers found out could not be read: %s", error)
 
     def _draws(self, trace: Trace) -> bool:
         """By chance alone: if the decision, or what an audit costs, played a part, the mean would be no mean."""
