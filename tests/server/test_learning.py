@@ -55,7 +55,7 @@ def wait_for_audits(address, count, arm="a"):
 
 def with_history(app):
     store = Noted()
-    app.state.service.learner.history = TrafficLog(store)
+    app.state.service.learner.labelling.history = TrafficLog(store)
     return store
 
 
@@ -129,7 +129,7 @@ def test_requests_with_a_wish_of_their_own_are_not_drawn(serve, stub, tmp_path):
 
 def test_an_audit_that_fails_counts_for_nothing(serve, stub, tmp_path, monkeypatch):
     address, app = serve(gate="never", options=audited(tmp_path))
-    monkeypatch.setattr(app.state.service.learner.again, "answer", _failing)
+    monkeypatch.setattr(app.state.service.learner.auditor.again, "answer", _failing)
     assert ask(address).status_code == 200
     wait_until(lambda: learnt(address)["a"]["audits"].get("failed"))
     assert learnt(address)["a"]["loss"]["drawn"] == 0

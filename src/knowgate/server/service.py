@@ -132,7 +132,7 @@ class Service:
     async def clear_alarm(self, request: Request, trace: Trace) -> Response:
         """{"arm": "a" or "b"}: begin to count again."""
         _, body = await self.body(request)
-        await self._learner.clear(str(body.get("arm", "a")))
+        await self._learner.auditor.clear(str(body.get("arm", "a")))
         return json_response(self._learner.record)
 
     @property

@@ -14,8 +14,10 @@ from knowgate.server.forwarding import Forwarding
 from knowgate.server.gatekeeper import Gatekeeper
 from knowgate.server.learning.arms import Arm, Arms
 from knowgate.server.learning.asking_again import AskingAgain
+from knowgate.server.learning.auditor import Auditor
 from knowgate.server.learning.budget import Budget
 from knowgate.server.learning.kept import Kept
+from knowgate.server.learning.labelling import Labelling
 from knowgate.server.learning.learner import Learner
 from knowgate.server.learning.watch import Watch
 from knowgate.server.options import ServeOptions
@@ -42,16 +44,12 @@ def build_learner(
         arms["b"] = build_arm("b", second_pipeline(settings, options, keeper), options)
     canary = 0.0 if options.shadow else 1.0 if options.canary is None else options.canary
     keeper.arms = Arms(arms, options.share_b if "b" in arms else 0.0, canary)
-    return Learner(
-        keeper.arms,
-        AskingAgain(keeper, forwarding, options.deadline),
-        recent,
-        Kept(decisions) if decisions is not None else None,
-        keeper.rag.log,
-        options.audit,
-        options.audit_compare == "llm",
-        Budget(options.audit_budget),
-    )
+    labelling = Labelling(keeper.rag, keeper.rag.log)
+    again = AskingAgain(keeper, forwarding, options.deadline)
+    kept = Kept(decisions) if decisions is not None else None
+    budget, asks_llm = Budget(options.audit_budget), options.audit_compare == "llm"
+    auditor = Auditor(keeper.arms, again, recent, labelling, kept, budget, asks_llm)
+    return Learner(auditor, labelling, recent, options.audit)
 
 
 def is_held_back(options: ServeOptions) -> bool:

@@ -46,10 +46,11 @@ async def take_feedback(
     if not await decisions.rate(feedback.id, feedback.rating, feedback.comment):
         raise Problem(404, "there is no such decision.", "no_decision")
     learnt = False
-    if learner is not None and learner.kept is not None:
+    kept = learner.auditor.kept if learner is not None else None
+    if learner is not None and kept is not None:
         if feedback.correction:
-            await learner.kept.correct(feedback.id, feedback.correction)
+            await kept.correct(feedback.id, feedback.correction)
         found = recent.find(feedback.id) or await decisions.find(feedback.id) or {}
-        found = {**await learner.kept.answers(feedback.id), **found}
+        found = {**await kept.answers(feedback.id), **found}
         learnt = learner.learn(feedback.id, feedback.rating, feedback.correction, found)
     return {"id": feedback.id, "rating": feedback.rating, "learnt": learnt}

@@ -15,7 +15,7 @@ class Gauges(Collector):
         self.learner = learner
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        arms = self.learner.arms.arms
+        arms = self.learner.auditor.arms.arms
         watches = {name: arm.watch for name, arm in arms.items()}
         yield _gauge("loss", "Share of answers that skipping costs.", {k: w.loss.mean for k, w in watches.items()})
         yield _gauge("loss_low", "Its lower bound, at all times.", {k: w.loss.low for k, w in watches.items()})
@@ -24,7 +24,7 @@ class Gauges(Collector):
         yield _gauge("alarm", "1 while everything is looked up.", {k: float(bool(w.alarm)) for k, w in watches.items()})
         yield _gauge("far", "Share of questions unlike those of the fit.", {k: w.far.mean for k, w in watches.items()})
         audits = CounterMetricFamily("knowgate_audits", "Audits by what became of them.", labels=["arm", "result"])
-        for (arm, result), count in self.learner.counts.items():
+        for (arm, result), count in self.learner.auditor.counts.items():
             audits.add_metric([arm, result], count)
         yield audits
 
