@@ -135,7 +135,7 @@ def test_what_happened_is_counted_without_a_word_of_a_question(serve):
 @pytest.mark.parametrize("path", ["completions", "embeddings", "responses"])
 def test_what_is_the_upstreams_alone_passes_through(serve, path):
     address, _ = serve(gate="always")
-    body = {"model": "m", "input": "text", "nobody_knows": 1}
+    body = {"model": "m", "input": ["one", "two"], "prompt": ["one", "two"], "nobody_knows": 1}
     reply = httpx.post(f"{address}/v1/{path}", json=body)
     assert reply.json() == {"object": f"/v1/{path}", "got": body}
     assert reply.headers["x-knowgate-way"] == "pass-through"

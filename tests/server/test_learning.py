@@ -381,3 +381,28 @@ def test_gates_that_measure_no_distance_say_nothing_of_drift():
     watch = Watch()
     watch.see_distance(None)
     assert (watch.record["drift"]["questions"], watch.record["drift"]["mean"]) == (0, None)
+
+
+# --- beside what else a request or a keeper of the server may want --------------------------------
+
+
+def test_a_request_with_a_threshold_of_its_own_obeys_the_alarm_but_counts_for_no_gate(serve, stub, tmp_path):
+    address = raise_alarm(serve, stub, tmp_path)
+    drawn = learnt(address)["a"]["loss"]["drawn"]
+    reply = ask(address, knowgate={"threshold": 0.9})
+    assert (reply.headers["x-knowgate-retrieve"], reply.headers["x-knowgate-mode"]) == ("true", "alarm")
+    assert "x-knowgate-arm" not in reply.headers
+    assert learnt(address)["a"]["loss"]["drawn"] == drawn
+
+
+def test_what_is_forgotten_is_gone_from_audits_and_corrections_too(serve, stub, tmp_path):
+    address, app = serve(gate="never", options={**audited(tmp_path), "keep_questions": True})
+    id = ask(address).headers["x-knowgate-id"]
+    wait_for_audits(address, 1)
+    httpx.post(f"{address}/v1/feedback", json={"id": id, "correction": "Babakostad, surely"})
+    assert httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN}).status_code == 200
+    assert app.state.service.recent.find(id) is None
+    assert learnt(address)["a"]["loss"]["drawn"] == 1  # that it was lost stays counted
+    kept = b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
+    assert b"Babakostad, surely" not in kept
+    assert b"From the passages" not in kept

@@ -1,7 +1,6 @@
 """The three ways of a request with an upstream, and where passages go."""
 
 import threading
-import time
 
 import pytest
 
@@ -12,23 +11,27 @@ from knowgate.server.passages import with_passages
 from knowgate.types import Passage
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
+from tests.support.processes import PATIENCE
 
 FOUND = [Passage("d1", "The capital of Babakoland is Babakostad.", "Towns")]
 
 
 class WatchedRetriever:
-    """Takes a while, and remembers when it was asked."""
+    """Says when it was asked, remembers how many answers the stub had given by then, and may be held up."""
 
     name, fingerprint = "watched", "watched"
 
-    def __init__(self, seconds=0.0):
-        self.seconds = seconds
-        self.asked = []
-        self.done = threading.Event()
+    def __init__(self, stub=None, *, held=False):
+        self.stub = stub
+        self.answered = []
+        self.asked, self.let_go, self.done = threading.Event(), threading.Event(), threading.Event()
+        if not held:
+            self.let_go.set()
 
     def search(self, queries, k):
-        self.asked.append(time.monotonic())
-        time.sleep(self.seconds)
+        self.answered.append(self.stub.answered if self.stub else 0)
+        self.asked.set()
+        self.let_go.wait(PATIENCE)
         self.done.set()
         return [FOUND for _ in queries]
 
@@ -42,29 +45,29 @@ def with_retriever(retriever):
 
 
 def test_draft_first_searches_only_after_the_draft(serve, stub):
-    stub.sure, stub.slow, watched = -3.0, 0.3, WatchedRetriever()
+    stub.sure, watched = -3.0, WatchedRetriever(stub)
     address, _ = serve(gate="logprob:mean", options={"way": "draft"}, change=with_retriever(watched))
-    begun = time.monotonic()
     told = ask(address).json()["knowgate"]
     assert (told["way"], told["retrieve"], len(stub.bodies)) == ("draft", True, 2)
-    assert watched.asked[0] - begun >= 0.3
+    assert watched.answered == [1]
 
 
 def test_a_race_searches_beside_the_draft(serve, stub):
-    stub.sure, stub.slow, watched = -3.0, 0.5, WatchedRetriever()
+    watched = WatchedRetriever(stub)
+    stub.sure, stub.waits_for = -3.0, watched.asked  # there is no draft before the search has begun
     address, _ = serve(gate="logprob:mean", options={"way": "race"}, change=with_retriever(watched))
-    begun = time.monotonic()
     told = ask(address).json()["knowgate"]
     assert (told["way"], [one["id"] for one in told["passages"]]) == ("race", ["d1"])
-    assert watched.asked[0] - begun < 0.5
+    assert watched.answered == [0]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_sure_draft_does_not_wait_for_the_search_it_raced_with(serve, stub, streamed):
-    watched = WatchedRetriever(seconds=3.0)
+    watched = WatchedRetriever(held=True)
     address, _ = serve(gate="logprob:mean", options={"way": "race"}, change=with_retriever(watched))
     reply = ask(address, stream=streamed)
     assert not watched.done.is_set()
+    watched.let_go.set()
     assert reply.headers["x-knowgate-retrieve"] == "false"
     assert len(stub.bodies) == 1
 

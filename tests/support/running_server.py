@@ -10,11 +10,14 @@ from typing import Any
 
 import uvicorn
 
+from knowgate.server.running import tuning
+
 
 @contextmanager
 def running(app: Any) -> Iterator[str]:
     """Its address, without /v1."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1)
+    tuned = {**tuning(app.state.service.options), "log_level": "error", "timeout_graceful_shutdown": 1}
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, **tuned)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

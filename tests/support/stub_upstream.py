@@ -20,6 +20,7 @@ class Stub:
     """bodies: what it was asked. sure: how probable its tokens are without passages. status: what it answers with.
 
     slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
+    forgets: keeps no bodies. answered: replies it has given. waits_for: it answers nothing before.
     """
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -30,12 +31,16 @@ class Stub:
     dropped: int = 0
     refuses: tuple[str, ...] = ()
     breaks_off: bool = False
+    forgets: bool = False
+    answered: int = 0
+    waits_for: threading.Event | None = None
     url: str = ""
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.bodies.append(body)
-        self.headers.append(dict(request.headers))
+        if not self.forgets:
+            self.bodies.append(body)
+            self.headers.append(dict(request.headers))
         refused = [name for name in self.refuses if name in body]
         if self.status != 200 or refused:
             status = 400 if refused else self.status
@@ -48,6 +53,9 @@ class Stub:
 
     async def _plain(self, body: dict[str, Any]) -> web.Response:
         await asyncio.sleep(self.slow)
+        while self.waits_for is not None and not self.waits_for.is_set():
+            await asyncio.sleep(0.01)
+        self.answered += 1
         message: dict[str, Any] = {"role": "assistant", "content": self.answer(body)}
         if body.get("tools"):
             call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}

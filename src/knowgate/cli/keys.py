@@ -22,18 +22,29 @@ Name = Annotated[str, typer.Argument(help="Whose key it is.")]
 DEFAULT = Path("keys.json")
 
 
+Rate = Annotated[int | None, typer.Option(min=1, help="Requests a minute; one more is answered 429.")]
+Budget = Annotated[int | None, typer.Option(min=1, help="Tokens a day (UTC); after that requests are answered 429.")]
+
+
 @app.command()
-def add(name: Name, keys: KeysFile = DEFAULT) -> None:
+def add(name: Name, keys: KeysFile = DEFAULT, rate: Rate = None, budget: Budget = None) -> None:
     """Make a key and print it. It is shown this once."""
-    plain_console().print(add_key(keys, name), markup=False)
+    plain_console().print(add_key(keys, name, rate=rate, budget=budget), markup=False)
     WORDS.print(harmless(f"Kept in {keys} as a hash. Serve with it: knowgate serve --keys {keys}"), markup=False)
 
 
 @app.command("list")
 def list_(keys: KeysFile = DEFAULT) -> None:
     """Say whose keys there are."""
-    rows = [(harmless(key.name), time.strftime("%Y-%m-%d", time.gmtime(key.created))) for key in read_keys(keys)]
-    print_table(("name", "made"), rows)
+    rows = [
+        (harmless(key.name), time.strftime("%Y-%m-%d", time.gmtime(key.created)), _most(key.rate), _most(key.budget))
+        for key in read_keys(keys)
+    ]
+    print_table(("name", "made", "requests a minute", "tokens a day"), rows)
+
+
+def _most(limit: int | None) -> str:
+    return "" if limit is None else f"{limit:,}"
 
 
 @app.command()

@@ -18,6 +18,7 @@ from knowgate.evaluation import is_served, served_questions
 from knowgate.files import write_text
 from knowgate.firstrun import MAX_LOSS, FirstRun, Wishes, first_run
 from knowgate.pipeline import Settings, load_settings
+from knowgate.server import serve_options
 
 MOST, OUT = 500, Path("knowgate-refit")
 
@@ -92,12 +93,13 @@ def _wishes(settings: Settings, questions: Path, count: int, max_loss: float, ou
 
 def llm_of(settings: Settings) -> str:
     """The LLM that answers: the upstream's, where the settings of the server name one."""
-    upstream, name = settings.serve.get("upstream"), settings.serve.get("upstream_model")
-    if not upstream:
+    options = serve_options(settings)
+    if not options.upstream:
         return settings.model
-    if not name:
+    if not options.upstream_model:
         raise BadSetting("[serve] names an upstream but no 'upstream_model': add it, so that its LLM can be asked.")
-    return f"openai:{name}@{upstream}"
+    address = options.upstream[0].partition(",weight=")[0]
+    return f"openai:{options.upstream_model}@{address}"
 
 
 def tell_refit(made: FirstRun, wishes: Wishes) -> None:

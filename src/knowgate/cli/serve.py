@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ from knowgate.pipeline import load_settings
 from knowgate.server import run_server, serve_options
 from knowgate.servers import without_secrets
 
-Upstream = Annotated[str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that answers, up to /v1, instead of --model.")]  # fmt: skip  # noqa: E501
+Upstream = Annotated[list[str] | None, typer.Option(metavar="URL", help="OpenAI-compatible server that answers, up to /v1, instead of --model. May be repeated: they share the requests (URL,weight=3), and where one fails the next is asked.")]  # fmt: skip  # noqa: E501
 UpstreamModel = Annotated[str | None, typer.Option(metavar="NAME", help="With --upstream: the LLM meant by the model names knowgate and knowgate/GATE. Default: the first it lists.")]  # fmt: skip  # noqa: E501
 Way = Annotated[str | None, typer.Option(metavar="draft|race|question", help="With --upstream: its answer decides; retrieval begins beside it; or the question alone decides, without a call.")]  # fmt: skip  # noqa: E501
 Place = Annotated[str | None, typer.Option(metavar="user|system|documents", help="With --upstream: where passages go. Default: before the last user turn.")]  # fmt: skip  # noqa: E501
@@ -54,6 +55,8 @@ ShareB = Annotated[float | None, typer.Option(min=0, max=1, help="Share of reque
 PriceRetrieval = Annotated[float | None, typer.Option(help="For the dashboard: price of one search.")]
 PriceInput = Annotated[float | None, typer.Option("--price-input-token", help="For the dashboard: price of one prompt token, e.g. 3e-7.")]  # fmt: skip  # noqa: E501
 PriceOutput = Annotated[float | None, typer.Option("--price-output-token", help="For the dashboard: price of one generated token, e.g. 1.2e-6.")]  # fmt: skip  # noqa: E501
+Otel = Annotated[bool | None, typer.Option("--otel", help="Send OpenTelemetry spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names (needs the extra otel).")]  # fmt: skip  # noqa: E501
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes that serve, each with its own model and index. Default 1.")]  # fmt: skip  # noqa: E501
 Deadline = Annotated[float | None, typer.Option(help="Seconds after which a request is over. Default 120.")]
 
 
@@ -80,6 +83,7 @@ def serve(
     config: Config = None,
     host: Host = None,
     port: Port = None,
+    workers: Workers = None,
     strict: Strict = None,
     deadline: Deadline = None,
     keys: Keys = None,
@@ -98,29 +102,31 @@ def serve(
     price_retrieval: PriceRetrieval = None,
     price_input_token: PriceInput = None,
     price_output_token: PriceOutput = None,
+    otel: Otel = None,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that retrieves only where the gate says so.
 
-    Applications change their base URL to http://HOST:PORT/v1 and nothing else.
+    Applications change their base URL to http://HOST:PORT/v1 and nothing else. SIGHUP has gate, threshold, rules and
+    documents read again; SIGTERM ends it when all streams are over.
     """
-    settings = load_settings(
-        config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
+    read = partial(
+        load_settings, config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
         retriever=retriever, rerank=rerank, arbiter=arbiter, rules=chosen_rules(rules, no_rules), k=k,
         max_tokens=max_tokens, lang=lang, log=log,
     )  # fmt: skip
+    settings = read()
     options = serve_options(
-        settings, upstream=upstream, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
-        strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions), keep_questions=keep_questions,
+        settings, upstream=upstream or None, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
+        workers=workers, strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions),
+        keep_questions=keep_questions, otel=otel,
         audit=audit, audit_budget=audit_budget, audit_compare=audit_compare, max_loss=max_loss, confidence=confidence,
         shadow=shadow, canary=canary, gate_b=gate_b, threshold_b=threshold_b, share_b=share_b,
         price_retrieval=price_retrieval, price_input_token=price_input_token, price_output_token=price_output_token,
     )  # fmt: skip
-    behind = without_secrets(options.upstream) if options.upstream else settings.model
-    WORDS.print(
-        harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1, dashboard on /. Ctrl-C ends it."),
-        markup=False,
-    )
-    run_server(settings, options)
+    behind = without_secrets(", ".join(options.upstream)) if options.upstream else settings.model
+    address = f"http://{options.host}:{options.port}"
+    WORDS.print(harmless(f"Serving {behind} on {address}/v1, dashboard on {address}/. Ctrl-C ends it."), markup=False)
+    run_server(settings, options, read)
 
 
 def _text(file: Path | None) -> str | None:

@@ -19,6 +19,7 @@ class AlwaysGate(Gate):
     """
 
     may_be_overruled = False
+    is_quick = True
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [1.0 for _ in questions]

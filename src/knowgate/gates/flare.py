@@ -24,6 +24,7 @@ class FlareGate(Gate):
     theta: float = 0.4
     draft_tokens: int = 32
     needs = frozenset({Signal.LOGPROBS})
+    is_quick = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.theta <= 1:

@@ -42,6 +42,7 @@ class LogprobGate(Gate):
     statistic: Statistic = "first"
     draft_tokens: int = 16
     needs = frozenset({Signal.LOGPROBS})
+    is_quick = True
 
     def __post_init__(self) -> None:
         check_draft_tokens(self.name, self.draft_tokens)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from knowgate.pipeline.arbitration import arbitrate, bind_arbiter, hold_back
 from knowgate.pipeline.asked import as_question, batches, check_several
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, timed, with_total
-from knowgate.pipeline.deciding import decide_by, look_up_anyway, overrule
+from knowgate.pipeline.deciding import decide_by, settle
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.pipeline.traffic import TrafficLog, WholeDraft
 from knowgate.prompts import AnswerPrompts, fit_passages
@@ -29,7 +29,7 @@ from knowgate.rerank import is_sure, rerank
 from knowgate.retrieval import follow_up, has_new, merged
 from knowgate.rules import RuleBook
 from knowgate.text import normalise
-from knowgate.thresholds import Deployment, objections, promise
+from knowgate.thresholds import Deployment, objections, promise, proven_loss
 from knowgate.types import (
     Answer,
     AnswerEvent,
@@ -217,6 +217,11 @@ class AdaptiveRAG:
         return objections(self.bound, self._deployment)
 
     @property
+    def proven_loss(self) -> float | None:
+        """The share of the answers that skipping loses at most, as far as that is proven and holds here."""
+        return proven_loss(self.bound, self._deployment)
+
+    @property
     def _deployment(self) -> Deployment:
         return Deployment(
             self.threshold,
@@ -278,18 +283,14 @@ class AdaptiveRAG:
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[Case]:
         """readers: the gate, and whoever else reads the one pass."""
-        gate = self.bound
-        cases = [Case(question) for question in questions]
+        gate, cases = self.bound, [Case(question) for question in questions]
         with timed(cases, "read"):
             readings = read_questions(self.model, readers, questions, self.prompts)
         for case, reading in zip(cases, readings, strict=True):
             case.reading = reading
-        with self._alone, timed(cases, "gate"):
+        with nullcontext() if gate.is_quick else self._alone, timed(cases, "gate"):
             decide_by(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
-        if self.rules is not None and gate.may_be_overruled:
-            overrule(self.rules, cases)
-        if self.shadow and self.retriever is not None:
-            look_up_anyway(self.shadow, cases)
+        settle(cases, self.rules if gate.may_be_overruled else None, self.shadow if self.retriever else "")
         return cases
 
     @property

@@ -38,6 +38,14 @@ def decide_by(gate: Gate, threshold: float, cases: Sequence[Case]) -> None:
         )
 
 
+def settle(cases: Sequence[Case], rules: RuleBook | None, shadow: str) -> None:
+    """What stands above a gate's decisions: rules, and that everything is looked up for the reason `shadow`, if any."""
+    if rules is not None:
+        overrule(rules, cases)
+    if shadow:
+        look_up_anyway(shadow, cases)
+
+
 def overrule(rules: RuleBook, cases: Sequence[Case]) -> None:
     """Decide the cases that a rule fits; the need stays what the gate found."""
     for case in cases:

@@ -7,19 +7,25 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from knowgate.pipeline import Settings
+from knowgate.server.building import build_service
 from knowgate.server.dashboard import dashboard, dashboard_routes
+from knowgate.server.learning.addresses import clear_alarm, learning
+from knowgate.server.openapi import openapi, page
 from knowgate.server.options import ServeOptions, serve_options
 from knowgate.server.problems import Problem, json_response
-from knowgate.server.service import Service, build_service
+from knowgate.server.reloading import Reloading
+from knowgate.server.service import Service
 from knowgate.server.streaming import HungUp, Streamed
 from knowgate.server.trace import Trace
 
@@ -28,23 +34,34 @@ Work = Callable[[Service, Request, Trace], Awaitable[Response]]
 NOBODY = 499  # nginx's word for a client that hung up; nobody reads it
 
 
-def create_app(settings: Settings, options: ServeOptions | None = None) -> Starlette:
+def create_app(
+    settings: Settings, options: ServeOptions | None = None, read: Callable[[], Settings] | None = None
+) -> Starlette:
     """The server as an ASGI application. options: instead of the settings' table [serve].
 
-    Models, gates and indexes are loaded here; a gate that cannot work is refused here.
+    Models, gates and indexes are loaded here; a gate that cannot work is refused here. read: gives the settings as they
+    are when the process is told to read them again (SIGHUP).
     """
     service = build_service(settings, options or serve_options(settings))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.reloading = Reloading(service, settings, read)
+        app.state.reloading.listen()
         yield
         await service.close()
 
     def route(path: str, work: Work, method: str = "POST") -> Route:
-        return Route(path, _endpoint(service, path, work), methods=[method])
+        return Route(path, Endpoint(service, path, work), methods=[method])
 
     async def health(request: Request) -> Response:
         return json_response({"status": "ok"})
+
+    async def programs(request: Request) -> Response:
+        return json_response(openapi())
+
+    async def people(request: Request) -> Response:
+        return HTMLResponse(page())
 
     routes = [
         route("/v1/chat/completions", Service.chat),
@@ -52,14 +69,18 @@ def create_app(settings: Settings, options: ServeOptions | None = None) -> Starl
         *(route(f"/v1/{path}", Service.hand_on) for path in ("completions", "embeddings", "responses")),
         route("/v1/rerank", Service.rerank),
         route("/v1/feedback", Service.feedback),
-        route("/v1/learning", Service.learning, "GET"),
-        route("/v1/learning/clear", Service.clear_alarm),
+        route("/v1/learning", learning, "GET"),
+        route("/v1/learning/clear", clear_alarm),
         route("/v1/decisions/{id}", Service.decision, "GET"),
+        route("/v1/decisions/{id}", Service.forget_decision, "DELETE"),
+        route("/v1/forget", Service.forget),
         route("/metrics", Service.counted, "GET"),
         route("/v1/models", Service.models, "GET"),
         route("/v1/dashboard", dashboard, "GET"),
         *dashboard_routes(has_keys=service.options.keys is not None),
         Route("/health", health, methods=["GET"]),
+        Route("/openapi.json", programs, methods=["GET"]),
+        Route("/docs", people, methods=["GET"]),
         route("/ready", Service.ready, "GET"),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_such_page})
@@ -67,22 +88,35 @@ def create_app(settings: Settings, options: ServeOptions | None = None) -> Starl
     return app
 
 
-def _endpoint(service: Service, path: str, work: Work) -> Callable[[Request], Awaitable[Response]]:
-    async def handle(request: Request) -> Response:
-        trace = Trace()
-        response = await _answered(service, work, request, trace)
-        service.told(path, response, time.perf_counter() - trace.begun, trace)
-        return response
+@dataclass(frozen=True)
+class Endpoint:
+    """An ASGI application, which Starlette calls with fewer layers around it than a function."""
 
-    return handle
+    service: Service
+    path: str
+    work: Work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trace, request = Trace(), Request(scope, receive, send)
+        response = await _answered(self.service, self.work, request, trace)
+        self.service.told(self.path, response, time.perf_counter() - trace.begun, trace)
+        try:
+            await response(scope, receive, send)
+        finally:
+            if trace.key is not None and self.service.meter is not None:
+                await self.service.meter.spend(trace.key, request, response)
+            if self.service.spans is not None:
+                self.service.spans.see(request.method, self.path, response.status_code, trace, request.headers)
 
 
 async def _answered(service: Service, work: Work, request: Request, trace: Trace) -> Response:
     """The reply, whatever happens. A stream counts as at work until it is over."""
     try:
-        service.door.check(request)
+        trace.key = service.door.check(request)
         if request.method == "GET":  # asked by those who watch, also when there is too much to do
             return await _worked(service, work, request, trace)
+        if trace.key is not None and service.meter is not None:
+            await service.meter.admit(trace.key)
         service.enter()
     except Problem as problem:
         return problem.response

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from knowgate.errors import BadSetting
+from knowgate.history import question_key
 
 Result = TypeVar("Result")
 SCHEMA = """
@@ -72,6 +73,21 @@ class DecisionLog:
         told = [{"at": at, "rating": rating, "comment": comment} for at, rating, comment in said]
         return {**json.loads(row[2]), "at": row[0], **asked, "feedback": told}
 
+    async def forget(self, *, id: str = "", question: str = "") -> list[str]:
+        """Deletes a decision, or all that were made on a question, with what was said of them. Their ids."""
+        return await self._beside(lambda: self._forget(id, question))
+
+    def _forget(self, id: str, question: str) -> list[str]:
+        rows = self._file.execute("SELECT id, question FROM decisions WHERE id = ? OR question IS NOT NULL", (id,))
+        key = question_key(question)
+        ids = [row[0] for row in rows if row[0] == id or (question and row[1] and question_key(row[1]) == key)]
+        with self._file:
+            for one in ids:
+                self._file.execute("DELETE FROM decisions WHERE id = ?", (one,))
+                self._file.execute("DELETE FROM feedback WHERE decision = ?", (one,))
+        self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # old pages leave the write-ahead file too
+        return ids
+
     async def rate(self, id: str, rating: str, comment: str | None) -> bool:
         """False where there is no such decision. Once it is true it is on disk."""
         return await self._beside(lambda: self._rate(id, rating, comment))
@@ -105,6 +121,7 @@ class DecisionLog:
 def _open(path: Path) -> sqlite3.Connection:
     file = sqlite3.connect(path, timeout=10)
     file.execute("PRAGMA journal_mode = WAL")
+    file.execute("PRAGMA secure_delete = ON")  # what is forgotten does not linger in free pages
     file.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
     file.executescript(SCHEMA)
     return file

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from knowgate.errors import KnowgateError
-from knowgate.server.keys import ApiKey, find_name, read_keys
+from knowgate.server.keys import ApiKey, find_key, read_keys
 from knowgate.server.options import LOOPBACK, ServeOptions
 from knowgate.server.problems import Problem
 
@@ -28,22 +28,25 @@ class Doorkeeper:
         self._keys: tuple[ApiKey, ...] = ()
         self._state: tuple[int, int] | None = None
 
-    def check(self, request: Request) -> None:
-        """Raises for who may not come in."""
-        if request.url.path in OPEN:
-            return
+    def check(self, request: Request) -> ApiKey | None:
+        """Whose key it is, where there are keys; raises for who may not come in."""
+        if request.scope["path"] in OPEN:
+            return None
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
         if origin is not None and urlsplit(origin).netloc != host:
             raise Problem(403, "pages of other sites are not answered.", "cross_origin")
         if self.file is not None:
-            self._check_key(request.headers.get("authorization", ""))
-        elif self.is_local and urlsplit(f"//{host}").hostname not in LOOPBACK:
+            return self._check_key(request.headers.get("authorization", ""))
+        if self.is_local and urlsplit(f"//{host}").hostname not in LOOPBACK:
             raise Problem(403, "without API keys only this machine is answered, by its own name.", "wrong_host")
+        return None
 
-    def _check_key(self, given: str) -> None:
+    def _check_key(self, given: str) -> ApiKey:
         kind, _, key = given.partition(" ")
-        if kind.lower() != "bearer" or find_name(self._read(), key.strip()) is None:
+        found = find_key(self._read(), key.strip())
+        if kind.lower() != "bearer" or found is None:
             raise Problem(401, "this server wants an API key: Authorization: Bearer KEY.", "invalid_api_key")
+        return found
 
     def _read(self) -> tuple[ApiKey, ...]:
         assert self.file is not None

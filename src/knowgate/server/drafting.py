@@ -12,7 +12,7 @@ import aiohttp
 from knowgate.errors import ModelError
 from knowgate.models import GatheredReply, read_choices
 from knowgate.server.events import data_of, hide_logprobs, lines
-from knowgate.types import Completion, Gate, Signal
+from knowgate.types import Arbiter, Completion, Gate, Signal
 
 TOP = 2  # the margin needs two
 
@@ -21,7 +21,7 @@ TOP = 2  # the margin needs two
 class Drafted:
     """What came: `content` of a reply in one piece; of a stream the `lines` so far and the `rest`.
 
-    completion: None where it could not be read.
+    completion: None where it could not be read. hides_logprobs: they were asked for by us, not by the client.
     """
 
     reply: aiohttp.ClientResponse
@@ -30,21 +30,25 @@ class Drafted:
     content: bytes = b""
     lines: list[bytes] = field(default_factory=list)
     rest: AsyncGenerator[bytes, None] | None = None
+    hides_logprobs: bool = False
 
     def close(self) -> None:
         """Hang up: what is left of the draft is not wanted."""
         self.reply.close()
 
     @property
-    def without_logprobs(self) -> bytes:
+    def shown(self) -> bytes:
+        """A reply in one piece as the client may see it."""
+        if not self.hides_logprobs:
+            return self.content
         reply = json.loads(self.content)
         hide_logprobs(reply)
         return json.dumps(reply, separators=(",", ":")).encode()
 
 
-def draft_request(request: dict[str, Any], gate: Gate) -> dict[str, Any]:
-    """The request, asking for what the gate reads as well."""
-    if Signal.LOGPROBS not in gate.needs:
+def draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict[str, Any]:
+    """The request, asking for what the gate or arbiter reads as well."""
+    if Signal.LOGPROBS not in reader.needs:
         return request
     top = request.get("top_logprobs")
     return {**request, "logprobs": True, "top_logprobs": max(TOP, top) if isinstance(top, int) else TOP}

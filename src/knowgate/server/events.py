@@ -6,13 +6,15 @@ What is neither the first nor the last goes on byte by byte as it came.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from typing import Any
 
 from knowgate.server.trace import Trace
 
 LONGEST_LINE = 32 << 20
 DONE = b"data: [DONE]\n\n"
+ENDS = (b"\n", b"\r\n")  # lines that end an event
+LAST = (b'"type":"response.completed"', b'"type": "response.completed"')  # of a stream of the Responses API
 OPEN = (b'"finish_reason":null', b'"finish_reason": null')
 
 
@@ -32,6 +34,14 @@ async def lines(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
             yield line + b"\n"
     if waiting:
         yield waiting
+
+
+async def chained(begun: Iterable[bytes], rest: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """The lines that were read already, then those that come."""
+    for line in begun:
+        yield line
+    async for line in rest:
+        yield line
 
 
 def data_of(line: bytes) -> dict[str, Any] | None:
@@ -65,6 +75,7 @@ class Amending:
 
     def amend(self, line: bytes) -> bytes:
         ends = b'"finish_reason"' in line and not any(mark in line for mark in OPEN)
+        ends = ends or any(mark in line for mark in LAST)
         if self.begun and not ends and not self.hides_logprobs:
             return line
         chunk = data_of(line)

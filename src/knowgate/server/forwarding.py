@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +20,18 @@ from knowgate.pipeline import AdaptiveRAG
 from knowgate.server.asking import Ungated, messages_of, question_of
 from knowgate.server.bodies import read_flag
 from knowgate.server.drafting import Drafted, draft_request, read_plain_draft, read_streamed_draft
-from knowgate.server.events import Amending, StreamTooLong, event, lines
+from knowgate.server.events import Amending, StreamTooLong, lines
 from knowgate.server.gatekeeper import Gatekeeper
 from knowgate.server.options import ServeOptions
 from knowgate.server.passages import with_passages
+from knowgate.server.passing import passed, whole, with_record
 from knowgate.server.policy import is_ours, policy_of
-from knowgate.server.problems import Problem
 from knowgate.server.streaming import Streamed
 from knowgate.server.trace import Trace
-from knowgate.server.upstream import Upstream, headers_of, unreachable
-from knowgate.types import Passage, Question
+from knowgate.server.upstream import headers_of, unreachable
+from knowgate.server.upstreams import Upstreams
+from knowgate.server.weighing import weigh
+from knowgate.types import Arbiter, Passage, Question
 
 CHAT = "/chat/completions"
 REFUSALS = (400, 404, 422, 501)  # how servers say that they give no log-probabilities
@@ -38,7 +39,10 @@ REFUSALS = (400, 404, 422, 501)  # how servers say that they give no log-probabi
 
 @dataclass
 class Exchange:
-    """One request on its way. sent: what goes up, None while the bytes that came can go as they are."""
+    """One request on its way. sent: what goes up, None while the bytes that came can go as they are.
+
+    draft: the answer without passages, where it was not good enough.
+    """
 
     body: dict[str, Any]
     raw: bytes
@@ -46,6 +50,7 @@ class Exchange:
     trace: Trace
     until: float
     sent: dict[str, Any] | None = None
+    draft: Drafted | None = None
 
     @property
     def request(self) -> dict[str, Any]:
@@ -63,7 +68,7 @@ class Exchange:
 class Forwarding:
     """Chats go this way when there is an upstream."""
 
-    def __init__(self, upstream: Upstream, keeper: Gatekeeper, options: ServeOptions):
+    def __init__(self, upstream: Upstreams, keeper: Gatekeeper, options: ServeOptions):
         self.upstream = upstream
         self.keeper = keeper
         self.options = options
@@ -87,6 +92,7 @@ class Forwarding:
         if is_ours(body.get("model")):
             name = self.options.upstream_model or await self.upstream.default_model(exchange.headers)
             exchange.sent = {**exchange.request, "model": name}
+        exchange.trace.model = str(exchange.request.get("model", ""))[:200]
 
     async def _gated(self, exchange: Exchange, rag: AdaptiveRAG, question: Question) -> Response:
         trace, search = exchange.trace, None
@@ -95,7 +101,7 @@ class Forwarding:
         trace.decision = self.keeper.foresee(rag, question)
         if trace.decision is None and not self.keeper.want_of(rag).is_nothing:
             trace.way = "race" if self.options.way == "race" else "draft"
-            search = Search(self.keeper, question) if trace.way == "race" else None
+            search = Search(self.keeper, rag, question) if trace.way == "race" else None
             try:
                 drafted = await self._draft(exchange, rag, question)
             except BaseException:
@@ -109,10 +115,25 @@ class Forwarding:
         elif trace.decision is None:
             await self.keeper.decide(rag, question, None, trace)
         if trace.decision is not None and trace.decision.retrieve and rag.retriever is not None:
-            trace.passages = await (search or Search(self.keeper, question)).result(trace)
+            trace.passages = await (search or Search(self.keeper, rag, question)).result(trace)
             if trace.passages:
                 exchange.sent = with_passages(exchange.request, trace.passages, self.options.place)
+                if exchange.draft is not None and rag.weighing is not None and not exchange.is_streamed:
+                    return await self._weighed(exchange, rag, question, exchange.draft, rag.weighing)
         return await self.answer(exchange)
+
+    async def _weighed(
+        self, exchange: Exchange, rag: AdaptiveRAG, question: Question, draft: Drafted, arbiter: Arbiter
+    ) -> Response:
+        """The upstream's answer with passages, or its draft."""
+        request = draft_request(exchange.request, arbiter)
+        with exchange.trace.timed("answer"):
+            reply = await self.upstream.send("POST", CHAT, json.dumps(request).encode(), exchange.headers)
+        if reply.status != 200:
+            return await whole(reply, exchange.trace)
+        opened = await self._read(reply, exchange, rag, "answer")
+        opened.hides_logprobs = request is not exchange.request and not exchange.body.get("logprobs")
+        return self._given(await weigh(self.keeper, rag, question, draft, opened, exchange.trace), exchange)
 
     # --- the draft --------------------------------------------------------------------------------
 
@@ -127,20 +148,21 @@ class Forwarding:
             reply.close()
             self.keeper.give_up_gate(rag, exchange.trace, f"the upstream refuses to give a draft ({reply.status})")
             return None
-        hides = request is not exchange.request and not exchange.body.get("logprobs")
-        drafted = await self._read(reply, exchange, rag)
+        drafted = await self._read(reply, exchange, rag, "draft")
+        drafted.hides_logprobs = request is not exchange.request and not exchange.body.get("logprobs")
         if drafted.called_tool:
             exchange.trace.ungated = "the LLM called a tool"
         else:
             decision = await self.keeper.decide(rag, question, drafted.completion, exchange.trace)
             if decision.retrieve and rag.retriever is not None:
                 drafted.close()
+                exchange.draft = drafted
                 return None
-        return self._given(drafted, exchange, hides)
+        return self._given(drafted, exchange)
 
-    async def _read(self, reply: aiohttp.ClientResponse, exchange: Exchange, rag: AdaptiveRAG) -> Drafted:
+    async def _read(self, reply: aiohttp.ClientResponse, exchange: Exchange, rag: AdaptiveRAG, stage: str) -> Drafted:
         try:
-            with exchange.trace.timed("draft"):
+            with exchange.trace.timed(stage):
                 if exchange.is_streamed:
                     return await read_streamed_draft(reply, rag.bound.want.draft_tokens)
                 return await read_plain_draft(reply)
@@ -150,19 +172,19 @@ class Forwarding:
             reply.close()
             raise
 
-    def _given(self, drafted: Drafted, exchange: Exchange, hides: bool) -> Response:
+    def _given(self, drafted: Drafted, exchange: Exchange) -> Response:
         if drafted.rest is not None:
-            amending = Amending(exchange.trace, hides_logprobs=hides)
+            amending = Amending(exchange.trace, hides_logprobs=drafted.hides_logprobs)
             pieces = passed(drafted.reply, amending, drafted.lines, drafted.rest)
             return Streamed(pieces, headers_of(drafted.reply, exchange.trace.headers), exchange.until)
-        content = drafted.without_logprobs if hides else drafted.content
-        return Response(with_record(content, exchange.trace), 200, headers_of(drafted.reply, exchange.trace.headers))
+        return Response(
+            with_record(drafted.shown, exchange.trace), 200, headers_of(drafted.reply, exchange.trace.headers)
+        )
 
     # --- the answer -------------------------------------------------------------------------------
 
     async def hand_on(self, exchange: Exchange, path: str) -> Response:
         """A request that nothing is decided about; its reply comes back as it is, but for headers."""
-        read_flag(exchange.body, "stream")
         await self.name_model(exchange)
         reply = await self.upstream.send("POST", path, exchange.content, exchange.headers)
         if reply.status == 200 and reply.content_type.startswith("text/event-stream"):
@@ -183,9 +205,9 @@ class Forwarding:
 class Search:
     """A retrieval that has begun. What it has to say of itself is said only if it is used."""
 
-    def __init__(self, keeper: Gatekeeper, question: Question):
+    def __init__(self, keeper: Gatekeeper, rag: AdaptiveRAG, question: Question):
         self.own = Trace()
-        self.task = asyncio.ensure_future(keeper.search(question, self.own))
+        self.task = asyncio.ensure_future(keeper.search(rag, question, self.own))
 
     async def result(self, trace: Trace) -> tuple[Passage, ...]:
         try:
@@ -194,45 +216,10 @@ class Search:
             self.cancel()
             trace.degraded += self.own.degraded
             trace.milliseconds |= self.own.milliseconds
+            trace.stages += self.own.stages
 
     def cancel(self) -> None:
         self.task.cancel()
         self.task.add_done_callback(
             lambda task: task.cancelled() or task.exception()
         )  # looked at, so not complained of
-
-
-async def whole(reply: aiohttp.ClientResponse, trace: Trace, *, tells: bool = True) -> Response:
-    """A reply in one piece: good ones with our record, errors just as they came. tells: not in its body, if False."""
-    async with reply:
-        try:
-            content = await reply.read()
-        except (ClientError, OSError) as error:
-            raise unreachable(error) from None
-    content = with_record(content, trace) if reply.status == 200 and tells else content
-    return Response(content, reply.status, headers_of(reply, trace.headers))
-
-
-def with_record(content: bytes, trace: Trace) -> bytes:
-    """A JSON object with one field more; its own bytes stay as they are."""
-    text = content.strip()
-    if not (text.startswith(b"{") and text.endswith(b"}")):
-        return content
-    comma = b"," if text[1:-1].strip() else b""
-    return text[:-1] + comma + b'"knowgate":' + json.dumps(trace.record, separators=(",", ":")).encode() + b"}"
-
-
-async def passed(
-    reply: aiohttp.ClientResponse, amending: Amending | None, begun: list[bytes], rest: AsyncGenerator[bytes, None]
-) -> AsyncGenerator[bytes, None]:
-    """The upstream's stream, amended; when nobody listens any more the upstream is hung up on."""
-    try:
-        for line in begun:
-            yield amending.amend(line) if amending else line
-        async for line in rest:
-            yield amending.amend(line) if amending else line
-    except (ClientError, OSError, StreamTooLong):
-        yield event(Problem(502, "the upstream broke off in the middle of its answer.", "upstream_broke_off").record)
-    finally:
-        await rest.aclose()
-        reply.close()

@@ -24,9 +24,11 @@ from knowgate.gates import load_gate
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.server.breaker import Breaker
 from knowgate.server.drafts import reading_draft
+from knowgate.server.filtering import FilteredRetriever
 from knowgate.server.learning.arms import Arms
 from knowgate.server.policy import Policy
 from knowgate.server.problems import Problem
+from knowgate.server.promising import held_to
 from knowgate.server.staleness import stale_because
 from knowgate.server.trace import Trace
 from knowgate.types import Completion, Decision, Note, Passage, Question, Want
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Gatekeeper:
-    """Of one pipeline. Gates and retrievers run in threads, one decision and one search at a time."""
+    """Of one pipeline. Gates that are not quick, and retrievers, run in threads, one decision and search at a time."""
 
     def __init__(self, rag: AdaptiveRAG, *, seconds: float, strict: bool):
         self.rag = rag
@@ -53,8 +55,11 @@ class Gatekeeper:
         self.arms: Arms | None = None  # two gates, shadow mode, an alarm: where those are switched on
 
     def close(self) -> None:
+        """Until what was learnt is written; gates and retrievers that hang are not waited for."""
         for workers in (self._deciding, self._searching):
             workers.shutdown(wait=False, cancel_futures=True)
+        if self.rag.log is not None:
+            self.rag.log.close()
 
     def assign(self, policy: Policy, body: Mapping[str, Any], trace: Trace) -> Policy:
         """The policy with what the server decides for itself: which gate, and whether it is obeyed."""
@@ -62,10 +67,14 @@ class Gatekeeper:
 
     def choose(self, policy: Policy) -> AdaptiveRAG:
         """The pipeline a request wants."""
-        if self.arms is not None and policy.arm:
-            return self.arms.pipeline(policy.arm, policy.shadow)
         rag = self._by_name(policy.chosen) if policy.chosen else self.rag
-        return rag if policy.threshold is None else rag.altered(threshold=policy.threshold)
+        if self.arms is not None and policy.arm:
+            rag = self.arms.pipeline(policy.arm, policy.shadow)
+        if policy.threshold is not None:
+            rag = rag.altered(threshold=policy.threshold)
+        if policy.filter is not None and rag.retriever is not None:
+            rag = rag.altered(retriever=FilteredRetriever(rag.retriever, policy.filter))
+        return rag if policy.max_loss is None or policy.retrieve == "always" else held_to(rag, policy.max_loss)
 
     def _by_name(self, name: str) -> AdaptiveRAG:
         if name not in self._named:
@@ -108,7 +117,7 @@ class Gatekeeper:
             return self.give_up_gate(rag, trace, "the gate failed too often and is left alone for a while")
         try:
             with reading_draft(draft), trace.timed("gate"):
-                decision = await self._run(self._deciding, lambda: rag.decide(question))
+                decision = await self._decided(rag, question, draft)
         except asyncio.CancelledError:
             self.gate_breaker.forget()
             raise
@@ -118,6 +127,12 @@ class Gatekeeper:
         self.gate_breaker.succeed()
         trace.decision = decision
         return decision
+
+    async def _decided(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
+        """Sums over a draft that is there, or over nothing, are done here; going to a thread would cost more."""
+        if rag.bound.is_quick and (draft is not None or rag.bound.want.is_nothing):
+            return rag.decide(question)
+        return await self._run(self._deciding, lambda: rag.decide(question))
 
     def give_up_gate(self, rag: AdaptiveRAG, trace: Trace, why: str) -> Decision:
         log.warning("A decision failed, so it is retrieved: %s", why)
@@ -129,13 +144,14 @@ class Gatekeeper:
         reason = f"retrieved to be safe: {why}"
         return Decision(True, 1.0, _threshold(rag), rag.gate.name, reason)
 
-    async def search(self, question: Question, trace: Trace) -> tuple[Passage, ...]:
+    async def search(self, rag: AdaptiveRAG, question: Question, trace: Trace) -> tuple[Passage, ...]:
         """The passages for a question; none where the retriever fails, unless that is to be an error."""
+        apart = self._apart if rag.retriever is self.rag.retriever else replace(self._apart, retriever=rag.retriever)
         if not self.retriever_breaker.allows():
             return self.give_up_retriever(trace, "the retriever failed too often and is left alone for a while")
         try:
             with trace.timed("retrieve"):
-                found = await self._run(self._searching, lambda: self._apart.find(question))
+                found = await self._run(self._searching, lambda: apart.find(question))
         except asyncio.CancelledError:
             self.retriever_breaker.forget()
             raise
@@ -151,6 +167,15 @@ class Gatekeeper:
         if self.strict:
             raise Problem(503, "the documents cannot be searched at the moment.", "retriever_down", trace.headers)
         return ()
+
+    def give_up(self, part: str, trace: Trace, error: Exception) -> None:
+        """It goes on without this part."""
+        log.warning("The %s failed and was left out: %s", part, cause_of(error, self.seconds))
+        trace.degraded.append(part)
+
+    async def apart(self, work: Callable[[], Result]) -> Result:
+        """Work with what deciding uses, in its thread."""
+        return await self._run(self._deciding, work)
 
     async def beside(self, work: Callable[[], Result]) -> Result:
         """Work with what searching uses, in its thread."""

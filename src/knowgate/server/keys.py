@@ -11,11 +11,12 @@ import secrets
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from knowgate.doors import parse_json, read_text
 from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.files import write_json
-from knowgate.typed import read_record
+from knowgate.typed import Between, read_record
 
 PREFIX = "kg-"
 LARGEST = 1 << 20  # bytes of a file of keys
@@ -23,11 +24,13 @@ LARGEST = 1 << 20  # bytes of a file of keys
 
 @dataclass(frozen=True)
 class ApiKey:
-    """What is kept of a key."""
+    """What is kept of a key. rate: requests a minute; budget: tokens a day (UTC); None: as many as there are."""
 
     name: str
     hash: str
     created: float
+    rate: Annotated[int, Between(1)] | None = None
+    budget: Annotated[int, Between(1)] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
         raise ArtefactError(str(error)) from None
 
 
-def add_key(path: Path, name: str) -> str:
+def add_key(path: Path, name: str, *, rate: int | None = None, budget: int | None = None) -> str:
     """A new key; it can be read here and nowhere else."""
     there = read_keys(path)
     if not name.strip() or len(name) > 100:
@@ -54,7 +57,7 @@ def add_key(path: Path, name: str) -> str:
     if name in {key.name for key in there}:
         raise BadSetting(f"there is a key '{name}' already. Revoke it first: knowgate keys revoke '{name}'")
     key = PREFIX + secrets.token_urlsafe(32)
-    _write(path, (*there, ApiKey(name, hash_of(key), time.time())))
+    _write(path, (*there, ApiKey(name, hash_of(key), time.time(), rate, budget)))
     return key
 
 
@@ -71,12 +74,12 @@ def hash_of(key: str) -> str:
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
 
-def find_name(keys: tuple[ApiKey, ...], given: str) -> str | None:
-    """Whose key it is; None for nobody's. All keys are looked at, so that time tells nothing."""
+def find_key(keys: tuple[ApiKey, ...], given: str) -> ApiKey | None:
+    """Which key it is; None for nobody's. All keys are looked at, so that time tells nothing."""
     hashed, found = hash_of(given), None
     for key in keys:
         if hmac.compare_digest(key.hash, hashed):
-            found = key.name
+            found = key
     return found
 
 

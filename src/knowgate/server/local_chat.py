@@ -67,6 +67,7 @@ class Speaking:
         degraded, self.answer = self.trace.decision if self.trace.degraded else None, answer
         self.trace.decision, self.trace.passages = degraded or answer.decision, answer.passages
         self.trace.draft = answer.draft
+        self.trace.choice = answer.choice
         for stage, seconds in answer.seconds.items():
             if stage != "total":
                 self.trace.add_time(stage, seconds)
@@ -85,7 +86,7 @@ class LocalChat:
         messages, rag = messages_of(body), self.keeper.rag
         policy = self.keeper.assign(policy_of(body), body, trace)
         self._check(body)
-        trace.way = "in-process"
+        trace.way, trace.model = "in-process", rag.model.name
         trace.ignored = tuple(sorted(key for key in body if key not in UNDERSTOOD | HARMLESS))[:20]
         workers = rag.model.workers
         asked = await asyncio.get_running_loop().run_in_executor(workers, question_of, rag.model, messages)

@@ -1,8 +1,14 @@
-"""What is counted, for Prometheus. Labels are bounded: routes, statuses, gates; never a word of a question."""
+"""What is counted, for Prometheus; by several workers together.
+
+Labels are bounded: routes, statuses, gates; never a word of a question.
+"""
 
 from __future__ import annotations
 
+import os
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from knowgate.server.breaker import Breaker
 from knowgate.server.trace import Trace
@@ -25,7 +31,8 @@ class Metrics:
             "request_duration_seconds", "From request to reply (streams: to their first byte).", ["route"]
         )
         self.stages = self._histogram("stage_duration_seconds", "What each stage of a request took.", ["stage"])
-        self.open = Gauge("knowgate_breaker_open", "1 where a part is left alone.", ["part"], registry=self.registry)
+        words = "1 where a part is left alone."
+        self.open = Gauge("knowgate_breaker_open", words, ["part"], registry=self.registry, multiprocess_mode="livemax")
 
     def _counter(self, name: str, words: str, labels: list[str]) -> Counter:
         return Counter(f"knowgate_{name}_total", words, labels, registry=self.registry)
@@ -49,7 +56,21 @@ class Metrics:
     def text(self) -> bytes:
         for breaker in self.breakers:
             self.open.labels(breaker.name).set(breaker.state != "closed")
-        return generate_latest(self.registry)
+        if not _shares():
+            return generate_latest(self.registry)
+        of_all = CollectorRegistry()
+        MultiProcessCollector(of_all)  # type: ignore[no-untyped-call]
+        return generate_latest(of_all)
+
+    def close(self) -> None:
+        """Counts stay; a worker that is gone leaves nothing alone any more."""
+        if _shares():
+            mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
+
+
+def _shares() -> bool:
+    """Several workers count together (prometheus_client reads this name when it is imported)."""
+    return "PROMETHEUS_MULTIPROC_DIR" in os.environ
 
 
 def _reason(trace: Trace) -> str:

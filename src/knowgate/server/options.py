@@ -22,8 +22,9 @@ class ServeOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    upstream: str | None = Field(default=None, repr=False)  # its URL may hold a login
-    """OpenAI-compatible server that answers, up to /v1; without it the model runs in this process."""
+    upstream: tuple[str, ...] | None = Field(default=None, repr=False)  # its URL may hold a login
+    """OpenAI-compatible server that answers, up to /v1; several share the requests by weight (`URL,weight=3`), and
+    where one fails the next is asked. Without any the model runs in this process."""
     upstream_model: str | None = None
     """The LLM meant by the model names knowgate and knowgate/GATE. Default: the first one the upstream lists."""
     way: Way | None = None
@@ -49,12 +50,22 @@ class ServeOptions(BaseModel):
     """Requests at work or waiting; one more is answered 429."""
     batch: int = Field(default=16, ge=1, le=1024)
     """With a model in this process: questions that are answered together; 1: one after the other."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Processes that serve; each loads its own model and index. Keys, decisions and history are shared."""
     keys: str | None = None
     """File of API keys, made by `knowgate keys add`. Without it only this machine is answered."""
     decisions: str | None = None
     """SQLite file that keeps what was decided, for GET /v1/decisions/ID and POST /v1/feedback."""
     keep_questions: bool = False
     """With decisions: keep the text of the questions, too."""
+    otel: bool = False
+    """Send OpenTelemetry spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names."""
+
+    @field_validator("upstream", mode="before")
+    @classmethod
+    def _is_several(cls, value: object) -> object:
+        """One may be written without a list; none is None."""
+        return (value,) if isinstance(value, str) else value or None
 
     audit: float = Field(default=0.0, ge=0, le=1)
     """Share of requests drawn to see what skipping costs: skipped ones are answered with passages, too. 0: none."""
@@ -86,18 +97,21 @@ class ServeOptions(BaseModel):
 
     @field_validator("upstream")
     @classmethod
-    def _is_address(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("it is no address such as http://127.0.0.1:8000/v1")
-        return value.rstrip("/")
+    def _is_address(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if value is None else tuple(_address(written) for written in value)
 
     @property
     def is_local(self) -> bool:
         """Nobody from outside can reach it."""
         return self.host in LOOPBACK
+
+
+def _address(written: str) -> str:
+    url, comma, weight = written.partition(",")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("it is no address such as http://127.0.0.1:8000/v1")
+    return url.rstrip("/") + comma + weight
 
 
 def serve_options(settings: Settings, **flags: Any) -> ServeOptions:

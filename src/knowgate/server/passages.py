@@ -22,9 +22,9 @@ def with_passages(body: Mapping[str, Any], passages: Sequence[Passage], place: P
     block = passage_block(passages, detect_language(str(messages[-1].get("content"))))
     if place == "user":
         last = messages[-1]
-        messages[-1] = {**last, "content": _before(block, last["content"])}
+        messages[-1] = {**last, "content": before(block, last["content"])}
     elif messages[0]["role"] in ("system", "developer"):
-        messages[0] = {**messages[0], "content": _after(messages[0].get("content"), block)}
+        messages[0] = {**messages[0], "content": after(messages[0].get("content"), block)}
     else:
         messages.insert(0, {"role": "system", "content": block})
     return {**body, "messages": messages}
@@ -42,13 +42,14 @@ def _written(number: int, passage: Passage) -> str:
     return f'<passage id="{number}">\n{head}{text}\n</passage>'
 
 
-def _before(block: str, content: Any) -> Any:
+def before(block: str, content: Any, kind: str = "text") -> Any:
+    """kind: what a part of text is called."""
     if isinstance(content, list):
-        return [{"type": "text", "text": block}, *content]
+        return [{"type": kind, "text": block}, *content]
     return f"{block}\n\n{content}"
 
 
-def _after(content: Any, block: str) -> Any:
+def after(content: Any, block: str) -> Any:
     if isinstance(content, list):
         return [*content, {"type": "text", "text": block}]
     return f"{content}\n\n{block}" if content else block

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from knowgate.errors import BadInput
+from knowgate.server.filtering import Filter
 from knowgate.server.problems import Problem
 from knowgate.typed import Between, read_record
 
 PREFIX = "knowgate"
+KNOWN = "retrieve (auto, always, never), threshold (0 to 1), max_loss (0 to 1), filter (id, title: lists of patterns)"
 NAMEABLE = ("always", "never", "logprob:first", "logprob:mean", "logprob:min", "logprob:margin", "flare", "prompt")
 
 
@@ -21,20 +23,24 @@ NAMEABLE = ("always", "never", "logprob:first", "logprob:mean", "logprob:min", "
 class Policy:
     """retrieve: 'auto' leaves it to the gate. gate: its name, '' for the server's own.
 
+    max_loss: share of the answers that skipping may cost; where no such thing is proven, it is retrieved.
+    filter: which documents may be searched.
     arm, shadow: what the server decides for itself: which of its gates, and why everything is looked up whatever that
     gate says ('' where it is obeyed).
     """
 
     retrieve: Literal["auto", "always", "never"] = "auto"
-    threshold: Annotated[float, Between(0, 1)] | None = None
+    threshold: float | None = None
     gate: str = ""
+    max_loss: float | None = None
+    filter: Filter | None = None
     arm: str = ""
     shadow: str = ""
 
     @property
     def is_ours(self) -> bool:
         """Whether the request leaves all to the server."""
-        return not self.chosen and self.threshold is None
+        return not self.chosen and self.threshold is None and self.max_loss is None and self.filter is None
 
     @property
     def chosen(self) -> str:
@@ -48,11 +54,13 @@ class Wish:
 
     retrieve: Literal["auto", "always", "never"] = "auto"
     threshold: Annotated[float, Between(0, 1)] | None = None
+    max_loss: Annotated[float, Between(0, 1)] | None = None
+    filter: Filter | None = None
 
 
 def policy_of(body: Mapping[str, Any]) -> Policy:
     wish = _wish(body.get(PREFIX))
-    return Policy(wish.retrieve, wish.threshold, _named_gate(body.get("model")))
+    return Policy(wish.retrieve, wish.threshold, _named_gate(body.get("model")), wish.max_loss, wish.filter)
 
 
 def _wish(value: object) -> Wish:
@@ -61,7 +69,7 @@ def _wish(value: object) -> Wish:
     try:
         return read_record(Wish, value, "'knowgate'")
     except BadInput as error:
-        raise Problem(400, f"{error} Known: retrieve (auto, always, never), threshold (0 to 1).", "policy") from None
+        raise Problem(400, f"{error} Known: {KNOWN}.", "policy") from None
 
 
 def _named_gate(model: object) -> str:

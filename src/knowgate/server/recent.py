@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST = 500
@@ -32,6 +32,10 @@ class Recent:
 
     def find(self, id: str) -> dict[str, Any] | None:
         return self._rows.get(id)
+
+    def forget(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            self._rows.pop(id, None)
 
     def newest(self, count: int) -> list[dict[str, Any]]:
         return list(self._rows.values())[: -count - 1 : -1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,32 +12,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from knowgate.doors import user_path
-from knowgate.errors import BadSetting
-from knowgate.pipeline import Settings, build_pipeline
-from knowgate.server.bodies import read_body, read_object
+from knowgate.history import HistoryStore
+from knowgate.pipeline import Settings
+from knowgate.server.answering import answer_prompt
+from knowgate.server.bodies import read_body, read_flag, read_object
 from knowgate.server.breaker import Breaker
 from knowgate.server.deciding import decide_questions
 from knowgate.server.decision_log import DecisionLog
 from knowgate.server.doorkeeper import Doorkeeper
-from knowgate.server.drafts import AskedModel
 from knowgate.server.figures import Figures
+from knowgate.server.forgetting import forget_in, question_to_forget
 from knowgate.server.forwarding import Exchange, Forwarding
 from knowgate.server.gatekeeper import Gatekeeper
 from knowgate.server.learning.build import build_learner
 from knowgate.server.learning.feedback import read_feedback, take_feedback
-from knowgate.server.learning.gauges import Gauges
+from knowgate.server.learning.gauges import gauges_text
+from knowgate.server.learning.kept import forget_texts
 from knowgate.server.learning.learner import Learner
+from knowgate.server.limits import Meter
 from knowgate.server.local_chat import LocalChat
 from knowgate.server.metrics import Metrics
 from knowgate.server.options import ServeOptions
 from knowgate.server.policy import NAMEABLE, PREFIX
 from knowgate.server.problems import Problem, json_response
+from knowgate.server.prompts import FORMS
 from knowgate.server.recent import Recent
 from knowgate.server.reranking import rank, read_request
+from knowgate.server.spans import Spans, open_provider
 from knowgate.server.streaming import while_connected
 from knowgate.server.trace import Asked, Trace
-from knowgate.server.upstream import Upstream
 
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 ARRIVE = 30.0  # seconds until a request is there, of those it has
 
 
@@ -56,10 +61,16 @@ class Service:
     recent: Recent = field(init=False)
     learner: Learner | None = field(init=False, default=None)
     figures: Figures = field(default_factory=Figures)
+    meter: Meter | None = field(init=False, default=None)
+    spans: Spans | None = field(init=False, default=None)
     at_work: int = 0
 
     def __post_init__(self) -> None:
         self.door, self.metrics = Doorkeeper(self.options), Metrics(self.breakers)
+        if self.options.otel:
+            self.spans = Spans(open_provider(), keeps_questions=self.options.keep_questions)
+        if self.door.file is not None:
+            self.meter = Meter(self.door.file)
         if self.options.decisions is not None:
             path = user_path(self.options.decisions)
             self.log = DecisionLog(path, keeps_questions=self.options.keep_questions)
@@ -68,8 +79,19 @@ class Service:
     def learn(self, settings: Settings) -> None:
         """Learn from traffic, as far as that is switched on."""
         self.learner = build_learner(settings, self.options, self.keeper, self.forwarding, self.log, self.recent)
+
+    def take(self, keeper: Gatekeeper, settings: Settings) -> Callable[[], None]:
+        """From now on this one decides; what is under way keeps the old one, which the caller closes when it can."""
+        forwarding = self.forwarding and Forwarding(self.forwarding.upstream, keeper, self.options)
+        learner = build_learner(settings, self.options, keeper, forwarding, self.log, self.recent)
+        before, self.keeper, self.forwarding = self.keeper, keeper, forwarding
+        if self.local is not None:
+            self.local = LocalChat(keeper, self.options)
+        self.metrics.breakers = self.breakers
         if self.learner is not None:
-            self.metrics.registry.register(Gauges(self.learner))
+            self.learner.auditor.stop()
+        self.learner = learner
+        return before.close
 
     async def close(self) -> None:
         if self.learner is not None:
@@ -77,6 +99,11 @@ class Service:
         self.keeper.close()
         if self.log is not None:
             self.log.close()
+        self.metrics.close()
+        if self.spans is not None:
+            self.spans.close()
+        if self.meter is not None:
+            self.meter.close()
         if self.forwarding is not None:
             await self.forwarding.upstream.close()
 
@@ -98,13 +125,16 @@ class Service:
         return asyncio.get_running_loop().time() + self.options.deadline
 
     async def hand_on(self, request: Request, trace: Trace) -> Response:
-        """What is the upstream's alone."""
+        """What is the upstream's alone; decided on where it is a plain question."""
         if self.forwarding is None:
             raise Problem(404, f"{request.url.path} is an upstream's: start with --upstream.", "no_upstream")
         raw, body = await self.body(request)
-        trace.ungated = "nothing is decided about such requests"
+        read_flag(body, "stream")
         exchange = Exchange(body, raw, request.headers, trace, self.until)
         path = request.url.path.removeprefix("/v1")
+        if path in FORMS:
+            return await while_connected(request, answer_prompt(self.forwarding, exchange, path))
+        trace.ungated = "nothing is decided about such requests"
         return await while_connected(request, self.forwarding.hand_on(exchange, path))
 
     async def rerank(self, request: Request, trace: Trace) -> Response:
@@ -125,21 +155,34 @@ class Service:
         _, body = await self.body(request)
         return json_response(await take_feedback(read_feedback(body), self._log, self.recent, self.learner))
 
-    async def learning(self, request: Request, trace: Trace) -> Response:
-        """What was found out from traffic."""
-        return json_response(self._learner.record)
+    async def forget_decision(self, request: Request, trace: Trace) -> Response:
+        """A decision, and where its question was kept all else that is known of that question."""
+        found = await self._log.find(request.path_params["id"])
+        if found is None:
+            raise Problem(404, "there is no such decision.", "no_decision")
+        ids = await self._log.forget(id=found["id"], question=found.get("question", ""))
+        return json_response(await self._forgotten(ids, found.get("question")))
 
-    async def clear_alarm(self, request: Request, trace: Trace) -> Response:
-        """{"arm": "a" or "b"}: begin to count again."""
-        _, body = await self.body(request)
-        await self._learner.auditor.clear(str(body.get("arm", "a")))
-        return json_response(self._learner.record)
+    async def forget(self, request: Request, trace: Trace) -> Response:
+        """{"question": its text}."""
+        question = question_to_forget((await self.body(request))[1])
+        ids = await self.log.forget(question=question) if self.log is not None else []
+        return json_response(await self._forgotten(ids, question))
+
+    async def _forgotten(self, ids: list[str], question: str | None) -> dict[str, Any]:
+        gone = 0 if question is None else await asyncio.to_thread(forget_in, self.histories, question)
+        self.recent.forget(ids)
+        if self.log is not None:
+            await forget_texts(self.log, ids)
+        return {"forgotten": True, "decisions": len(ids), "history": gone}
 
     @property
-    def _learner(self) -> Learner:
-        if self.learner is None:
-            raise Problem(404, "nothing is learnt from traffic here: start with --audit, --shadow or --log.", "off")
-        return self.learner
+    def histories(self) -> list[HistoryStore]:
+        """What gates learn from, with all that waits to be written into it."""
+        kept = self.keeper.rag.log
+        if kept is not None:
+            kept.close()
+        return [] if kept is None else [kept.store]
 
     @property
     def _log(self) -> DecisionLog:
@@ -148,7 +191,9 @@ class Service:
         return self.log
 
     async def counted(self, request: Request, trace: Trace) -> Response:
-        return Response(self.metrics.text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            self.metrics.text + gauges_text(self.learner), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     def enter(self) -> None:
         """One request more; refused where too many are at work."""
@@ -190,41 +235,17 @@ class Service:
     async def ready(self, request: Request, trace: Trace) -> Response:
         """Whether a question would be answered as it should; what is in the way, where it would not."""
         breakers = {one.name: one.state for one in self.breakers}
+        is_down = self.forwarding is not None and self.forwarding.upstream.is_down
         wrong = [f"{name} is {state}" for name, state in breakers.items() if state != "closed"]
-        record = {"ready": breakers.get("upstream", "closed") != "open", "breakers": breakers}
+        record = {"ready": not is_down, "breakers": breakers}
         record |= {"gate": self.keeper.rag.gate.name, "stale": self.keeper.stale, "degraded": wrong}
         return json_response(record, 200 if record["ready"] else 503)
 
     @property
     def breakers(self) -> list[Breaker]:
         found = [self.keeper.gate_breaker, self.keeper.retriever_breaker]
-        return [*found, self.forwarding.upstream.breaker] if self.forwarding is not None else found
+        return [*found, *self.forwarding.upstream.breakers] if self.forwarding is not None else found
 
 
 def _card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "knowgate"}
-
-
-def build_service(settings: Settings, options: ServeOptions) -> Service:
-    """Everything loaded and found to work together."""
-    service = _build_parts(settings, options)
-    service.learn(settings)
-    return service
-
-
-def _build_parts(settings: Settings, options: ServeOptions) -> Service:
-    if options.upstream is None:
-        if options.way is not None:
-            raise BadSetting("--way belongs to --upstream; a model in this process needs one pass.")
-        rag = build_pipeline(settings)
-        keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
-        return Service(options, keeper, local=LocalChat(keeper, options))
-    if settings.arbiter not in (None, "none"):
-        raise BadSetting("--arbiter does not work with --upstream yet: leave it away.")
-    asked = AskedModel(options.upstream, options.upstream_model)
-    rag = build_pipeline(settings.model_copy(update={"arbiter": "none"}), model=asked)
-    keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
-    if options.way == "question" and not keeper.want_of(rag).is_nothing:
-        raise BadSetting(f"gate '{rag.gate.name}' reads a draft: use --way draft or race, or a gate that reads none.")
-    upstream = Upstream(options.upstream, passes_keys=options.keys is None)
-    return Service(options, keeper, forwarding=Forwarding(upstream, keeper, options))

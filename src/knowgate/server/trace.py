@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 
 from knowgate.pipeline import decision_record
-from knowgate.types import Completion, Decision, Passage
+from knowgate.server.keys import ApiKey
+from knowgate.types import Choice, Completion, Decision, Passage
 
 HEADER = "x-knowgate-"
 LONGEST = 300  # characters of a reason in a header
@@ -30,6 +31,14 @@ class Asked:
     headers: Headers
 
 
+class Stage(NamedTuple):
+    """A stage of a request. begun: of `time.perf_counter`."""
+
+    name: str
+    begun: float
+    seconds: float
+
+
 @dataclass
 class Trace:
     """way: in-process, draft, race, question or pass-through. ungated: why nothing was decided.
@@ -37,6 +46,8 @@ class Trace:
     question: what was asked, as it was understood; never part of the record.
     arm, mode: which of the server's gates decided, and why it is not obeyed (shadow, canary, alarm), if it is not.
     asked, draft: the request as it came and what the LLM said from memory, for whoever learns from them.
+    key: whose request it is, where there are keys. model: the LLM that answers.
+    choice: what the arbiter did, where it was asked.
     ignored: fields of the request that mean nothing to a model in this process.
     """
 
@@ -51,8 +62,12 @@ class Trace:
     mode: str = ""
     asked: Asked | None = None
     draft: Completion | None = None
+    choice: Choice | None = None
+    key: ApiKey | None = None
+    model: str = ""
     ignored: tuple[str, ...] = ()
     milliseconds: dict[str, float] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
     begun: float = field(default_factory=time.perf_counter)
 
     @contextmanager
@@ -61,9 +76,16 @@ class Trace:
         try:
             yield
         finally:
-            self.add_time(stage, time.perf_counter() - start)
+            self.add_time(stage, time.perf_counter() - start, start)
 
-    def add_time(self, stage: str, seconds: float) -> None:
+    def add_time(self, stage: str, seconds: float, begun: float | None = None) -> None:
+        """begun: where it is known; else it came after the stage before."""
+        last = self.stages[-1] if self.stages else Stage("", self.begun, 0.0)
+        begun = last.begun + last.seconds if begun is None else begun
+        if last.name == stage:  # it goes on: a reply was sent for, then read
+            self.stages[-1] = Stage(stage, last.begun, begun + seconds - last.begun)
+        else:
+            self.stages.append(Stage(stage, begun, seconds))
         self.milliseconds[stage] = round(self.milliseconds.get(stage, 0.0) + 1000 * seconds, 3)
 
     @property
@@ -79,10 +101,19 @@ class Trace:
             **({"arm": self.arm} if self.arm else {}),
             **({"mode": self.mode} if self.mode else {}),
             "passages": [{"id": one.id, "title": one.title, "score": one.score} for one in self.passages],
+            **self._chosen,
             "degraded": list(self.degraded),
             **({"ignored": list(self.ignored)} if self.ignored else {}),
             "milliseconds": {**self.milliseconds, "total": round(1000 * (time.perf_counter() - self.begun), 3)},
         }
+
+    @property
+    def _chosen(self) -> dict[str, Any]:
+        chosen = self.choice
+        if chosen is None:
+            return {}
+        given = "draft" if chosen.from_memory else "passages"
+        return {"choice": {"given": given, "arbiter": chosen.arbiter, "reason": chosen.reason}}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -103,4 +134,7 @@ class Trace:
 
 def _plain(text: str) -> str:
     """Headers hold printable ASCII; a line break would begin another one."""
-    return "".join(char if " " <= char <= "~" else "?" for char in text[:LONGEST])
+    text = text[:LONGEST]
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if " " <= char <= "~" else "?" for char in text)

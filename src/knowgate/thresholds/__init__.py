@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from knowgate.thresholds.evidence import CALIBRATED, sentence
     from knowgate.thresholds.guarantee import rows_needed
     from knowgate.thresholds.outcomes import Outcomes, ThresholdResult, try_threshold
-    from knowgate.thresholds.promises import Deployment, is_proven_alone, objections, promise
+    from knowgate.thresholds.promises import Deployment, is_proven_alone, objections, promise, proven_loss
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "is_proven_alone",
     "objections",
     "promise",
+    "proven_loss",
     "rows_needed",
     "sentence",
     "store",

@@ -51,6 +51,12 @@ def objections(gate: Gate, deployment: Deployment) -> list[str]:
     return list(_against(gate, deployment, evidence))
 
 
+def proven_loss(gate: Gate, deployment: Deployment) -> float | None:
+    """The share of the answers that is lost at most, as far as that is proven and holds here; None where it is not."""
+    evidence = _proof(gate)
+    return None if evidence is None or objections(gate, deployment) else float(evidence["epsilon"])
+
+
 def is_proven_alone(gate: Gate) -> bool:
     """Whether something is proven about the gate with nobody choosing after retrieval."""
     evidence = _proof(gate)

@@ -92,6 +92,12 @@ class Gate(ABC):
         return True
 
     @default
+    def is_quick(self) -> bool:
+        """Whether it only does sums over what was read: no model, file or network of its own, nothing it keeps. Such a
+        gate may decide on an event loop, and in several threads at once."""
+        return False
+
+    @default
     def note(self) -> str:
         """What should be said beside all that this gate decides: that it was fitted on another LLM, say."""
         return ""

@@ -1,7 +1,8 @@
 """Which gate decides on a request, and whether it is obeyed: two gates side by side, shadow mode, a canary, an alarm.
 
 An arm is a gate with its own figures. The same user (the field `user` of a request) always meets the same arm; requests
-that name none are spread by chance. A request that says itself what it wants belongs to no arm.
+that name none are spread by chance. A request with a wish of its own counts for no arm; one that names its gate is
+left alone.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ class Arms:
     canary: float = 1.0
 
     def assign(self, policy: Policy, body: Mapping[str, Any], trace: Trace) -> Policy:
-        if not policy.is_ours:
+        if policy.chosen:
             return policy
         user = body.get("user")
         key = user if isinstance(user, str) and user else trace.id
         name = "b" if hashed_share("arm", key) < self.share_b else "a"
-        trace.arm = name
+        trace.arm = name if policy.is_ours else ""
         trace.mode, shadow = self._mode(self.arms[name], key)
         if trace.mode == "alarm":
             trace.degraded.append("alarm")

@@ -35,7 +35,7 @@ class AskingAgain:
             if self.forwarding is None:
                 return await self._here(question, opened)
             own = Trace()
-            passages = await self.keeper.search(Question(question), own) if opened else ()
+            passages = await self.keeper.search(self.keeper.rag, Question(question), own) if opened else ()
             if own.degraded:
                 return None
             if opened and not passages:

@@ -67,11 +67,14 @@ class Auditor:
             self._take(self.kept.read())
 
     async def close(self) -> None:
+        await asyncio.gather(*self.stop(), return_exceptions=True)
+
+    def stop(self) -> list[asyncio.Task[None]]:
         """Audits that are waiting are given up; that says nothing about how they would have gone."""
         tasks = [task for task in (self.worker, self.following) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return tasks
 
     @property
     def has_room(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -27,6 +28,15 @@ class Gauges(Collector):
         for (arm, result), count in self.learner.auditor.counts.items():
             audits.add_metric([arm, result], count)
         yield audits
+
+
+def gauges_text(learner: Learner | None) -> bytes:
+    """What is said beside the server's own counts; each worker says it, from what all of them found out."""
+    if learner is None:
+        return b""
+    registry = CollectorRegistry()
+    registry.register(Gauges(learner))
+    return generate_latest(registry)
 
 
 def _gauge(name: str, words: str, values: dict[str, float | None]) -> GaugeMetricFamily:

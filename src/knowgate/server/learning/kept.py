@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,21 @@ class Kept:
         query = "SELECT closed, opened FROM audits WHERE decision = ? AND closed IS NOT NULL ORDER BY number DESC"
         row = await self._log.beside(lambda file: file.execute(query, (decision,)).fetchone())
         return {"closed": row[0], "opened": row[1]} if row else {}
+
+
+async def forget_texts(log: DecisionLog, ids: Sequence[str]) -> None:
+    """Both answers and corrections of these decisions; that something was lost stays counted."""
+
+    def work(file: sqlite3.Connection) -> None:
+        _prepare(file)
+        with file:
+            for id in ids:
+                file.execute("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", (id,))
+                file.execute("DELETE FROM corrections WHERE decision = ?", (id,))
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # old pages leave the write-ahead file too
+
+    if ids:
+        await log.beside(work)
 
 
 def _prepare(file: sqlite3.Connection) -> None:

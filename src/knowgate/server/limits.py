@@ -1,0 +1,129 @@
+"""How much a key may ask: requests a minute and tokens a day, counted in a file that all workers share (SQLite, WAL).
+
+Knows keys by their hash. A file that cannot be used now counts nothing and stops nobody: limits are no reason to fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from knowgate.server.keys import ApiKey
+from knowgate.server.problems import Problem
+from knowgate.server.streaming import Streamed
+from knowgate.server.tokens import guessed, said
+
+Result = TypeVar("Result")
+OK = 200
+COSTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+MINUTE, DAY = 60.0, 86_400
+PATIENCE = 1.0  # seconds for another worker's turn
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS used (
+    key TEXT PRIMARY KEY, until REAL NOT NULL, day INTEGER NOT NULL, tokens INTEGER NOT NULL
+)
+"""
+log = logging.getLogger(__name__)
+
+
+class Meter:
+    """Of the keys in one file; what they used stands beside it. clock: seconds since 1970, the same for all workers."""
+
+    def __init__(self, keys: Path, clock: Callable[[], float] = time.time):
+        self.path = keys.with_name(f"{keys.name}.used.db")
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, "knowgate-limits")
+        self._file: sqlite3.Connection | None = None
+
+    async def admit(self, key: ApiKey) -> None:
+        """Counts a request; raises where it is one too many, or where the day's tokens are used up."""
+        if key.rate is None and key.budget is None:
+            return
+        try:
+            await self._beside(lambda: self._admit(key))
+        except (sqlite3.Error, OSError) as error:
+            log.warning("Limits of keys are not held: %s", error)
+
+    def _admit(self, key: ApiKey) -> None:
+        now = self._clock()
+        with self._opened() as file:
+            file.execute("BEGIN IMMEDIATE")
+            until, tokens = self._read(file, key, now)
+            if key.budget is not None and tokens >= key.budget:
+                raise _refusal("the tokens of this key are used up for today (UTC)", "budget", DAY - now % DAY)
+            if key.rate is not None:
+                until = max(until, now) + MINUTE / key.rate
+                if until - now > MINUTE:
+                    raise _refusal(f"this key may ask {key.rate} times a minute", "rate", until - now - MINUTE)
+            self._write(file, key, until, now, tokens)
+
+    async def spend(self, key: ApiKey, request: Request, response: Response) -> None:
+        """What an answer took, now that all of it was sent."""
+        tokens = tokens_of(request, response)
+        if key.budget is None or tokens < 1:
+            return
+        try:
+            await self._beside(lambda: self._spend(key, tokens))
+        except (sqlite3.Error, OSError) as error:
+            log.warning("Tokens of a key could not be counted: %s", error)
+
+    def _spend(self, key: ApiKey, tokens: int) -> None:
+        now = self._clock()
+        with self._opened() as file:
+            file.execute("BEGIN IMMEDIATE")
+            until, before = self._read(file, key, now)
+            self._write(file, key, until, now, before + tokens)
+
+    def _read(self, file: sqlite3.Connection, key: ApiKey, now: float) -> tuple[float, int]:
+        """Until when its requests fill the time (one fills a minute / rate), and its tokens of today."""
+        row = file.execute("SELECT until, day, tokens FROM used WHERE key = ?", (key.hash,)).fetchone()
+        if row is None:
+            return 0.0, 0
+        return row[0], row[2] if row[1] == int(now // DAY) else 0
+
+    def _write(self, file: sqlite3.Connection, key: ApiKey, until: float, now: float, tokens: int) -> None:
+        file.execute("INSERT OR REPLACE INTO used VALUES (?, ?, ?, ?)", (key.hash, until, int(now // DAY), tokens))
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._file is None:
+            self._file = sqlite3.connect(self.path, timeout=PATIENCE)
+            self._file.execute("PRAGMA journal_mode = WAL")
+            self._file.execute("PRAGMA synchronous = NORMAL")
+            self._file.executescript(SCHEMA)
+        return self._file
+
+    async def _beside(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Until everything is counted."""
+        if self._file is not None:
+            self._thread.submit(self._file.close)
+        self._thread.shutdown(wait=True)
+
+
+def tokens_of(request: Request, response: Response) -> int:
+    """Of the upstream or the model; what is refused, decided or looked up takes none."""
+    if response.status_code != OK or request.scope["path"] not in COSTS:
+        return 0
+    asked = request.headers.get("content-length", "")
+    size = int(asked[:12]) if asked.isdigit() else 0
+    if isinstance(response, Streamed):
+        return response.tokens or guessed(size, events=response.events)
+    body = bytes(response.body)
+    return said(body) or guessed(size, len(body))
+
+
+def _refusal(words: str, code: str, seconds: float) -> Problem:
+    wait = max(1, math.ceil(seconds))
+    return Problem(429, f"{words}; try again in {wait} seconds.", code, {"retry-after": str(wait)})

@@ -1,0 +1,68 @@
+"""How much a key may ask: requests a minute, tokens a day, counted for all workers."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from knowgate.server import add_key, read_keys
+from knowgate.server.limits import Meter
+from knowgate.server.problems import Problem
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
+
+
+def post(address, key, **fields):
+    url, headers = f"{address}/v1/chat/completions", {"Authorization": f"Bearer {key}"}
+    return httpx.post(url, json={**BODY, **fields}, headers=headers, timeout=30)
+
+
+def test_a_key_that_asks_too_often_is_told_when_to_come_again(serve, tmp_path):
+    key = add_key(tmp_path / "keys.json", "app", rate=2)
+    address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    replies = [post(address, key) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert replies[2].json()["error"]["code"] == "rate"
+    assert 1 <= int(replies[2].headers["retry-after"]) <= 30
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_key_whose_tokens_are_used_up_waits_until_tomorrow(serve, tmp_path, streamed):
+    key = add_key(tmp_path / "keys.json", "app", budget=9)  # as many as the stub says that an answer took
+    address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    replies = [post(address, key, stream=streamed) for _ in range(2)]
+    assert [reply.status_code for reply in replies] == [200, 429]
+    assert replies[1].json()["error"]["code"] == "budget"
+    assert 1 <= int(replies[1].headers["retry-after"]) <= 86_400
+
+
+def test_the_other_keys_go_on(serve, tmp_path):
+    slow, free = (add_key(tmp_path / "keys.json", name, rate=rate) for name, rate in (("slow", 1), ("free", None)))
+    address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    assert [post(address, key).status_code for key in (slow, slow, free, free)] == [200, 429, 200, 200]
+
+
+def admitted(meter, key):
+    try:
+        asyncio.run(meter.admit(key))
+    except Problem:
+        return False
+    return True
+
+
+def test_two_workers_count_together_and_time_gives_back(tmp_path):
+    add_key(tmp_path / "keys.json", "app", rate=2)
+    (key,), now = read_keys(tmp_path / "keys.json"), [1000.0]
+    first, second = (Meter(tmp_path / "keys.json", clock=lambda: now[0]) for _ in range(2))
+    assert [admitted(first, key), admitted(second, key), admitted(first, key)] == [True, True, False]
+    now[0] += 30  # a minute / 2
+    assert [admitted(second, key), admitted(first, key)] == [True, False]
+    first.close()
+    second.close()
+
+
+def test_limits_that_cannot_be_counted_stop_nobody(serve, tmp_path):
+    key = add_key(tmp_path / "keys.json", "app", rate=1)
+    (tmp_path / "keys.json.used.db").mkdir()
+    address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    assert [post(address, key).status_code for _ in range(2)] == [200, 200]

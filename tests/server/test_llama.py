@@ -1,0 +1,126 @@
+"""The stock `openai` client in front of a real llama.cpp server, and of the embedded model in this process."""
+
+import openai
+import pytest
+
+import knowgate as kg
+from knowgate.server import ServeOptions, create_app
+from tests.support.llama_server import NAME, running_llama
+from tests.support.running_server import running
+
+pytestmark = pytest.mark.model
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def llama():
+    pytest.importorskip("xllamacpp")
+    with running_llama() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def docs(tmp_path_factory):
+    file = tmp_path_factory.mktemp("docs") / "docs.jsonl"
+    file.write_text('{"id": "d1", "text": "The capital of France is Paris. Code name of the plan: Quokka."}\n')
+    return file
+
+
+@pytest.fixture(scope="module")
+def in_front(llama, docs):
+    """Of llama.cpp; its own first token decides."""
+    settings = kg.Settings(gate="logprob:first", docs=docs)
+    with running(create_app(settings, ServeOptions(upstream=llama, gate_seconds=120))) as address:
+        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def embedded(docs):
+    settings = kg.Settings(model="smollm", gate="logprob:first", docs=docs, max_tokens=12)
+    with running(create_app(settings, ServeOptions(gate_seconds=120))) as address:
+        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=300)
+
+
+@pytest.mark.parametrize("retrieves", ["always", "never", "auto"])
+def test_a_chat_is_answered_by_llama_cpp(in_front, retrieves):
+    reply = in_front.chat.completions.create(
+        model=NAME, messages=FRANCE, max_tokens=12, temperature=0, extra_body={"knowgate": {"retrieve": retrieves}}
+    )
+    told = reply.model_extra["knowgate"]
+    assert "Paris" in reply.choices[0].message.content or not told["retrieve"]
+    assert retrieves == "auto" or told["retrieve"] is (retrieves == "always")
+    assert told["degraded"] == []
+    assert reply.usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize("retrieves", ["always", "auto"])
+def test_a_chat_is_streamed_by_llama_cpp(in_front, retrieves):
+    chunks = list(
+        in_front.chat.completions.create(
+            model="knowgate", messages=FRANCE, max_tokens=12, temperature=0, stream=True,
+            extra_body={"knowgate": {"retrieve": retrieves}},
+        )
+    )  # fmt: skip
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    told = [chunk.model_extra["knowgate"] for chunk in chunks if chunk.model_extra.get("knowgate")]
+    assert "Paris" in text or not told[0]["retrieve"]
+    assert len(told) == 2
+    assert told[0]["id"] == told[1]["id"]
+    assert all(not chunk.choices or chunk.choices[0].logprobs is None for chunk in chunks)
+
+
+def test_tools_their_results_and_json_mode_reach_llama_cpp(in_front):
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    done = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+    ]
+    fields = {"model": NAME, "max_tokens": 40, "temperature": 0}
+    offered = in_front.chat.completions.create(messages=FRANCE, tools=[TOOL], **fields)
+    after = in_front.chat.completions.create(messages=[*FRANCE, *done], tools=[TOOL], **fields)
+    shaped = in_front.chat.completions.create(messages=FRANCE, response_format={"type": "json_object"}, **fields)
+    assert offered.model_extra["knowgate"]["gated"] is True
+    assert "role 'tool'" in after.model_extra["knowgate"]["why_not"]
+    assert shaped.choices[0].message.content.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_errors_of_llama_cpp_come_back_as_its_own(in_front, streamed):
+    with pytest.raises(openai.BadRequestError, match="Field 'temperature'") as refused:
+        in_front.chat.completions.create(model=NAME, messages=FRANCE, temperature="warm", max_tokens=4, stream=streamed)
+    assert refused.value.response.headers["x-knowgate-id"]
+
+
+def test_the_models_of_llama_cpp_are_listed_first(in_front):
+    assert next(card.id for card in in_front.models.list()) == NAME
+
+
+def test_a_completion_goes_to_llama_cpp(in_front):
+    reply = in_front.completions.create(model=NAME, prompt="The capital of France is", max_tokens=4, temperature=0)
+    assert reply.choices[0].text
+    assert reply.model_extra["knowgate"]["gated"] is True
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_embedded_model_answers_the_same_client(embedded, streamed):
+    asked = {"model": "knowgate/always", "messages": FRANCE, "max_tokens": 12}
+    if streamed:
+        chunks = list(embedded.chat.completions.create(**asked, stream=True))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        told = chunks[-1].model_extra["knowgate"]
+    else:
+        reply = embedded.chat.completions.create(**asked)
+        text, told = reply.choices[0].message.content, reply.model_extra["knowgate"]
+    assert "Paris" in text
+    assert [one["id"] for one in told["passages"]] == ["d1"]
+
+
+def test_what_the_embedded_model_cannot_do_is_an_error_that_the_client_knows(embedded):
+    with pytest.raises(openai.BadRequestError, match="use --upstream"):
+        embedded.chat.completions.create(model="knowgate", messages=FRANCE, tools=[TOOL])
+    with pytest.raises(openai.NotFoundError):
+        embedded.chat.completions.create(model="gpt-99", messages=FRANCE)

@@ -1,0 +1,186 @@
+"""A server among others: signals, workers, sudden ends, settings read again."""
+
+import asyncio
+import signal
+import socket
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+import knowgate as kg
+from knowgate.server import ServeOptions, create_app
+from tests.server.conftest import UNKNOWN
+from tests.server.test_chat import ask, events
+from tests.support.processes import until
+from tests.support.running_server import running
+from tests.support.served import served
+
+
+@pytest.fixture
+def words(stub, made, tmp_path):
+    """A server that looks everything up and keeps what it decided."""
+    kept = str(tmp_path / "d.db")
+    return ["--upstream", stub.url, "--gate", "always", "--docs", str(made.docs), "--decisions", kept]
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_finished_and_no_row_is_lost_when_it_is_told_to_stop(stub, words, tmp_path):
+    stub.slow = 0.4
+    found = []
+    with served(tmp_path, *words) as server:
+        asking = threading.Thread(target=lambda: found.append(ask(server.address, stream=True)))
+        asking.start()
+        until(lambda: bool(stub.bodies))
+        server.process.send_signal(signal.SIGTERM)
+        asking.join()
+        server.wait()
+    chunks = events(found[0])
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert rows(tmp_path / "d.db") == {chunks[0]["knowgate"]["id"]}
+
+
+def rows(path):
+    file = sqlite3.connect(path)
+    try:
+        return {row[0] for row in file.execute("SELECT id FROM decisions")}
+    finally:
+        file.close()
+
+
+def test_what_was_acknowledged_survives_a_sudden_end_under_load(words, tmp_path):
+    acknowledged, over = [], threading.Event()
+
+    def rate(number):
+        with httpx.Client(timeout=60) as client:
+            while not over.is_set():
+                try:
+                    body = {"model": "m", "messages": [{"role": "user", "content": UNKNOWN}]}
+                    id = client.post(f"{server.address}/v1/chat/completions", json=body).headers["x-knowgate-id"]
+                    said = {"id": id, "rating": "up", "comment": f"{number}"}
+                    if client.post(f"{server.address}/v1/feedback", json=said).status_code == 200:
+                        acknowledged.append(id)
+                except httpx.TransportError:
+                    return
+
+    with served(tmp_path, *words) as server, ThreadPoolExecutor(4) as pool:
+        working = [pool.submit(rate, number) for number in range(4)]
+        until(lambda: len(acknowledged) >= 40)
+        server.process.send_signal(signal.SIGKILL)
+        server.wait()
+        over.set()
+        for one in working:
+            one.result()
+    file = sqlite3.connect(tmp_path / "d.db")
+    kept = {row[0] for row in file.execute("SELECT decision FROM feedback")}
+    decided = {row[0] for row in file.execute("SELECT id FROM decisions")}
+    assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    file.close()
+    assert set(acknowledged) <= kept
+    assert set(acknowledged) <= decided
+
+
+# --- several workers ------------------------------------------------------------------------------
+
+
+def test_workers_share_the_log_of_decisions_and_the_counters(words, tmp_path):
+    with served(tmp_path, *words, "--workers", "2") as server:
+        with ThreadPoolExecutor(8) as pool:
+            replies = list(pool.map(lambda _: ask(server.address), range(40)))
+        ids = [reply.headers["x-knowgate-id"] for reply in replies]
+        for id in ids:  # one worker writes beside its replies, another one reads
+            until(lambda id=id: httpx.get(f"{server.address}/v1/decisions/{id}", timeout=60).status_code == 200)
+        told = httpx.get(f"{server.address}/metrics", timeout=30).text
+    assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 40.0' in told
+    assert rows(tmp_path / "d.db") == set(ids)
+
+
+def test_workers_that_cannot_start_end_the_server_with_a_sentence(stub, made, tmp_path):
+    words = ["--upstream", stub.url, "--gate", "nosuch", "--docs", str(made.docs), "--workers", "2"]
+    with served(tmp_path, *words, is_up=False) as server:
+        server.wait()
+        assert "nosuch" in server.said.read_text()
+
+
+# --- settings read again --------------------------------------------------------------------------
+
+
+def test_settings_are_read_again_at_a_signal_while_requests_keep_theirs(stub, made, tmp_path):
+    file = tmp_path / "knowgate.toml"
+    file.write_text(f'gate = "never"\ndocs = "{made.docs}"\n[serve]\nupstream = "{stub.url}"\n')
+    with served(tmp_path, "--config", str(file)) as server, ThreadPoolExecutor(1) as pool:
+        stub.slow = 2.0
+        begun = pool.submit(ask, server.address)
+        until(lambda: bool(stub.bodies))
+        file.write_text(file.read_text().replace("never", "always"))
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: httpx.get(f"{server.address}/ready").json()["gate"] == "always")
+        stub.slow = 0.0
+        after, before = ask(server.address).json()["knowgate"], begun.result().json()["knowgate"]
+    assert (before["gate"], before["retrieve"]) == ("never", False)
+    assert (after["gate"], after["retrieve"]) == ("always", True)
+
+
+def test_settings_that_cannot_be_used_change_nothing(made, stub):
+    given = [kg.Settings(gate="nosuch", docs=made.docs)]
+    settings, options = kg.Settings(gate="never", docs=made.docs), ServeOptions(upstream=stub.url)
+    app = create_app(settings, options, read=lambda: given[0])
+    with running(app) as address:
+        assert reload(app, address) is False
+        assert ask(address).json()["knowgate"]["gate"] == "never"
+        given[0] = kg.Settings(gate="always", docs=made.docs, threshold=0.25)
+        assert reload(app, address) is True
+        assert ask(address).json()["knowgate"]["threshold"] == 0.25
+
+
+def test_what_was_learnt_of_one_gate_does_not_count_for_the_one_that_takes_its_place(made, stub, tmp_path):
+    options = ServeOptions(upstream=stub.url, decisions=str(tmp_path / "d.db"), audit=1.0)
+    again = kg.Settings(gate="always", docs=made.docs)
+    app = create_app(kg.Settings(gate="never", docs=made.docs), options, read=lambda: again)
+    with running(app) as address:
+        ask(address)
+        until(lambda: httpx.get(f"{address}/v1/learning").json()["arms"]["a"]["loss"]["drawn"] == 1)
+        assert reload(app, address) is True
+        found = httpx.get(f"{address}/v1/learning").json()["arms"]["a"]
+        assert (found["gate"], found["loss"]["drawn"]) == ("always", 0)
+        assert ask(address).headers["x-knowgate-retrieve"] == "true"
+        assert 'knowgate_loss_low{arm="a"} 0.0' in httpx.get(f"{address}/metrics").text
+
+
+def reload(app, address):
+    """As the signal does it, in the server's own loop."""
+    httpx.get(f"{address}/health")
+    done = asyncio.run_coroutine_threadsafe(app.state.reloading.reload(), app.state.reloading.loop)
+    return done.result(60)
+
+
+def test_a_model_in_this_process_stays_loaded(made):
+    settings = kg.Settings(model=made.model, docs=made.docs, gate="never")
+    again = kg.Settings(model=made.model, docs=made.docs, gate="always")
+    app = create_app(settings, ServeOptions(), read=lambda: again)
+    model = app.state.service.keeper.rag.model
+    with running(app) as address:
+        assert reload(app, address) is True
+        assert app.state.service.keeper.rag.model is model
+        assert ask(address, model="knowgate").json()["knowgate"]["retrieve"] is True
+
+
+# --- many slow ones -------------------------------------------------------------------------------
+
+
+def test_a_hundred_slow_connections_are_in_nobodys_way(serve, stub):
+    address, _ = serve(gate="never")
+    host, port = address.removeprefix("http://").split(":")
+    wires = [socket.create_connection((host, int(port)), timeout=30) for _ in range(100)]
+    try:
+        for wire in wires:
+            wire.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\n{")
+        assert [ask(address).status_code for _ in range(5)] == [200] * 5
+    finally:
+        for wire in wires:
+            wire.close()
+    until(lambda: httpx.get(f"{address}/ready").status_code == 200)

@@ -1,0 +1,82 @@
+"""OpenTelemetry spans: what they are called, where they belong, and that they are off until asked for."""
+
+import json
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+
+from knowgate.server.spans import Spans
+from tests.server.conftest import UNKNOWN
+from tests.server.test_chat import ask
+from tests.support.processes import until
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def kept():
+    return InMemorySpanExporter()
+
+
+def watching(kept, **options):
+    def change(service):
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(kept))
+        service.spans = Spans(provider, **options)
+
+    return change
+
+
+def finished(kept):
+    """A request's own span comes last, when its reply was sent."""
+    until(lambda: any(span.kind is SpanKind.SERVER for span in kept.get_finished_spans()))
+    return kept.get_finished_spans()
+
+
+def test_a_request_is_a_span_with_its_stages_inside(serve, stub, kept):
+    stub.sure = -3.0
+    address, _ = serve(gate="logprob:mean", change=watching(kept))
+    ask(address)
+    *stages, request = finished(kept)
+    names = [span.name for span in stages]
+    assert names == ["chat stub-llm", "knowgate gate", "retrieval", "chat stub-llm", "knowgate arbiter"]
+    assert (request.name, request.kind) == ("POST /v1/chat/completions", SpanKind.SERVER)
+    assert request.attributes["knowgate.retrieve"] is True
+    assert {span.parent.span_id for span in stages} == {request.context.span_id}
+    assert all(request.start_time <= span.start_time <= span.end_time <= request.end_time for span in stages)
+
+
+def test_stages_are_named_as_the_conventions_want(serve, kept):
+    address, _ = serve(gate="always", change=watching(kept))
+    ask(address)
+    found = {span.name: span for span in finished(kept)}
+    retrieval, chat = found["retrieval"], found["chat stub-llm"]
+    assert retrieval.attributes["gen_ai.operation.name"] == "retrieval"
+    assert [one["id"] for one in json.loads(retrieval.attributes["gen_ai.retrieval.documents"])] == ["d1"]
+    assert (chat.kind, chat.attributes["gen_ai.operation.name"]) == (SpanKind.CLIENT, "chat")
+    assert chat.attributes["gen_ai.request.model"] == "stub-llm"
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_questions_leave_only_where_they_may_be_kept(serve, kept, keeps):
+    address, _ = serve(gate="always", change=watching(kept, keeps_questions=keeps))
+    ask(address)
+    told = "".join(span.to_json() for span in finished(kept))
+    assert (UNKNOWN in told) is keeps
+
+
+def test_a_request_belongs_to_the_span_it_names_and_so_does_what_is_sent_up(serve, stub, kept):
+    address, _ = serve(gate="never", change=watching(kept))
+    body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
+    httpx.post(f"{address}/v1/chat/completions", json=body, headers={"traceparent": PARENT})
+    assert f"{finished(kept)[-1].context.trace_id:032x}" == PARENT.split("-")[1]
+    assert stub.headers[0]["traceparent"] == PARENT
+
+
+def test_spans_are_off_until_they_are_asked_for(serve):
+    _, app = serve(gate="never")
+    assert app.state.service.spans is None

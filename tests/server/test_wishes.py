@@ -1,0 +1,112 @@
+"""What a request can ask for: a proven loss, some documents only, and to be forgotten."""
+
+import sqlite3
+from typing import ClassVar
+
+import httpx
+import pytest
+
+from knowgate.history import Known, LogEntry, Scope, open_history
+from knowgate.pipeline import TrafficLog
+from knowgate.server.filtering import Filter, FilteredRetriever
+from knowgate.types import Passage
+from tests.server.conftest import KNOWN, UNKNOWN
+from tests.server.test_chat import ask
+from tests.support.hash_embedder import HashEmbedder
+
+# --- policy ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upstream", [True, False])
+def test_where_no_loss_is_proven_a_demand_for_one_is_a_retrieval_that_says_why(serve, upstream):
+    address, _ = serve(upstream=upstream, gate="never")
+    told = ask(address, model="knowgate", knowgate={"max_loss": 0.01}).json()["knowgate"]
+    assert (told["retrieve"], told["gate"], len(told["passages"])) == (True, "never", 1)
+    assert "not proven here that skipping loses at most 1.00%" in told["reason"]
+
+
+@pytest.mark.parametrize(("proven", "retrieves"), [(0.02, False), (0.05, True), (None, True)])
+def test_a_threshold_that_is_proven_to_lose_no_more_is_used(serve, monkeypatch, proven, retrieves):
+    address, app = serve(gate="never")
+    monkeypatch.setattr(type(app.state.service.keeper.rag), "proven_loss", property(lambda rag: proven))
+    assert ask(address, knowgate={"max_loss": 0.02}).json()["knowgate"]["retrieve"] is retrieves
+
+
+@pytest.mark.parametrize("upstream", [True, False])
+@pytest.mark.parametrize(("wanted", "found"), [("d1", ["d1"]), ("d0", ["d0"]), (["x*", "d0"], ["d0"]), ("x*", [])])
+def test_only_the_documents_that_a_request_names_are_searched(serve, upstream, wanted, found):
+    address, _ = serve(upstream=upstream, gate="always")
+    reply = ask(address, model="knowgate", knowgate={"filter": {"id": wanted}})
+    assert reply.status_code == 200
+    assert [one["id"] for one in reply.json()["knowgate"]["passages"]] == found
+
+
+def test_a_filter_asks_for_more_until_enough_fit():
+    class Many:
+        name, fingerprint = "many", "many"
+        asked: ClassVar = []
+
+        def search(self, queries, k):
+            self.asked.append(k)
+            return [[Passage(f"p{number}", "text") for number in range(k)] for _ in queries]
+
+    (found,) = FilteredRetriever(Many(), Filter(id="p*0")).search(["?"], 3)
+    assert [one.id for one in found] == ["p0", "p10", "p20"]
+    assert Many.asked == [12, 48]
+
+
+@pytest.mark.parametrize("wish", [{"max_loss": 2}, {"max_loss": "little"}, {"filter": {"author": "x"}}, {"filter": 3}])
+def test_wishes_that_make_no_sense_are_refused(serve, wish):
+    address, _ = serve(gate="always")
+    reply = ask(address, knowgate=wish)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "policy")
+
+
+# --- forgetting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A log of decisions that keeps questions."""
+    return {"decisions": str(tmp_path / "d.db"), "keep_questions": True}
+
+
+def test_a_decision_is_forgotten_with_its_feedback_and_all_of_its_question(serve, kept, tmp_path):
+    address, _ = serve(gate="always", options=kept)
+    first, again, other = (ask(address, text).headers["x-knowgate-id"] for text in (UNKNOWN, UNKNOWN.upper(), KNOWN))
+    httpx.post(f"{address}/v1/feedback", json={"id": first, "rating": "up", "comment": "a secret"})
+    assert httpx.delete(f"{address}/v1/decisions/{first}").json() == {"forgotten": True, "decisions": 2, "history": 0}
+    found = [httpx.get(f"{address}/v1/decisions/{id}").status_code for id in (first, again, other)]
+    assert found == [404, 404, 200]
+    assert all(b"Babakoland" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
+    assert all(b"a secret" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
+
+
+def test_a_question_is_forgotten_in_the_history_too(serve, kept, tmp_path):
+    store = open_history(str(tmp_path / "h.db"), HashEmbedder())
+    store.add([LogEntry(text, Known.KNOWN, Scope("m", "p")) for text in (UNKNOWN, KNOWN)])
+
+    def change(service):
+        object.__setattr__(service.keeper.rag, "log", TrafficLog(store))
+
+    address, _ = serve(gate="always", options=kept, change=change)
+    ask(address)
+    gone = httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN.lower()}).json()
+    assert gone == {"forgotten": True, "decisions": 1, "history": 1}
+    assert [entry.question for entry in store.entries()] == [KNOWN]
+
+
+def test_what_is_not_there_cannot_be_forgotten(serve, kept):
+    address, _ = serve(gate="always", options=kept)
+    assert httpx.delete(f"{address}/v1/decisions/kg-none").status_code == 404
+    assert httpx.post(f"{address}/v1/forget", json={"question": " "}).status_code == 400
+    assert httpx.post(f"{address}/v1/forget", json={"question": "Never asked?"}).json()["decisions"] == 0
+
+
+def test_questions_that_are_not_kept_are_forgotten_by_id(serve, tmp_path):
+    address, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db")})
+    id = ask(address).headers["x-knowgate-id"]
+    assert httpx.delete(f"{address}/v1/decisions/{id}").json()["decisions"] == 1
+    with sqlite3.connect(tmp_path / "d.db") as file:
+        assert file.execute("SELECT count(*) FROM decisions").fetchone() == (0,)
+    file.close()

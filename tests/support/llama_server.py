@@ -1,0 +1,54 @@
+"""A real llama.cpp server on the embedded model, on loopback (`python -m tests.support.llama_server PORT`).
+
+Its log goes to stderr. A process of its own: its library speaks to the terminal, and stays loaded.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from tests.support.processes import child, until
+from tests.support.served import free_port
+
+NAME = "smollm"
+
+
+@contextmanager
+def running_llama() -> Iterator[str]:
+    """Its address, up to /v1."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.support.llama_server", str(port)]
+    quiet = subprocess.DEVNULL
+    with child(command, stdin=quiet, stdout=quiet, stderr=quiet) as process:
+        until(lambda: _is_up(port), process)
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+def _is_up(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def serve(port: int) -> None:
+    from xllamacpp import CommonParams, Server
+
+    from knowgate import weights
+
+    given = CommonParams()
+    (given.model.path,) = (str(path) for path in weights.fetch("smollm").glob("*.gguf"))
+    given.n_ctx, given.n_parallel, given.cpuparams.n_threads = 4096, 2, 2
+    given.hostnames, given.port, given.model_alias, given.use_jinja = ["127.0.0.1"], port, {NAME}, True
+    _server = Server(given)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
