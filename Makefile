@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test fuzz check format docs readme bench results clean
+.PHONY: install demo serve-demo test fuzz check format docs readme bench results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -16,6 +16,10 @@ install: $(STAMP)
 
 demo: install
 	$(BIN)/knowgate demo
+
+# The server on the embedded model and the packaged handbook; says what to try. Ctrl-C ends it.
+serve-demo: install
+	$(BIN)/knowgate serve --demo
 
 # One process for each core, one thread for each process: more would only wait for each other.
 # Files stay together for the sake of their fixtures, and so do all tests of the embedded model (see tests/conftest.py).

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.cli.doctor import Finding, verdict
+from knowgate.cli.doctor import verdict
+from knowgate.cli.findings import Finding
 from tests.cli.conftest import Call
 
 KEYS = {"question", "answer", "retrieve", "need", "threshold", "gate", "model", "passages", "tokens"}

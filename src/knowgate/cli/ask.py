@@ -18,33 +18,33 @@ from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.conversation import talk, understand
 from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, Retriever
 from knowgate.cli.paths import path
+from knowgate.cli.pipeline_options import (
+    ArbiterSpec,
+    Beta,
+    Config,
+    Docs,
+    GateSpec,
+    Index,
+    K,
+    Log,
+    LogDrafts,
+    MaxTokens,
+    NoRules,
+    PlugIn,
+    Preset,
+    Rerank,
+    RulesFile,
+    SecondLook,
+    Threshold,
+    chosen_rules,
+)
 from knowgate.cli.questions import Asked, read_arguments
 from knowgate.display import harmless
-from knowgate.errors import BadSetting
 from knowgate.gates import far_share, far_words
 from knowgate.pipeline import AdaptiveRAG, TrafficLog, answer_record, build_pipeline, decision_record, load_settings
 from knowgate.types import Answer, Decision, Note, Question
 
 Questions = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
-GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; folder of a fitted one (DIR,verdict=own: by its raw score). See `knowgate gates`.")]  # fmt: skip  # noqa: E501
-PlugIn = Annotated[
-    bool | None, typer.Option("--plug-in", help="Let a fitted gate decide for another LLM than its own.")
-]
-Threshold = Annotated[float | None, typer.Option(help="Retrieve when need is above this (0-1). Default: the gate's own.")]  # fmt: skip  # noqa: E501
-Docs = Annotated[Path | None, typer.Option(parser=path, metavar="PATH", help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
-Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, or http:URL of a search endpoint.")]  # fmt: skip  # noqa: E501
-Rerank = Annotated[str | None, typer.Option(help="Reranker of 20 candidates: folder made by `fit reranker`, or any cross-encoder.")]  # fmt: skip  # noqa: E501
-Preset = Annotated[str | None, typer.Option(help="cbdr: probe (--gate) with --beta, aligned reranker (--rerank), top --k.")]  # fmt: skip  # noqa: E501
-Beta = Annotated[float | None, typer.Option(min=0, max=1, help="With --preset cbdr: answer directly above this confidence. Default 0.95.")]  # fmt: skip  # noqa: E501
-ArbiterSpec = Annotated[str | None, typer.Option("--arbiter", help="Who chooses between draft and open-book answer: folder made by `fit arbiter`, rules, or none. Default: rules, where the gate reads a whole draft.")]  # fmt: skip  # noqa: E501
-SecondLook = Annotated[str | None, typer.Option(help="Folder of a fitted kbm gate that drops useless passages.")]
-RulesFile = Annotated[str | None, typer.Option("--rules", metavar="FILE", help="Your own rules (TOML), before the packaged ones for small talk, arithmetic, rewriting, sources and fresh events. See `knowgate rules`.")]  # fmt: skip  # noqa: E501
-NoRules = Annotated[bool, typer.Option("--no-rules", help="The gate alone decides.")]
-K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
-Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
-Log = Annotated[str | None, typer.Option("--log", metavar="DB", help="Log that grows with use: retrieved questions, known where the answers with and without passages agree.")]  # fmt: skip  # noqa: E501
-LogDrafts = Annotated[bool | None, typer.Option("--log-drafts", help="With --log: also answer from memory where the gate reads no whole draft (dhicl, skr, logprob:first).")]  # fmt: skip  # noqa: E501
 Record = Annotated[
     Path | None,
     typer.Option(parser=path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."),
@@ -120,13 +120,6 @@ def _answer_all(rag: AdaptiveRAG, asked: Asked, *, live: bool, explain: bool, as
     far.say()
     if rag.rerank_margin is not None and rag.reranker is not None:
         WORDS.print(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.")
-
-
-def chosen_rules(rules: str | None, no_rules: bool) -> str | None:
-    """The setting that the two flags make."""
-    if rules is not None and no_rules:
-        raise BadSetting("--rules and --no-rules exclude each other: leave one away.")
-    return "none" if no_rules else rules
 
 
 @contextmanager

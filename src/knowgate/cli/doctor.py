@@ -8,7 +8,6 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,9 @@ from rich.text import Text
 
 from knowgate import weights
 from knowgate.cli.console import plain_console
+from knowgate.cli.doctor_serve import examine_serving
+from knowgate.cli.findings import Finding
+from knowgate.cli.paths import path
 from knowgate.errors import WeightsError
 from knowgate.files import cache_dir
 
@@ -33,22 +35,17 @@ OPTIONAL = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the check-up. `advice` is what to type; empty when all is well. minor: told only when all is."""
-
-    what: str
-    state: str
-    advice: str = ""
-    broken: bool = False
-    minor: bool = False
-
-
 def doctor(
     everything: Annotated[bool, typer.Option("--all", help="Every package and weight, also what is well.")] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Instead: whether `knowgate serve` would start here, and answer.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(parser=path, metavar="FILE", help="With --serve: the config file it would have.")
+    ] = None,
 ) -> None:
     """Check packages, weights, cache and GPU; say what to type where something is missing. Ends with a verdict."""
-    findings = list(examine())
+    findings = list(examine_serving(config) if serve else examine())
     shown = [finding for finding in findings if everything or not finding.minor]
     console = plain_console()
     width = max(len(finding.what) for finding in shown)
@@ -57,12 +54,12 @@ def doctor(
         console.print(Text.assemble(f"{finding.what:<{width}}  ", (finding.state, colour)))
         if finding.advice:  # on a line of its own, to be copied whole
             console.print(f"{'':<{width}}  type: {finding.advice}")
-    console.print(verdict(findings))
+    console.print(verdict(findings, "knowgate serve" if serve else "knowgate demo"))
     if any(finding.broken for finding in findings):
         raise typer.Exit(1)
 
 
-def verdict(findings: Sequence[Finding]) -> Text:
+def verdict(findings: Sequence[Finding], then: str = "knowgate demo") -> Text:
     """One line: can one begin, and with what."""
     broken = sum(finding.broken for finding in findings)
     missing = sum(bool(finding.advice) and not finding.broken for finding in findings)
@@ -70,7 +67,7 @@ def verdict(findings: Sequence[Finding]) -> Text:
         return Text(f"Not ready: {broken} broken. Type what stands above, then: knowgate doctor", "bold red")
     if missing:
         return Text(f"Ready but for {missing}, which you may not need. Type what stands above.", "bold yellow")
-    return Text(f"All {len(findings)} checks are good. Next: knowgate demo", "bold green")
+    return Text(f"All {len(findings)} checks are good. Next: {then}", "bold green")
 
 
 def examine() -> Iterator[Finding]:

@@ -16,7 +16,10 @@ from knowgate.server import add_key, read_keys, revoke_key
 
 app = typer.Typer(help="API keys of `knowgate serve --keys FILE`.", no_args_is_help=True)
 KeysFile = Annotated[
-    Path, typer.Option("--keys", parser=path, metavar="FILE", help="The file of keys; it holds hashes only.")
+    Path | None,
+    typer.Option(
+        "--keys", parser=path, metavar="FILE", help="The file of keys; it holds hashes only. Default keys.json."
+    ),
 ]
 Name = Annotated[str, typer.Argument(help="Whose key it is.")]
 DEFAULT = Path("keys.json")
@@ -27,18 +30,19 @@ Budget = Annotated[int | None, typer.Option(min=1, help="Tokens a day (UTC); aft
 
 
 @app.command()
-def add(name: Name, keys: KeysFile = DEFAULT, rate: Rate = None, budget: Budget = None) -> None:
+def add(name: Name, keys: KeysFile = None, rate: Rate = None, budget: Budget = None) -> None:
     """Make a key and print it. It is shown this once."""
-    plain_console().print(add_key(keys, name, rate=rate, budget=budget), markup=False)
-    WORDS.print(harmless(f"Kept in {keys} as a hash. Serve with it: knowgate serve --keys {keys}"), markup=False)
+    file = keys or DEFAULT
+    plain_console().print(add_key(file, name, rate=rate, budget=budget), markup=False)
+    WORDS.print(harmless(f"Kept in {file} as a hash. Serve with it: knowgate serve --keys {file}"), markup=False)
 
 
 @app.command("list")
-def list_(keys: KeysFile = DEFAULT) -> None:
+def list_(keys: KeysFile = None) -> None:
     """Say whose keys there are."""
     rows = [
         (harmless(key.name), time.strftime("%Y-%m-%d", time.gmtime(key.created)), _most(key.rate), _most(key.budget))
-        for key in read_keys(keys)
+        for key in read_keys(keys or DEFAULT)
     ]
     print_table(("name", "made", "requests a minute", "tokens a day"), rows)
 
@@ -48,7 +52,7 @@ def _most(limit: int | None) -> str:
 
 
 @app.command()
-def revoke(name: Name, keys: KeysFile = DEFAULT) -> None:
+def revoke(name: Name, keys: KeysFile = None) -> None:
     """Make a key worthless; a running server refuses it from then on."""
-    revoke_key(keys, name)
+    revoke_key(keys or DEFAULT, name)
     WORDS.print(harmless(f"The key of {name} is revoked."), markup=False)

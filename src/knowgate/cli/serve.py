@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.ask import (
+from knowgate.cli.console import WORDS
+from knowgate.cli.options import Lang, ModelSpec, Retriever
+from knowgate.cli.paths import path
+from knowgate.cli.pipeline_options import (
     ArbiterSpec,
     Config,
     Docs,
@@ -24,9 +27,7 @@ from knowgate.cli.ask import (
     Threshold,
     chosen_rules,
 )
-from knowgate.cli.console import WORDS
-from knowgate.cli.options import Lang, ModelSpec, Retriever
-from knowgate.cli.paths import path
+from knowgate.cli.serve_demo import demo_docs, say_what_to_try
 from knowgate.display import harmless
 from knowgate.pipeline import load_settings
 from knowgate.server import run_server, serve_options
@@ -57,6 +58,7 @@ PriceInput = Annotated[float | None, typer.Option("--price-input-token", help="F
 PriceOutput = Annotated[float | None, typer.Option("--price-output-token", help="For the dashboard: price of one generated token, e.g. 1.2e-6.")]  # fmt: skip  # noqa: E501
 Otel = Annotated[bool | None, typer.Option("--otel", help="Send OpenTelemetry spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names (needs the extra otel).")]  # fmt: skip  # noqa: E501
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes that serve, each with its own model and index. Default 1.")]  # fmt: skip  # noqa: E501
+Demo = Annotated[bool, typer.Option("--demo", help="The embedded model and the packaged handbook, with lines to try.")]
 Deadline = Annotated[float | None, typer.Option(help="Seconds after which a request is over. Default 120.")]
 
 
@@ -103,12 +105,15 @@ def serve(
     price_input_token: PriceInput = None,
     price_output_token: PriceOutput = None,
     otel: Otel = None,
+    demo: Demo = False,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that retrieves only where the gate says so.
 
     Applications change their base URL to http://HOST:PORT/v1 and nothing else. SIGHUP has gate, threshold, rules and
     documents read again; SIGTERM ends it when all streams are over.
     """
+    if demo and docs is None and index is None:
+        docs = demo_docs()
     read = partial(
         load_settings, config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
         retriever=retriever, rerank=rerank, arbiter=arbiter, rules=chosen_rules(rules, no_rules), k=k,
@@ -126,6 +131,8 @@ def serve(
     behind = without_secrets(", ".join(options.upstream)) if options.upstream else settings.model
     address = f"http://{options.host}:{options.port}"
     WORDS.print(harmless(f"Serving {behind} on {address}/v1, dashboard on {address}/. Ctrl-C ends it."), markup=False)
+    if demo:
+        say_what_to_try(address)
     run_server(settings, options, read)
 
 
