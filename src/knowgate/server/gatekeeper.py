@@ -110,9 +110,7 @@ class Gatekeeper:
         """Never fails: what goes wrong is a retrieval that says so."""
         trace.draft = draft
         if self.is_stale(rag):
-            trace.degraded.append("stale calibration")
-            trace.decision = self._open(rag, self.stale)
-            return trace.decision
+            return self.give_up_calibration(rag, trace)
         if not self.gate_breaker.allows():
             return self.give_up_gate(rag, trace, "the gate failed too often and is left alone for a while")
         try:
@@ -133,6 +131,11 @@ class Gatekeeper:
         if rag.bound.is_quick and (draft is not None or rag.bound.want.is_nothing):
             return rag.decide(question)
         return await self._run(self._deciding, lambda: rag.decide(question))
+
+    def give_up_calibration(self, rag: AdaptiveRAG, trace: Trace) -> Decision:
+        trace.degraded.append("stale calibration")
+        trace.decision = self._open(rag, self.stale)
+        return trace.decision
 
     def give_up_gate(self, rag: AdaptiveRAG, trace: Trace, why: str) -> Decision:
         log.warning("A decision failed, so it is retrieved: %s", why)

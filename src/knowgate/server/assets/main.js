@@ -81,7 +81,7 @@ function evidence(loss) {
 function driftWords(drift) {
   if (!drift.questions) return "This gate cannot say how far questions are from those it was fitted on.";
   const far = `${percent(drift.mean)} of ${drift.questions} questions are unlike those the gate was fitted on (1 % was to be expected)`;
-  return drift.drifted ? `Drift: ${far}. Fit again on what is asked now: knowgate refit.` : `${far}: no drift.`;
+  return drift.drifted ? `Drift: ${far}. Fit again on what is asked now: knowgate refit.` : `${far}: that shows no drift.`;
 }
 
 function showParts() {

@@ -83,7 +83,7 @@ def second_pipeline(settings: Settings, options: ServeOptions, keeper: Gatekeepe
 def build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> Arm:
     promised, confidence = options.max_loss, options.confidence
     evidence = rag.gate.artefact.manifest.get("guarantee") if isinstance(rag.gate, FittedGate) else None
-    if promised is None and evidence is not None:
+    if promised is None and evidence is not None and not stale_because(rag) and not rag.objections:
         promised = float(evidence["epsilon"])
     if promised is None and options.audit:
         log.warning("Nothing is promised of gate %s, so there is no alarm: give --max-loss.", rag.gate.name)

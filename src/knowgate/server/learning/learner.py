@@ -42,7 +42,7 @@ class Learner:
             return
         self.auditor.follow()
         arm = self.auditor.arms.arms.get(trace.arm)
-        if arm is not None:
+        if arm is not None and not trace.decision.rule:
             arm.watch.see_distance(trace.decision.distance)
         drawn = arm if arm is not None and self._draws(trace) else None
         if drawn is not None or self.labelling.history is not None or self.recent.keeps_texts:
