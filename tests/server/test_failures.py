@@ -1,6 +1,7 @@
 """What fails falls open: one test for each row of the failure policy, and right refusals of bad requests."""
 
 import socket
+import threading
 import time
 
 import httpx
@@ -13,6 +14,7 @@ from knowgate.server.gatekeeper import Gatekeeper
 from knowgate.types import Gate
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
+from tests.support.processes import until
 
 
 class BrokenGate(Gate):
@@ -207,6 +209,17 @@ def test_a_client_that_hangs_up_stops_the_upstream(serve, stub, streamed, gate):
     while stub.dropped < 1 and time.monotonic() < waited:
         time.sleep(0.02)
     assert stub.dropped == 1
+
+
+@pytest.mark.parametrize("gate", ["never", "logprob:first"])
+def test_a_client_that_hangs_up_in_the_middle_of_a_stream_stops_the_upstream(serve, stub, gate):
+    stub.waits_for = threading.Event()  # nothing comes after the first word
+    address, app = serve(gate=gate)
+    body = {"model": "m", "messages": [{"role": "user", "content": UNKNOWN}], "stream": True}
+    with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=30) as reply:
+        next(reply.iter_lines())
+    until(lambda: stub.dropped == 1)
+    until(lambda: app.state.service.at_work == 0)
 
 
 # --- the breaker ----------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 import httpx
 import pytest
 
+from knowgate.server.events import Amending
 from knowgate.server.prompts import FORMS
+from knowgate.server.trace import Trace
 from knowgate.types import Passage
 from tests.server.conftest import UNKNOWN
 
@@ -78,3 +80,10 @@ def test_passages_before_parts_are_a_part_of_the_same_kind():
     parts = FORMS["/responses"].with_passages(body, FOUND, "user")["input"][0]["content"]
     assert [part["type"] for part in parts] == ["input_text", "input_text"]
     assert parts[1] == PART
+
+
+def test_a_stream_of_responses_is_told_in_its_first_and_last_event():
+    amending = Amending(Trace())
+    kinds = ("response.created", "response.output_text.delta", "response.completed")
+    told = [amending.amend(b'data: {"type": "%s"}\n' % kind.encode()) for kind in kinds]
+    assert [b"knowgate" in line for line in told] == [True, False, True]

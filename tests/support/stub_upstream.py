@@ -20,7 +20,7 @@ class Stub:
     """bodies: what it was asked. sure: how probable its tokens are without passages. status: what it answers with.
 
     slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
-    forgets: keeps no bodies. answered: replies it has given. waits_for: it answers nothing before.
+    forgets: keeps no bodies. answered: replies it has given. waits_for: it answers nothing, or one word, before.
     """
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -53,8 +53,7 @@ class Stub:
 
     async def _plain(self, body: dict[str, Any]) -> web.Response:
         await asyncio.sleep(self.slow)
-        while self.waits_for is not None and not self.waits_for.is_set():
-            await asyncio.sleep(0.01)
+        await self._wait()
         self.answered += 1
         message: dict[str, Any] = {"role": "assistant", "content": self.answer(body)}
         if body.get("tools"):
@@ -66,6 +65,10 @@ class Stub:
         usage = {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
         return web.json_response({**self._head(body, "chat.completion"), "choices": [choice], "usage": usage})
 
+    async def _wait(self) -> None:
+        while self.waits_for is not None and not self.waits_for.is_set():
+            await asyncio.sleep(0.01)
+
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await reply.prepare(request)
@@ -73,6 +76,7 @@ class Stub:
         for number, word in enumerate(words):
             await asyncio.sleep(self.slow)
             await self._send(reply, body, {"content": word + (" " if number < len(words) - 1 else "")})
+            await self._wait()
             if self.breaks_off and request.transport is not None:
                 request.transport.abort()
                 return reply
