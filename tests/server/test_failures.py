@@ -118,9 +118,11 @@ class StaleGate(AlwaysGate):
         raise ArtefactError("this gate was fitted on another LLM.")
 
 
-def test_a_stale_calibration_always_retrieves_and_says_so(serve):
-    address, _ = serve(gate="always", change=with_gate(StaleGate()))
-    told = ask(address).json()["knowgate"]
+@pytest.mark.parametrize(("upstream", "stream"), [(True, False), (False, False), (False, True)])
+def test_a_stale_calibration_always_retrieves_and_says_so(serve, upstream, stream):
+    address, _ = serve(upstream=upstream, gate="always", change=with_gate(StaleGate()))
+    reply = ask(address, model="knowgate", stream=stream)
+    told = events(reply)[-1]["knowgate"] if stream else reply.json()["knowgate"]
     assert (told["retrieve"], told["degraded"]) == (True, ["stale calibration"])
     assert "another LLM" in told["reason"]
     assert "another LLM" in httpx.get(f"{address}/ready").json()["stale"]

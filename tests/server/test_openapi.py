@@ -16,7 +16,8 @@ from tests.server.test_chat import ask
 def test_every_address_is_described(serve):
     _, app = serve(gate="always")
     served = {(method.lower(), route.path) for route in app.routes for method in route.methods if method != "HEAD"}
-    assert served == set(ROUTES)
+    files = {(method, path) for method, path in served if path.startswith("/dashboard/")}
+    assert served - files == set(ROUTES)
 
 
 def test_people_and_programs_are_told_without_a_key(serve, tmp_path):

@@ -137,6 +137,20 @@ def test_settings_that_cannot_be_used_change_nothing(made, stub):
         assert ask(address).json()["knowgate"]["threshold"] == 0.25
 
 
+def test_what_was_learnt_of_one_gate_does_not_count_for_the_one_that_takes_its_place(made, stub, tmp_path):
+    options = ServeOptions(upstream=stub.url, decisions=str(tmp_path / "d.db"), audit=1.0)
+    again = kg.Settings(gate="always", docs=made.docs)
+    app = create_app(kg.Settings(gate="never", docs=made.docs), options, read=lambda: again)
+    with running(app) as address:
+        ask(address)
+        until(lambda: httpx.get(f"{address}/v1/learning").json()["arms"]["a"]["loss"]["drawn"] == 1)
+        assert reload(app, address) is True
+        found = httpx.get(f"{address}/v1/learning").json()["arms"]["a"]
+        assert (found["gate"], found["loss"]["drawn"]) == ("always", 0)
+        assert ask(address).headers["x-knowgate-retrieve"] == "true"
+        assert 'knowgate_loss_low{arm="a"} 0.0' in httpx.get(f"{address}/metrics").text
+
+
 def reload(app, address):
     """As the signal does it, in the server's own loop."""
     httpx.get(f"{address}/health")

@@ -20,8 +20,10 @@ from knowgate.evaluation import (
     ThresholdLine,
     Traffic,
     TrafficSaving,
+    is_served,
     read_log,
     read_run,
+    read_served,
     replay,
     shown_bad,
 )
@@ -33,7 +35,12 @@ RISKS = {"retrieved": "differ, of {} retrieved", "audited": "differ, of {} audit
 
 def replay_command(
     log: Annotated[
-        Path, typer.Argument(parser=path, metavar="LOG", help="Lines of `knowgate ask --json`, or a label run folder.")
+        Path,
+        typer.Argument(
+            parser=path,
+            metavar="LOG",
+            help="Lines of `knowgate ask --json`, a label run folder, or the server's log (--decisions).",
+        ),
     ],
     gate: Annotated[
         str | None,
@@ -42,6 +49,10 @@ def replay_command(
     arbiter: Annotated[
         str | None,
         typer.Option(metavar="DIR|rules", help="For a label run: who chooses after retrieval; a log says so itself."),
+    ] = None,
+    arm: Annotated[
+        str | None,
+        typer.Option(metavar="a|b", help="For the server's log: decisions of this arm. Default: the commonest gate's."),
     ] = None,
     thresholds: Annotated[str, typer.Option(help="As 0.1..0.9 (steps of 0.1) or 0.25,0.5,0.75.")] = "0.1..0.9",
     price_retrieval: Annotated[float, typer.Option(help="Price of one search.")] = 0.0,
@@ -59,7 +70,12 @@ def replay_command(
     tried = parse_thresholds(thresholds)
     if arbiter is not None and not log.is_dir():
         raise BadSetting("--arbiter goes with a label run; the lines of a log hold the answers that were given.")
-    logged = read_run(log, gate, arbiter) if log.is_dir() else read_log(log)
+    if is_served(log):
+        logged = read_served(log, arm)
+    elif arm is not None:
+        raise BadSetting("--arm goes with the server's log; other logs hold one gate.")
+    else:
+        logged = read_run(log, gate, arbiter) if log.is_dir() else read_log(log)
     marks = _marks(logged, gate)
     traffic = Traffic(logged.events)
     lines = replay(traffic, [*tried, *marks], prices)

@@ -43,6 +43,19 @@ Strict = Annotated[bool | None, typer.Option("--strict", help="Answer 503 where 
 Keys = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="API keys made by `knowgate keys add`. Without them only this machine is answered.")]  # fmt: skip  # noqa: E501
 Decisions = Annotated[Path | None, typer.Option(parser=path, metavar="DB", help="Keep what was decided (SQLite), for GET /v1/decisions/ID and POST /v1/feedback.")]  # fmt: skip  # noqa: E501
 KeepQuestions = Annotated[bool | None, typer.Option("--keep-questions", help="With --decisions: keep the text of the questions, too.")]  # fmt: skip  # noqa: E501
+Audit = Annotated[float | None, typer.Option(min=0, max=1, metavar="SHARE", help="Draw this share of requests to see what skipping costs: skipped ones are also answered with passages, afterwards. Needs --decisions.")]  # fmt: skip  # noqa: E501
+AuditBudget = Annotated[int | None, typer.Option(min=1, help="With --audit: answers an hour that nobody asked for, at most. Default 60.")]  # fmt: skip  # noqa: E501
+AuditCompare = Annotated[str | None, typer.Option(metavar="words|llm", help="With --audit: answers differ where neither's words stand in the other's; llm, for answers in prose: and the upstream's LLM, asked, says so.")]  # fmt: skip  # noqa: E501
+MaxLoss = Annotated[float | None, typer.Option(metavar="SHARE", help="With --audit: alarm, and look everything up, once skipping costs more answers than this. Default: what the gate promises.")]  # fmt: skip  # noqa: E501
+Confidence = Annotated[float | None, typer.Option(help="Of the bounds of that loss and of the alarm, at all times together. Default 0.95.")]  # fmt: skip  # noqa: E501
+Shadow = Annotated[bool | None, typer.Option("--shadow", help="Decide and log, but look everything up.")]
+Canary = Annotated[float | None, typer.Option(min=0, max=1, metavar="SHARE", help="Obey the gate for this share of requests; look the others up.")]  # fmt: skip  # noqa: E501
+GateB = Annotated[str | None, typer.Option(metavar="GATE", help="A second gate beside --gate, with figures of its own.")]  # fmt: skip  # noqa: E501
+ThresholdB = Annotated[float | None, typer.Option(min=0, max=1, help="Threshold of --gate-b. Default: its own.")]
+ShareB = Annotated[float | None, typer.Option(min=0, max=1, help="Share of requests that --gate-b decides on. Default 0.5.")]  # fmt: skip  # noqa: E501
+PriceRetrieval = Annotated[float | None, typer.Option(help="For the dashboard: price of one search.")]
+PriceInput = Annotated[float | None, typer.Option("--price-input-token", help="For the dashboard: price of one prompt token, e.g. 3e-7.")]  # fmt: skip  # noqa: E501
+PriceOutput = Annotated[float | None, typer.Option("--price-output-token", help="For the dashboard: price of one generated token, e.g. 1.2e-6.")]  # fmt: skip  # noqa: E501
 Otel = Annotated[bool | None, typer.Option("--otel", help="Send OpenTelemetry spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names (needs the extra otel).")]  # fmt: skip  # noqa: E501
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes that serve, each with its own model and index. Default 1.")]  # fmt: skip  # noqa: E501
 Demo = Annotated[bool, typer.Option("--demo", help="The embedded model and the packaged handbook, with lines to try.")]
@@ -78,6 +91,19 @@ def serve(
     keys: Keys = None,
     decisions: Decisions = None,
     keep_questions: KeepQuestions = None,
+    audit: Audit = None,
+    audit_budget: AuditBudget = None,
+    audit_compare: AuditCompare = None,
+    max_loss: MaxLoss = None,
+    confidence: Confidence = None,
+    shadow: Shadow = None,
+    canary: Canary = None,
+    gate_b: GateB = None,
+    threshold_b: ThresholdB = None,
+    share_b: ShareB = None,
+    price_retrieval: PriceRetrieval = None,
+    price_input_token: PriceInput = None,
+    price_output_token: PriceOutput = None,
     otel: Otel = None,
     demo: Demo = False,
 ) -> None:
@@ -98,11 +124,15 @@ def serve(
         settings, upstream=upstream or None, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
         workers=workers, strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions),
         keep_questions=keep_questions, otel=otel,
+        audit=audit, audit_budget=audit_budget, audit_compare=audit_compare, max_loss=max_loss, confidence=confidence,
+        shadow=shadow, canary=canary, gate_b=gate_b, threshold_b=threshold_b, share_b=share_b,
+        price_retrieval=price_retrieval, price_input_token=price_input_token, price_output_token=price_output_token,
     )  # fmt: skip
     behind = without_secrets(", ".join(options.upstream)) if options.upstream else settings.model
-    WORDS.print(harmless(f"Serving {behind} on http://{options.host}:{options.port}/v1. Ctrl-C ends it."), markup=False)
+    address = f"http://{options.host}:{options.port}"
+    WORDS.print(harmless(f"Serving {behind} on {address}/v1, dashboard on {address}/. Ctrl-C ends it."), markup=False)
     if demo:
-        say_what_to_try(f"http://{options.host}:{options.port}")
+        say_what_to_try(address)
     run_server(settings, options, read)
 
 

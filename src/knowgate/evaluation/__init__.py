@@ -67,8 +67,9 @@ if TYPE_CHECKING:
         assess_with_history,
     )
     from knowgate.evaluation.sweeps import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
-    from knowgate.evaluation.traffic.log import Log, estimate_tokens, read_log, read_run, shown_bad
+    from knowgate.evaluation.traffic.log import Log, agrees, estimate_tokens, read_log, read_run, shown_bad
     from knowgate.evaluation.traffic.replay import Prices, ThresholdLine, Traffic, TrafficSaving, replay
+    from knowgate.evaluation.traffic.served import is_served, read_served, served_questions
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -124,6 +125,7 @@ __all__ = [
     "WORD_PAIRS",
     "WORTH",
     "action_sheet",
+    "agrees",
     "assess_direct",
     "assess_freely",
     "assess_gate",
@@ -141,6 +143,7 @@ __all__ = [
     "history_tables",
     "hold_against",
     "is_reranker",
+    "is_served",
     "latency_sheet",
     "main_sheet",
     "majority_share",
@@ -148,6 +151,7 @@ __all__ = [
     "read_log",
     "read_run",
     "read_runs",
+    "read_served",
     "read_side",
     "recommend",
     "recommendation_json",
@@ -156,6 +160,7 @@ __all__ = [
     "rerank_sheets",
     "run_report_json",
     "second_sheet",
+    "served_questions",
     "shown_bad",
     "spend_always",
     "spend_gated",

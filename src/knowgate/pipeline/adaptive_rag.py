@@ -21,7 +21,7 @@ from knowgate.pipeline.arbitration import arbitrate, bind_arbiter, hold_back
 from knowgate.pipeline.asked import as_question, batches, check_several
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
 from knowgate.pipeline.case import Case, timed, with_total
-from knowgate.pipeline.deciding import decide_by, overrule
+from knowgate.pipeline.deciding import decide_by, settle
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.pipeline.traffic import TrafficLog, WholeDraft
 from knowgate.prompts import AnswerPrompts, fit_passages
@@ -71,6 +71,7 @@ class AdaptiveRAG:
     arbiter: chooses, after retrieval, between that answer and the draft (None: nobody). By default the rules do, where
     the gate reads a whole draft anyhow and nothing is proven without them: it takes the place of one that abstains.
     rules: what is retrieved for, or never, whatever the gate says (`load_rules`); None: the gate alone decides.
+    shadow: why everything is looked up whatever was decided, so that a gate can be watched; '' where it is obeyed.
 
     Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
     once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
@@ -93,6 +94,7 @@ class AdaptiveRAG:
     log: TrafficLog | None = None
     arbiter: Arbiter | None = RULES
     rules: RuleBook | None = None
+    shadow: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
@@ -281,16 +283,14 @@ class AdaptiveRAG:
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[Case]:
         """readers: the gate, and whoever else reads the one pass."""
-        gate = self.bound
-        cases = [Case(question) for question in questions]
+        gate, cases = self.bound, [Case(question) for question in questions]
         with timed(cases, "read"):
             readings = read_questions(self.model, readers, questions, self.prompts)
         for case, reading in zip(cases, readings, strict=True):
             case.reading = reading
         with nullcontext() if gate.is_quick else self._alone, timed(cases, "gate"):
             decide_by(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
-        if self.rules is not None and gate.may_be_overruled:
-            overrule(self.rules, cases)
+        settle(cases, self.rules if gate.may_be_overruled else None, self.shadow if self.retriever else "")
         return cases
 
     @property

@@ -9,7 +9,7 @@ from knowgate.gates import blamed, check_count, measure_distances, score_both
 from knowgate.pipeline.case import Case
 from knowgate.retrieval import MOST_ROUNDS
 from knowgate.rules import RuleBook
-from knowgate.types import Decision, Gate
+from knowgate.types import Decision, Gate, Note
 
 
 def decide_by(gate: Gate, threshold: float, cases: Sequence[Case]) -> None:
@@ -38,6 +38,14 @@ def decide_by(gate: Gate, threshold: float, cases: Sequence[Case]) -> None:
         )
 
 
+def settle(cases: Sequence[Case], rules: RuleBook | None, shadow: str) -> None:
+    """What stands above a gate's decisions: rules, and that everything is looked up for the reason `shadow`, if any."""
+    if rules is not None:
+        overrule(rules, cases)
+    if shadow:
+        look_up_anyway(shadow, cases)
+
+
 def overrule(rules: RuleBook, cases: Sequence[Case]) -> None:
     """Decide the cases that a rule fits; the need stays what the gate found."""
     for case in cases:
@@ -45,6 +53,14 @@ def overrule(rules: RuleBook, cases: Sequence[Case]) -> None:
         if ruling is not None and case.decision is not None:
             reason = f"{ruling.reason} (rule '{ruling.rule}')"
             case.decision = replace(case.decision, retrieve=ruling.retrieve, reason=reason, rule=ruling.rule)
+
+
+def look_up_anyway(why: str, cases: Sequence[Case]) -> None:
+    """Retrieve for all; what the gate wanted is noted where it wanted something else."""
+    for case in cases:
+        if case.decision is not None and not case.decision.retrieve:
+            case.decision = replace(case.decision, retrieve=True, reason=f"{why}: {case.decision.reason}")
+            case.notes.append(Note.WOULD_SKIP)
 
 
 def _reason(need: float, threshold: float, *why: str) -> str:

@@ -66,13 +66,18 @@ class TrafficLog:
         ]
         with self._lock:
             self.asked += len(answers)
+        self.put(entries)
+
+    def put(self, entries: Sequence[LogEntry]) -> None:
+        """Log labels that somebody else worked out; returns at once."""
+        with self._lock:
             self.labelled += len(entries)
             if entries and self._writer is None:
                 self._writer = Writer(self.store)
                 self._writer.start()
                 atexit.register(self.close)
             if entries and self._writer is not None:
-                self._writer.waiting.put(entries)
+                self._writer.waiting.put(list(entries))
 
     def close(self) -> None:
         """Until everything is written. The log can still be used."""

@@ -18,11 +18,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from knowgate.pipeline import Settings
+from knowgate.server.building import build_service
+from knowgate.server.dashboard import dashboard, dashboard_routes
+from knowgate.server.learning.addresses import clear_alarm, learning
 from knowgate.server.openapi import openapi, page
 from knowgate.server.options import ServeOptions, serve_options
 from knowgate.server.problems import Problem, json_response
 from knowgate.server.reloading import Reloading
-from knowgate.server.service import Service, build_service
+from knowgate.server.service import Service
 from knowgate.server.streaming import HungUp, Streamed
 from knowgate.server.trace import Trace
 
@@ -66,11 +69,15 @@ def create_app(
         *(route(f"/v1/{path}", Service.hand_on) for path in ("completions", "embeddings", "responses")),
         route("/v1/rerank", Service.rerank),
         route("/v1/feedback", Service.feedback),
+        route("/v1/learning", learning, "GET"),
+        route("/v1/learning/clear", clear_alarm),
         route("/v1/decisions/{id}", Service.decision, "GET"),
         route("/v1/decisions/{id}", Service.forget_decision, "DELETE"),
         route("/v1/forget", Service.forget),
         route("/metrics", Service.counted, "GET"),
         route("/v1/models", Service.models, "GET"),
+        route("/v1/dashboard", dashboard, "GET"),
+        *dashboard_routes(has_keys=service.options.keys is not None),
         Route("/health", health, methods=["GET"]),
         Route("/openapi.json", programs, methods=["GET"]),
         Route("/docs", people, methods=["GET"]),

@@ -26,7 +26,7 @@ async def decide_questions(
     keeper: Gatekeeper, forwarding: Forwarding | None, body: Mapping[str, Any], headers: Headers, trace: Trace
 ) -> dict[str, Any]:
     """One record for `question` or `messages`, a list of them for `questions`."""
-    rag = keeper.choose(policy_of(body))
+    rag = keeper.choose(keeper.assign(policy_of(body), body, trace))
     questions = await asyncio.to_thread(_questions, rag, body)
     deciding = Deciding(keeper, forwarding, rag, headers)
     decided = [await deciding.decide(question, trace) for question in questions]

@@ -100,6 +100,14 @@ class DecisionLog:
             self._file.execute("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment))
         return True
 
+    async def beside(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Other work on the same file, in its turn."""
+        return await self._beside(lambda: work(self._file))
+
+    def begin(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """The same, before there is a server."""
+        return self._thread.submit(lambda: work(self._file)).result()
+
     async def _beside(self, work: Callable[[], Result]) -> Result:
         """After all that waits to be written."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -76,7 +76,7 @@ class Forwarding:
     async def chat(self, exchange: Exchange) -> Response:
         messages, policy = messages_of(exchange.body), policy_of(exchange.body)
         read_flag(exchange.body, "stream")
-        rag = self.keeper.choose(policy)
+        rag = self.keeper.choose(self.keeper.assign(policy, exchange.body, exchange.trace))
         await self.name_model(exchange)
         asked = question_of(rag.model, messages)
         if isinstance(asked, Ungated):

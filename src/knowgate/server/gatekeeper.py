@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from knowgate.errors import KnowgateError
 from knowgate.gates import load_gate
@@ -25,12 +25,13 @@ from knowgate.pipeline import AdaptiveRAG
 from knowgate.server.breaker import Breaker
 from knowgate.server.drafts import reading_draft
 from knowgate.server.filtering import FilteredRetriever
+from knowgate.server.learning.arms import Arms
 from knowgate.server.policy import Policy
 from knowgate.server.problems import Problem
 from knowgate.server.promising import held_to
 from knowgate.server.staleness import stale_because
 from knowgate.server.trace import Trace
-from knowgate.types import Completion, Decision, Passage, Question, Want
+from knowgate.types import Completion, Decision, Note, Passage, Question, Want
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Gatekeeper:
         self._apart = replace(rag)  # searches without waiting for a gate's turn, which may hang
         self._named: dict[str, AdaptiveRAG] = {}
         self.always, self.never = load_gate("always"), load_gate("never")
+        self.arms: Arms | None = None  # two gates, shadow mode, an alarm: where those are switched on
 
     def close(self) -> None:
         """Until what was learnt is written; gates and retrievers that hang are not waited for."""
@@ -59,9 +61,15 @@ class Gatekeeper:
         if self.rag.log is not None:
             self.rag.log.close()
 
+    def assign(self, policy: Policy, body: Mapping[str, Any], trace: Trace) -> Policy:
+        """The policy with what the server decides for itself: which gate, and whether it is obeyed."""
+        return policy if self.arms is None else self.arms.assign(policy, body, trace)
+
     def choose(self, policy: Policy) -> AdaptiveRAG:
         """The pipeline a request wants."""
         rag = self._by_name(policy.chosen) if policy.chosen else self.rag
+        if self.arms is not None and policy.arm:
+            rag = self.arms.pipeline(policy.arm, policy.shadow)
         if policy.threshold is not None:
             rag = rag.altered(threshold=policy.threshold)
         if policy.filter is not None and rag.retriever is not None:
@@ -85,7 +93,9 @@ class Gatekeeper:
             if ruling is not None:
                 reason = f"{ruling.reason} (rule '{ruling.rule}')"
                 need, threshold = float(ruling.retrieve), _threshold(rag)
-                return Decision(ruling.retrieve, need, threshold, rag.gate.name, reason, rule=ruling.rule)
+                return in_shadow(
+                    Decision(ruling.retrieve, need, threshold, rag.gate.name, reason, rule=ruling.rule), rag
+                )
         return None
 
     def want_of(self, rag: AdaptiveRAG) -> Want:
@@ -98,10 +108,9 @@ class Gatekeeper:
 
     async def decide(self, rag: AdaptiveRAG, question: Question, draft: Completion | None, trace: Trace) -> Decision:
         """Never fails: what goes wrong is a retrieval that says so."""
+        trace.draft = draft
         if self.is_stale(rag):
-            trace.degraded.append("stale calibration")
-            trace.decision = self._open(rag, self.stale)
-            return trace.decision
+            return self.give_up_calibration(rag, trace)
         if not self.gate_breaker.allows():
             return self.give_up_gate(rag, trace, "the gate failed too often and is left alone for a while")
         try:
@@ -122,6 +131,11 @@ class Gatekeeper:
         if rag.bound.is_quick and (draft is not None or rag.bound.want.is_nothing):
             return rag.decide(question)
         return await self._run(self._deciding, lambda: rag.decide(question))
+
+    def give_up_calibration(self, rag: AdaptiveRAG, trace: Trace) -> Decision:
+        trace.degraded.append("stale calibration")
+        trace.decision = self._open(rag, self.stale)
+        return trace.decision
 
     def give_up_gate(self, rag: AdaptiveRAG, trace: Trace, why: str) -> Decision:
         log.warning("A decision failed, so it is retrieved: %s", why)
@@ -175,6 +189,14 @@ class Gatekeeper:
         running = asyncio.get_running_loop().run_in_executor(workers, lambda: context.run(work))
         async with asyncio.timeout(self.seconds):
             return await running
+
+
+def in_shadow(decision: Decision, rag: AdaptiveRAG) -> Decision:
+    """What becomes of a rule's decision where everything is looked up."""
+    if not rag.shadow or decision.retrieve:
+        return decision
+    reason = f"{rag.shadow}: {decision.reason}"
+    return replace(decision, retrieve=True, reason=reason, notes=(*decision.notes, Note.WOULD_SKIP))
 
 
 def _threshold(rag: AdaptiveRAG) -> float:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.responses import Response
@@ -28,7 +28,7 @@ from knowgate.server.policy import Policy, is_ours, policy_of
 from knowgate.server.problems import Problem, json_response
 from knowgate.server.streaming import Streamed
 from knowgate.server.trace import Trace
-from knowgate.types import Answer, AnswerEvent, DecisionEvent, Event, PassagesEvent, Question, TextEvent
+from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Event, PassagesEvent, Question, TextEvent
 
 UNDERSTOOD = {"model", "messages", "stream", "stream_options", "knowgate", "max_tokens", "max_completion_tokens", "n"}
 HARMLESS = {"user", "metadata", "store"}  # they change nothing about an answer
@@ -52,7 +52,7 @@ class Speaking:
         """The text an event brings."""
         match happened:
             case DecisionEvent(decision):
-                self.trace.decision = decision
+                self.trace.decision = self._first(decision)
                 self.stage = "retrieve" if decision.retrieve else "answer"
             case PassagesEvent(passages):
                 self.trace.passages, self.stage = passages, "answer"
@@ -63,9 +63,14 @@ class Speaking:
                 self.finish(answer)
         return ""
 
+    def _first(self, decision: Decision) -> Decision:
+        """Where something failed, what was decided because of that, not by what took its place."""
+        return self.trace.decision or decision if self.trace.degraded else decision
+
     def finish(self, answer: Answer) -> None:
-        degraded, self.answer = self.trace.decision if self.trace.degraded else None, answer
-        self.trace.decision, self.trace.passages = degraded or answer.decision, answer.passages
+        self.answer = answer
+        self.trace.decision, self.trace.passages = self._first(answer.decision), answer.passages
+        self.trace.draft = answer.draft
         self.trace.choice = answer.choice
         for stage, seconds in answer.seconds.items():
             if stage != "total":
@@ -82,7 +87,8 @@ class LocalChat:
         self._chosen: dict[tuple[Policy, int], AdaptiveRAG] = {}
 
     async def chat(self, body: dict[str, Any], trace: Trace, until: float) -> Response:
-        messages, policy, rag = messages_of(body), policy_of(body), self.keeper.rag
+        messages, rag = messages_of(body), self.keeper.rag
+        policy = self.keeper.assign(policy_of(body), body, trace)
         self._check(body)
         trace.way, trace.model = "in-process", rag.model.name
         trace.ignored = tuple(sorted(key for key in body if key not in UNDERSTOOD | HARMLESS))[:20]
@@ -93,6 +99,10 @@ class LocalChat:
         trace.question = asked.text
         key = (policy, self._tokens(body))
         chosen = self._choose(*key)
+        if self.keeper.is_stale(chosen):
+            self.keeper.give_up_calibration(chosen, trace)
+            key = (replace(policy, retrieve="always", threshold=None, arm="", shadow=""), key[1])
+            chosen = self._choose(*key)
         speaking = Speaking(trace, until=until)
         if body.get("stream"):
             return await self._streamed(self._spoken(chosen, asked, speaking), speaking, chosen)

@@ -71,7 +71,8 @@ RERANK = _object(
     top_n={"type": "integer", "minimum": 1},
     return_documents=FLAG,
 )
-FEEDBACK = _object(["id", "rating"], id=TEXT, rating={"enum": ["up", "down"]}, comment=TEXT)
+FEEDBACK = _object(["id", "rating"], id=TEXT, rating={"enum": ["up", "down"]}, comment=TEXT, correction=TEXT)
+CLEAR = _object([], arm={"enum": ["a", "b"]})
 FORGET = _object(["question"], question=QUESTION)
 
 # (method, address) -> (what it does, body)
@@ -92,6 +93,10 @@ ROUTES: dict[tuple[str, str], tuple[str, Record | None]] = {
     ("post", "/v1/forget"): ("Delete all that is kept of a question.", FORGET),
     ("get", "/v1/decisions/{id}"): ("Look up a decision (with --decisions).", None),
     ("delete", "/v1/decisions/{id}"): ("Delete a decision, and all that is kept of its question.", None),
+    ("get", "/v1/learning"): ("What was learnt from traffic (with --audit, --shadow, --log ...).", None),
+    ("post", "/v1/learning/clear"): ("End an alarm: begin to count again what skipping costs.", CLEAR),
+    ("get", "/"): ("The dashboard, a page.", None),
+    ("get", "/v1/dashboard"): ("What the dashboard at / shows.", None),
     ("get", "/v1/models"): ("List the models and the gates that can be named.", None),
     ("get", "/health"): ("Say that the server runs.", None),
     ("get", "/ready"): ("Say whether a question would be answered as it should.", None),

@@ -67,6 +67,34 @@ class ServeOptions(BaseModel):
         """One may be written without a list; none is None."""
         return (value,) if isinstance(value, str) else value or None
 
+    audit: float = Field(default=0.0, ge=0, le=1)
+    """Share of requests drawn to see what skipping costs: skipped ones are answered with passages, too. 0: none."""
+    audit_budget: int = Field(default=60, ge=1, le=1_000_000)
+    """With audit: answers an hour that nobody asked for, at most; while it is spent nothing is drawn."""
+    audit_compare: Literal["words", "llm"] = "words"
+    """With audit: answers differ where neither's words stand in the other's; llm: and the upstream's LLM says so."""
+    max_loss: float | None = Field(default=None, gt=0, lt=1)
+    """With audit: alarm, and look everything up, once skipping costs more answers. Default: what the gate promises."""
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    """Of the bounds of that loss and of the alarm, at all times together."""
+    shadow: bool = False
+    """Decide and log, but look everything up."""
+    canary: float | None = Field(default=None, ge=0, le=1)
+    """Share of requests for which the gate is obeyed; the others are looked up."""
+    gate_b: str | None = None
+    """A second gate beside the first, with figures of its own."""
+    threshold_b: float | None = Field(default=None, ge=0, le=1)
+    """Threshold of the second gate. Default: its own."""
+    share_b: float = Field(default=0.5, ge=0, le=1)
+    """Share of requests that the second gate decides on."""
+
+    price_retrieval: float = Field(default=0.0, ge=0)
+    """For the dashboard: price of one search, in any currency."""
+    price_input_token: float = Field(default=0.0, ge=0)
+    """For the dashboard: price of one prompt token, e.g. 3e-7."""
+    price_output_token: float = Field(default=0.0, ge=0)
+    """For the dashboard: price of one generated token, e.g. 1.2e-6."""
+
     @field_validator("upstream")
     @classmethod
     def _is_address(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:

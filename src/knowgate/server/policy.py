@@ -25,6 +25,8 @@ class Policy:
 
     max_loss: share of the answers that skipping may cost; where no such thing is proven, it is retrieved.
     filter: which documents may be searched.
+    arm, shadow: what the server decides for itself: which of its gates, and why everything is looked up whatever that
+    gate says ('' where it is obeyed).
     """
 
     retrieve: Literal["auto", "always", "never"] = "auto"
@@ -32,6 +34,13 @@ class Policy:
     gate: str = ""
     max_loss: float | None = None
     filter: Filter | None = None
+    arm: str = ""
+    shadow: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the request leaves all to the server."""
+        return not self.chosen and self.threshold is None and self.max_loss is None and self.filter is None
 
     @property
     def chosen(self) -> str:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from knowgate.errors import KnowgateError
 from knowgate.pipeline import Settings
-from knowgate.server.service import Service, build_keeper
+from knowgate.server.building import build_keeper
+from knowgate.server.service import Service
 
 SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has none
 log = logging.getLogger(__name__)
@@ -52,11 +53,11 @@ class Reloading:
                 same = settings.model == self.settings.model or self.service.forwarding is not None
                 model = self.service.keeper.rag.model if same else None
                 keeper = await asyncio.to_thread(build_keeper, settings, self.service.options, model)
+                self._retire(self.service.take(keeper, settings))
             except KnowgateError as error:
                 log.error("The settings cannot be used, so the old ones hold: %s", error)
                 return False
             self.settings = settings
-            self._retire(self.service.take(keeper))
             log.warning("Settings were read again: gate %s.", keeper.rag.gate.name)
             return True
 

@@ -12,19 +12,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from knowgate.doors import user_path
-from knowgate.errors import BadSetting
 from knowgate.history import HistoryStore
-from knowgate.pipeline import Settings, build_pipeline
+from knowgate.pipeline import Settings
 from knowgate.server.answering import answer_prompt
 from knowgate.server.bodies import read_body, read_flag, read_object
 from knowgate.server.breaker import Breaker
 from knowgate.server.deciding import decide_questions
 from knowgate.server.decision_log import DecisionLog
 from knowgate.server.doorkeeper import Doorkeeper
-from knowgate.server.drafts import AskedModel
+from knowgate.server.figures import Figures
 from knowgate.server.forgetting import forget_in, question_to_forget
 from knowgate.server.forwarding import Exchange, Forwarding
 from knowgate.server.gatekeeper import Gatekeeper
+from knowgate.server.learning.build import build_learner
+from knowgate.server.learning.feedback import read_feedback, take_feedback
+from knowgate.server.learning.gauges import gauges_text
+from knowgate.server.learning.kept import forget_texts
+from knowgate.server.learning.learner import Learner
 from knowgate.server.limits import Meter
 from knowgate.server.local_chat import LocalChat
 from knowgate.server.metrics import Metrics
@@ -32,13 +36,13 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.policy import NAMEABLE, PREFIX
 from knowgate.server.problems import Problem, json_response
 from knowgate.server.prompts import FORMS
+from knowgate.server.recent import Recent
 from knowgate.server.reranking import rank, read_request
 from knowgate.server.spans import Spans, open_provider
 from knowgate.server.streaming import while_connected
-from knowgate.server.trace import Trace
-from knowgate.server.upstreams import Upstreams, read_address
-from knowgate.types import Model
+from knowgate.server.trace import Asked, Trace
 
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 ARRIVE = 30.0  # seconds until a request is there, of those it has
 
 
@@ -54,6 +58,9 @@ class Service:
     door: Doorkeeper = field(init=False)
     metrics: Metrics = field(init=False)
     log: DecisionLog | None = field(init=False, default=None)
+    recent: Recent = field(init=False)
+    learner: Learner | None = field(init=False, default=None)
+    figures: Figures = field(default_factory=Figures)
     meter: Meter | None = field(init=False, default=None)
     spans: Spans | None = field(init=False, default=None)
     at_work: int = 0
@@ -67,18 +74,28 @@ class Service:
         if self.options.decisions is not None:
             path = user_path(self.options.decisions)
             self.log = DecisionLog(path, keeps_questions=self.options.keep_questions)
+        self.recent = Recent(keeps_texts=self.options.keep_questions or self.keeper.rag.log is not None)
 
-    def take(self, keeper: Gatekeeper) -> Callable[[], None]:
+    def learn(self, settings: Settings) -> None:
+        """Learn from traffic, as far as that is switched on."""
+        self.learner = build_learner(settings, self.options, self.keeper, self.forwarding, self.log, self.recent)
+
+    def take(self, keeper: Gatekeeper, settings: Settings) -> Callable[[], None]:
         """From now on this one decides; what is under way keeps the old one, which the caller closes when it can."""
-        before, self.keeper = self.keeper, keeper
-        if self.forwarding is not None:
-            self.forwarding = Forwarding(self.forwarding.upstream, keeper, self.options)
+        forwarding = self.forwarding and Forwarding(self.forwarding.upstream, keeper, self.options)
+        learner = build_learner(settings, self.options, keeper, forwarding, self.log, self.recent)
+        before, self.keeper, self.forwarding = self.keeper, keeper, forwarding
         if self.local is not None:
             self.local = LocalChat(keeper, self.options)
         self.metrics.breakers = self.breakers
+        if self.learner is not None:
+            self.learner.auditor.stop()
+        self.learner = learner
         return before.close
 
     async def close(self) -> None:
+        if self.learner is not None:
+            await self.learner.close()
         self.keeper.close()
         if self.log is not None:
             self.log.close()
@@ -96,6 +113,7 @@ class Service:
 
     async def chat(self, request: Request, trace: Trace) -> Response:
         raw, body = await self.body(request)
+        trace.asked = Asked(body, request.headers)
         if self.forwarding is not None:
             work = self.forwarding.chat(Exchange(body, raw, request.headers, trace, self.until))
         elif self.local is not None:
@@ -133,14 +151,9 @@ class Service:
         return json_response(found)
 
     async def feedback(self, request: Request, trace: Trace) -> Response:
-        """{"id": of a decision, "rating": "up" or "down", "comment": a text}."""
+        """{"id": of a decision, "rating": "up" or "down", "comment": a text, "correction": the right answer}."""
         _, body = await self.body(request)
-        id, rating, comment = body.get("id"), body.get("rating"), body.get("comment")
-        if not isinstance(id, str) or rating not in ("up", "down") or not isinstance(comment, str | None):
-            raise Problem(400, "give 'id', 'rating' (up or down), and perhaps a 'comment'.", "invalid_feedback")
-        if not await self._log.rate(id, rating, comment):
-            raise Problem(404, "there is no such decision.", "no_decision")
-        return json_response({"id": id, "rating": rating})
+        return json_response(await take_feedback(read_feedback(body), self._log, self.recent, self.learner))
 
     async def forget_decision(self, request: Request, trace: Trace) -> Response:
         """A decision, and where its question was kept all else that is known of that question."""
@@ -158,6 +171,9 @@ class Service:
 
     async def _forgotten(self, ids: list[str], question: str | None) -> dict[str, Any]:
         gone = 0 if question is None else await asyncio.to_thread(forget_in, self.histories, question)
+        self.recent.forget(ids)
+        if self.log is not None:
+            await forget_texts(self.log, ids)
         return {"forgotten": True, "decisions": len(ids), "history": gone}
 
     @property
@@ -175,7 +191,9 @@ class Service:
         return self.log
 
     async def counted(self, request: Request, trace: Trace) -> Response:
-        return Response(self.metrics.text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            self.metrics.text + gauges_text(self.learner), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     def enter(self) -> None:
         """One request more; refused where too many are at work."""
@@ -189,8 +207,16 @@ class Service:
     def told(self, route: str, response: Response, seconds: float, trace: Trace) -> None:
         """What became of a request is counted, and kept if that is wanted."""
         self.metrics.see(route, response.status_code, seconds, trace)
-        if self.log is not None and trace.decision is not None:
-            self.log.put(trace.record, trace.question)
+        if trace.asked is not None:
+            self.figures.see(route, response.status_code, seconds, trace)
+        if trace.decision is None:
+            return
+        record = trace.record
+        self.recent.see(record, trace.question)
+        if self.learner is not None and trace.asked is not None:
+            self.learner.see(response, trace)
+        if self.log is not None:
+            self.log.put({**record, "model": self.keeper.rag.model.name}, trace.question)
 
     async def decide(self, request: Request, trace: Trace) -> Response:
         _, body = await self.body(request)
@@ -223,32 +249,3 @@ class Service:
 
 def _card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "knowgate"}
-
-
-def build_service(settings: Settings, options: ServeOptions) -> Service:
-    """Everything loaded and found to work together."""
-    keeper = build_keeper(settings, options)
-    if options.upstream is None:
-        return Service(options, keeper, local=LocalChat(keeper, options))
-    addresses = [read_address(written) for written in options.upstream]
-    upstream = Upstreams(addresses, passes_keys=options.keys is None)
-    return Service(options, keeper, forwarding=Forwarding(upstream, keeper, options))
-
-
-def build_keeper(settings: Settings, options: ServeOptions, model: Model | None = None) -> Gatekeeper:
-    """Who decides and looks up. model: one that is loaded already."""
-    if options.upstream is None:
-        if options.way is not None:
-            raise BadSetting("--way belongs to --upstream; a model in this process needs one pass.")
-        rag = build_pipeline(settings, model=model)
-        return Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
-    if settings.log is not None:
-        raise BadSetting("--log does not work with --upstream yet: leave it away.")
-    asked = model or AskedModel(read_address(options.upstream[0]).url, options.upstream_model)
-    rag = build_pipeline(settings, model=asked)
-    keeper = Gatekeeper(rag, seconds=options.gate_seconds, strict=options.strict)
-    if options.way == "question" and not keeper.want_of(rag).is_nothing:
-        raise BadSetting(f"gate '{rag.gate.name}' reads a draft: use --way draft or race, or a gate that reads none.")
-    if rag.weighing is not None and settings.arbiter is not None and keeper.want_of(rag).is_nothing:
-        raise BadSetting(f"--arbiter weighs drafts, and the gate '{rag.gate.name}' reads none: leave it away.")
-    return keeper

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from knowgate.errors import ArtefactError
-from knowgate.gates import FittedGate
+from knowgate.gates import PACKAGED, FittedGate
 from knowgate.pipeline import AdaptiveRAG
 
 
@@ -16,7 +16,9 @@ def stale_because(rag: AdaptiveRAG) -> str:
         gate = rag.bound
     except ArtefactError as error:
         return f"the gate's calibration does not hold here. {error}"
-    proven = gate.artefact.manifest.get("guarantee") if isinstance(gate, FittedGate) else None
+    if not isinstance(gate, FittedGate) or gate.artefact.path.is_relative_to(PACKAGED):
+        return ""  # a gate that comes with knowgate never promised anything about anybody's documents
+    proven = gate.artefact.manifest.get("guarantee")
     if not proven or rag.retriever is None:
         return ""
     made, here = proven["retriever"]["fingerprint"], rag.retriever.fingerprint

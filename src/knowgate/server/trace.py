@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from starlette.datastructures import Headers
+
 from knowgate.pipeline import decision_record
 from knowgate.server.keys import ApiKey
-from knowgate.types import Choice, Decision, Passage
+from knowgate.types import Choice, Completion, Decision, Passage
 
 HEADER = "x-knowgate-"
 LONGEST = 300  # characters of a reason in a header
@@ -19,6 +21,14 @@ LONGEST = 300  # characters of a reason in a header
 
 def _new_id() -> str:
     return f"kg-{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: its body and headers."""
+
+    body: Mapping[str, Any]
+    headers: Headers
 
 
 class Stage(NamedTuple):
@@ -34,6 +44,8 @@ class Trace:
     """way: in-process, draft, race, question or pass-through. ungated: why nothing was decided.
 
     question: what was asked, as it was understood; never part of the record.
+    arm, mode: which of the server's gates decided, and why it is not obeyed (shadow, canary, alarm), if it is not.
+    asked, draft: the request as it came and what the LLM said from memory, for whoever learns from them.
     key: whose request it is, where there are keys. model: the LLM that answers.
     choice: what the arbiter did, where it was asked.
     ignored: fields of the request that mean nothing to a model in this process.
@@ -46,6 +58,10 @@ class Trace:
     degraded: list[str] = field(default_factory=list)
     ungated: str = ""
     question: str | None = None
+    arm: str = ""
+    mode: str = ""
+    asked: Asked | None = None
+    draft: Completion | None = None
     choice: Choice | None = None
     key: ApiKey | None = None
     model: str = ""
@@ -82,6 +98,8 @@ class Trace:
             "gated": self.decision is not None,
             **decided,
             **({"why_not": self.ungated} if self.ungated else {}),
+            **({"arm": self.arm} if self.arm else {}),
+            **({"mode": self.mode} if self.mode else {}),
             "passages": [{"id": one.id, "title": one.title, "score": one.score} for one in self.passages],
             **self._chosen,
             "degraded": list(self.degraded),
@@ -100,6 +118,7 @@ class Trace:
     @property
     def headers(self) -> dict[str, str]:
         found = {"id": self.id, "way": self.way, "degraded": "; ".join(self.degraded), "reason": self.ungated}
+        found |= {"arm": self.arm, "mode": self.mode}
         if self.decision is not None:
             found |= {
                 "retrieve": "true" if self.decision.retrieve else "false",

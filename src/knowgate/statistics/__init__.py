@@ -1,4 +1,5 @@
-"""Numbers with their uncertainty: one bootstrap, one AUROC, ECE and Brier, shares with intervals, paired tests.
+"""Numbers with their uncertainty: one bootstrap, one AUROC, ECE and Brier, shares with intervals, paired tests,
+bounds that hold at every moment.
 
 Knows arrays; nothing of gates, questions or files."""
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         weighted_mean,
     )
     from knowgate.statistics.paired import Comparison, holm, mcnemar
+    from knowgate.statistics.sequences import MeanBounds, PromiseTest
     from knowgate.statistics.shares import Agreement, Correlation, Share, agreement, mean, pearson, share, wilson
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -45,7 +47,9 @@ __all__ = [
     "Draws",
     "Estimate",
     "Floats",
+    "MeanBounds",
     "Measure",
+    "PromiseTest",
     "RESAMPLES",
     "Ranked",
     "SMALLEST",

@@ -203,6 +203,7 @@ class Note(StrEnum):
     NOT_RERANKED = "not reranked"  # the retriever was sure
     RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
     DRAFT_GIVEN = "draft given"  # after retrieval the arbiter took the answer from memory
+    WOULD_SKIP = "would skip"  # the gate, or a rule; but everything is looked up at the moment
 
 
 @dataclass(frozen=True, repr=False)

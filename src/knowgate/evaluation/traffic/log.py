@@ -151,7 +151,7 @@ def _left(written: float, drafted: float) -> float:
 
 
 def estimate_tokens(text: str) -> float:
-    wide = len(CJK.findall(text))
+    wide = 0 if text.isascii() else len(CJK.findall(text))
     return float(wide + math.ceil((len(text) - wide) / CHARACTERS))
 
 

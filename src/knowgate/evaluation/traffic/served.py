@@ -1,0 +1,119 @@
+"""The server's log of decisions (`knowgate serve --decisions FILE`) read into events, and into questions to fit on.
+
+Knows the tables; writes nothing into them. A decision that was made without the gate is left out and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from knowgate.doors import check_regular
+from knowgate.errors import BadInput
+from knowgate.evaluation.traffic.log import Log
+from knowgate.evaluation.traffic.replay import Cost, Event
+from knowgate.types import Question
+
+MAGIC = b"SQLite format 3\0"
+READING = ("read", "gate", "draft")  # stages before the decision
+WOULD_SKIP = "would skip"
+DECISIONS = "SELECT id, record FROM decisions ORDER BY at, id"
+COMPARED = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL ORDER BY number"
+QUESTIONS = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
+CORRECTIONS = "SELECT decision, answer FROM corrections ORDER BY at"
+
+
+def is_served(path: Path) -> bool:
+    """Whether this is a log of the server, not lines of `ask --json`."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def read_served(path: Path, arm: str | None = None) -> Log:
+    """The decisions of one gate: those of an arm, or of the gate that made most of them."""
+    rows = [(id, json.loads(record)) for id, record in _rows(path, DECISIONS)]
+    log = Log(path)
+    usable = [(id, record) for id, record in rows if _is_usable(record, arm, log.left_out)]
+    common = Counter((str(record["gate"]), record["threshold"]) for _, record in usable).most_common(1)
+    compared: dict[str, list[tuple[str, float]]] = {}
+    for decision, kind, lost in _rows(path, COMPARED):
+        compared.setdefault(decision, []).append((kind, lost))
+    for id, record in usable:
+        if (str(record["gate"]), record["threshold"]) != common[0][0]:
+            _count(log.left_out, "of another gate or threshold")
+            continue
+        log.events.append(_event(record, compared.get(id, ())))
+        log.gates[str(record["gate"])] += 1
+        log.models[str(record.get("model", "?"))] += 1
+        log.thresholds[float(record["threshold"])] += 1
+    if not log.events:
+        raise BadInput(f"there is no decision of a gate in {path}. Let the server decide some, or name another --arm.")
+    return log
+
+
+def served_questions(path: Path, most: int) -> list[Question]:
+    """The newest questions, each once, with the answers that people gave as corrections."""
+    golds: dict[str, str] = {str(id): str(answer) for id, answer in _rows(path, CORRECTIONS)}
+    found: dict[str, Question] = {}
+    for id, text in _rows(path, QUESTIONS):
+        before = found.get(text)
+        if before is None and len(found) >= most:
+            continue
+        if before is None or (not before.answers and id in golds):
+            found[text] = Question(text, id=str(id), answers=(golds[id],) if id in golds else ())
+    if not found:
+        raise BadInput(f"there are no questions in {path}: let the server keep their texts, with --keep-questions.")
+    return list(found.values())
+
+
+def _rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
+    """Of a table that may not be there: audits come with the first one."""
+    check_regular(path)
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as file:
+            tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            if "decisions" not in tables:
+                raise BadInput(f"{path} is not a log of the server (serve --decisions): it holds no decisions.")
+            if query.split(" FROM ")[1].split()[0] in tables:
+                yield from file.execute(query)
+    except sqlite3.Error as error:
+        raise BadInput(f"{path} cannot be read as a log of the server: {error}.") from None
+
+
+def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: dict[str, int]) -> bool:
+    if arm is not None and record.get("arm", "a") != arm:
+        return False
+    if set(record.get("degraded") or ()) - {"alarm"}:
+        _count(left_out, "decided without the gate, which failed")
+        return False
+    return True
+
+
+def _count(left_out: dict[str, int], why: str) -> None:
+    left_out[why] = left_out.get(why, 0) + 1
+
+
+def _event(record: Mapping[str, Any], compared: Any) -> Event:
+    """What skipping and retrieving took; tokens are not on record."""
+    retrieved, times = bool(record["retrieve"]), record.get("milliseconds") or {}
+    need = float(retrieved) if record.get("rule") else float(record["need"])
+    reading = sum(float(times.get(stage, 0.0)) for stage in READING) / 1000
+    rest = Cost(seconds=max(0.0, float(times.get("total", 0.0)) / 1000 - reading))
+    skips = not retrieved or WOULD_SKIP in (record.get("notes") or ())
+    lost = [value for kind, value in compared if kind == "label" or skips]
+    return Event(
+        need,
+        retrieved,
+        read=Cost(seconds=reading),
+        closed=Cost() if retrieved else rest,
+        opened=rest if retrieved else Cost(),
+        loses=bool(lost[-1]) if lost else None,
+    )

@@ -1,0 +1,75 @@
+"""The page at `/`, its files, and what it shows. The page itself is open; all that it shows asks for a key."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib import metadata, resources
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from knowgate.server.problems import json_response
+from knowgate.server.service import Service
+from knowgate.server.trace import Trace
+
+SHOWN = 30  # decisions
+KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+SCRIPTS = ("main.js", "parts.js", "charts.js", "talk.js", "playground.js", "recent.js")
+OWN = "knowgate.server"
+FILES = {
+    "/": (OWN, "index.html"),
+    "/dashboard/page.css": ("knowgate.report", "page.css"),  # the look of the reports
+    "/dashboard/dashboard.css": (OWN, "dashboard.css"),
+    **{f"/dashboard/{name}": (OWN, name) for name in SCRIPTS},
+}
+# Nothing from elsewhere, no script or style in the page, in nobody's frame.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def dashboard_routes(*, has_keys: bool) -> list[Route]:
+    """Page, style and scripts; has_keys: the page asks for one before it asks the server."""
+    return [Route(path, _file(path, has_keys), methods=["GET"]) for path in FILES]
+
+
+def _file(path: str, has_keys: bool) -> Callable[[Request], Awaitable[Response]]:
+    package, name = FILES[path]
+    kind = KINDS[name.rpartition(".")[2]]
+
+    async def answer(request: Request) -> Response:
+        content = (resources.files(package) / "assets" / name).read_bytes()
+        if has_keys:
+            content = content.replace(b'data-keys="no"', b'data-keys="yes"')
+        return Response(content, 200, {**HEADERS, "content-type": f"{kind}; charset=utf-8"})
+
+    return answer
+
+
+async def dashboard(service: Service, request: Request, trace: Trace) -> Response:
+    """Everything that is shown, but for answers that are still to come."""
+    rag = service.keeper.rag
+    record = {
+        "version": metadata.version("knowgate"),
+        "gate": rag.gate.name,
+        "threshold": rag.gate.threshold if rag.threshold is None else rag.threshold,
+        "model": rag.model.name,
+        "retriever": rag.retriever.name if rag.retriever else None,
+        "stale": service.keeper.stale,
+        "promise": "" if service.keeper.stale else rag.promise,
+        "breakers": {one.name: one.state for one in service.breakers},
+        "keeps_texts": service.recent.keeps_texts,
+        "takes_feedback": service.log is not None,
+        "learning": None if service.learner is None else service.learner.record,
+        "figures": service.figures.record(service.options),
+        "recent": service.recent.newest(SHOWN),
+    }
+    return json_response(record)

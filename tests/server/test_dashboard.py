@@ -1,0 +1,179 @@
+"""The dashboard in a real browser: what it shows, the playground, thumbs, keys, an alarm; small, dark, by keyboard."""
+
+import httpx
+import pytest
+
+from knowgate.server import add_key
+from tests.server.conftest import KNOWN, UNKNOWN
+from tests.server.test_chat import ask
+from tests.server.test_learning import audited, learnt, raise_alarm, wait_for_audits
+from tests.support.browser import driven
+from tests.support.chromium import needs_browser
+
+INSIDE = "!document.getElementById('inside').hidden"
+HOSTILE = "<img src=x onerror=alert(1)> & <b>the capital of Bababaland</b>?"
+
+
+@pytest.fixture
+def page(tmp_path):
+    with driven(tmp_path / "profile") as page:
+        page.size(1280, 900)
+        yield page
+
+
+def kept(tmp_path, **options):
+    return {"decisions": str(tmp_path / "d.db"), "keep_questions": True, **options}
+
+
+def opened(page, address):
+    page.open(f"{address}/")
+    page.wait(INSIDE)
+
+
+# --- what it is made of ---------------------------------------------------------------------------
+
+
+def test_the_page_may_fetch_nothing_from_elsewhere_and_runs_no_other_script(serve):
+    address, _ = serve(gate="never")
+    for path in ("/", "/dashboard/main.js", "/dashboard/page.css"):
+        reply = httpx.get(f"{address}{path}")
+        assert reply.status_code == 200
+        assert reply.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+        assert "http://" not in reply.text.replace("http://www.w3.org/2000/svg", "")
+        assert "https://" not in reply.text
+        assert "innerHTML" not in reply.text
+
+
+def test_what_is_shown_asks_for_a_key_where_there_are_keys(serve, tmp_path):
+    key = add_key(tmp_path / "keys.json", "me")
+    address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    assert httpx.get(f"{address}/").status_code == 200
+    assert httpx.get(f"{address}/v1/dashboard").status_code == 401
+    assert httpx.get(f"{address}/v1/dashboard", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_figures_are_counted_and_savings_are_net_of_drafts(serve, stub, tmp_path):
+    prices = {"price_retrieval": 1.0, "price_output_token": 0.5}
+    address, _ = serve(gate="logprob:first", options=prices)
+    stub.sure = -9.0
+    ask(address)
+    stub.sure = -0.01
+    ask(address)
+    ask(address)
+    found = httpx.get(f"{address}/v1/dashboard").json()["figures"]
+    arm = found["arms"]["all"]
+    assert (arm["decided"], arm["retrieved"], arm["skipped"], found["requests"]) == (3, 1, 2, {"2xx": 3})
+    assert arm["saved"]["retrievals"] == 2
+    assert arm["saved"]["money"] == pytest.approx(2 * 1.0 - 4 * 0.5)  # two searches, less a draft of four tokens
+    assert arm["saved"]["tokens"] == pytest.approx(2 * 11 - 4)  # a passage of 41 characters is about eleven tokens
+    assert (sum(found["needs"]["retrieved"]), sum(found["needs"]["skipped"])) == (1, 2)
+    assert found["stages"]["gate"]["n"] == 3
+
+
+def test_before_anything_was_looked_up_nobody_knows_what_is_saved(serve):
+    address, _ = serve(gate="never")
+    ask(address)
+    saved = httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["saved"]
+    assert saved == {"retrievals": 1, "tokens": None, "seconds": None, "money": None}
+
+
+# --- in a browser ---------------------------------------------------------------------------------
+
+
+@needs_browser
+def test_the_page_shows_what_the_server_did_and_complains_of_nothing(serve, stub, page, tmp_path):
+    address, _ = serve(gate="never", options={**audited(tmp_path), "keep_questions": True})
+    ask(address, HOSTILE)
+    wait_for_audits(address, 1)
+    opened(page, address)
+    page.wait("document.querySelector('#recent details')")
+    text = page.text
+    assert "What skipping costs" in text
+    assert "Of 1 requests drawn 1 would have been answered otherwise" in text
+    assert HOSTILE in text
+    assert page.run("document.querySelectorAll('#recent img, #recent b').length") == 0
+    assert "answers differ" in text
+    assert page.console == []
+
+
+@needs_browser
+def test_a_question_is_answered_both_ways_and_rated_by_keyboard_alone(serve, page, tmp_path):
+    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
+    opened(page, address)
+    page.run("document.getElementById('question').focus()")
+    page.type(UNKNOWN)
+    page.press("Tab")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('#answers .thumbs').length === 2")
+    page.wait("document.querySelector('.answer.chosen')")
+    assert page.run("[...document.querySelectorAll('.said')].map((one) => one.textContent)") == [
+        "Nowhere",
+        "Babakostad",
+    ]
+    assert "The gate would look this up" in page.text
+    page.press("Tab")
+    page.press("Tab")  # past 'good' of the first answer
+    page.press(" ")
+    page.wait("document.querySelector('#answers .thumbs .note').textContent.startsWith('Thank you')")
+    assert page.run("document.activeElement.getAttribute('aria-pressed')") == "true"
+    recent = httpx.get(f"{address}/v1/dashboard").json()["recent"]
+    told = [httpx.get(f"{address}/v1/decisions/{row['id']}").json() for row in recent]
+    assert [(one["gate"], [said["rating"] for said in one["feedback"]]) for one in told if one["feedback"]] == [
+        ("never", ["down"])
+    ]
+    assert page.console == []
+
+
+@needs_browser
+def test_with_keys_the_page_asks_for_one_and_says_when_it_is_wrong(serve, page, tmp_path):
+    key = add_key(tmp_path / "keys.json", "me")
+    address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    page.open(f"{address}/")
+    page.wait("!document.getElementById('door').hidden")
+    assert page.run("document.activeElement.id") == "key"
+    assert page.console == []
+    page.type("kg-wrong")
+    page.press("Enter")
+    page.wait("document.getElementById('key-said').textContent")
+    page.type(key)
+    page.press("Enter")
+    page.wait(INSIDE)
+
+
+@needs_browser
+def test_an_alarm_is_seen_and_can_be_cleared(serve, stub, page, tmp_path):
+    address = raise_alarm(serve, stub, tmp_path)
+    opened(page, address)
+    page.wait("!document.getElementById('alarm').hidden")
+    assert "Alarm, gate never: more than 10 % of the answers are lost" in page.text
+    page.run("document.querySelector('#alarm button').click()")
+    page.wait("document.getElementById('alarm').hidden")
+    assert not learnt(address)["a"]["loss"]["alarm"]
+
+
+@needs_browser
+def test_it_fits_a_phone_and_is_dark_where_that_is_wanted(serve, page, tmp_path):
+    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
+    ask(address, KNOWN, model="knowgate")
+    page.size(400, 800)
+    opened(page, address)
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    light = page.run("getComputedStyle(document.body).backgroundColor")
+    page.size(400, 800, dark=True)
+    assert page.run("getComputedStyle(document.body).backgroundColor") != light
+
+
+@needs_browser
+def test_decisions_can_be_filtered_and_stay_open_when_new_ones_come(serve, page, tmp_path):
+    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
+    for text in (KNOWN, UNKNOWN):
+        ask(address, text, model="knowgate")
+    opened(page, address)
+    page.wait("document.querySelectorAll('#recent details').length === 2")
+    page.run("document.querySelector('#recent details summary').click()")
+    ask(address, KNOWN, model="knowgate")
+    page.wait("document.querySelectorAll('#recent details').length === 3")
+    assert page.run("[...document.querySelectorAll('#recent details')].map((one) => one.open)") == [False, True, False]
+    page.run("show.value = 'retrieved'; show.dispatchEvent(new Event('change'))")
+    assert page.run("document.querySelectorAll('#recent details').length") == 1
+    assert page.console == []

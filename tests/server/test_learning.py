@@ -1,0 +1,408 @@
+"""Learning from traffic: audits, what skipping costs, the alarm, shadow mode, two gates, labels, feedback."""
+
+import time
+
+import httpx
+import pytest
+
+import knowgate as kg
+from knowgate.history import Known, Source
+from knowgate.pipeline import TrafficLog
+from knowgate.server import ServeOptions, create_app
+from knowgate.server.learning.budget import Budget
+from knowgate.server.learning.labels import by_feedback, differ
+from knowgate.server.learning.replies import Heard
+from knowgate.server.learning.watch import Watch
+from tests.server.conftest import KNOWN, UNKNOWN
+from tests.server.test_chat import ask
+
+SAME = "The answer is 42."
+
+
+class Noted:
+    """A history that only remembers what it was given."""
+
+    def __init__(self):
+        self.entries = []
+
+    def add(self, entries, vectors=None):
+        self.entries += entries
+        return len(entries)
+
+    def found(self):
+        return [(entry.question, entry.label, entry.source) for entry in self.entries]
+
+
+def audited(tmp_path, **options):
+    return {"decisions": str(tmp_path / "d.db"), "audit": 1.0, "audit_budget": 1000, **options}
+
+
+def learnt(address):
+    return httpx.get(f"{address}/v1/learning").json()["arms"]
+
+
+def wait_until(holds, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come to that in time"
+        time.sleep(0.02)
+
+
+def wait_for_audits(address, count, arm="a"):
+    wait_until(lambda: learnt(address)[arm]["loss"]["drawn"] >= count)
+    return learnt(address)[arm]
+
+
+def with_history(app):
+    store = Noted()
+    app.state.service.learner.labelling.history = TrafficLog(store)
+    return store
+
+
+# --- audits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_skipped_request_is_also_answered_with_passages_and_lost_where_that_differs(serve, stub, tmp_path, stream):
+    address, _ = serve(gate="never", options=audited(tmp_path))
+    assert ask(address, stream=stream).status_code == 200
+    loss = wait_for_audits(address, 1)["loss"]
+    assert (loss["drawn"], loss["lost"], loss["mean"]) == (1, 1.0, 1.0)
+    assert ["<passages>" in str(body) for body in stub.bodies] == [False, True]
+    assert "stream" not in stub.bodies[1]
+
+
+def test_a_skipped_request_with_the_same_answer_loses_nothing(serve, stub, tmp_path, monkeypatch):
+    monkeypatch.setattr(stub, "answer", lambda body: SAME)
+    address, _ = serve(gate="never", options=audited(tmp_path))
+    ask(address)
+    loss = wait_for_audits(address, 1)["loss"]
+    assert (loss["lost"], loss["low"], 0 < loss["high"] <= 1) == (0.0, 0.0, True)
+
+
+def test_a_retrieved_request_loses_nothing_and_costs_no_call(serve, stub, tmp_path):
+    address, _ = serve(gate="always", options=audited(tmp_path))
+    ask(address)
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
+    assert len(stub.bodies) == 1
+
+
+@pytest.mark.parametrize(("said", "lost"), [("Yes.", 0.0), ("No", 1.0), ("否", 1.0)])
+def test_answers_in_prose_are_compared_by_the_llm_where_that_is_wanted(serve, stub, tmp_path, said, lost):
+    answer = stub.answer
+    stub.answer = lambda body: said if "Answer A" in str(body) else answer(body)
+    address, _ = serve(gate="never", options=audited(tmp_path, audit_compare="llm"))
+    ask(address)
+    assert wait_for_audits(address, 1)["loss"]["lost"] == lost
+    assert len(stub.bodies) == 3
+
+
+def test_an_llm_that_says_neither_yes_nor_no_decides_nothing(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=audited(tmp_path, audit_compare="llm"))
+    ask(address)
+    wait_until(lambda: learnt(address)["a"]["audits"].get("failed"))
+    assert learnt(address)["a"]["loss"]["drawn"] == 0
+
+
+def test_where_nothing_is_found_nothing_is_lost_and_nobody_is_asked(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=audited(tmp_path))
+    ask(address, "Zyzzyva?")
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
+    assert len(stub.bodies) == 1
+
+
+def test_the_model_in_this_process_is_audited_too(serve, tmp_path):
+    address, _ = serve(upstream=False, gate="never", options=audited(tmp_path))
+    ask(address, KNOWN, model="knowgate")
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
+    ask(address, UNKNOWN, model="knowgate")
+    assert wait_for_audits(address, 2)["loss"]["lost"] == 1.0
+
+
+def test_requests_with_a_wish_of_their_own_are_not_drawn(serve, stub, tmp_path):
+    address, _ = serve(gate="always", options=audited(tmp_path))
+    ask(address, knowgate={"retrieve": "never"})
+    ask(address)
+    assert wait_for_audits(address, 1)["loss"]["drawn"] == 1
+    assert len(stub.bodies) == 2
+
+
+def test_an_audit_that_fails_counts_for_nothing(serve, stub, tmp_path, monkeypatch):
+    address, app = serve(gate="never", options=audited(tmp_path))
+    monkeypatch.setattr(app.state.service.learner.auditor.again, "answer", _failing)
+    assert ask(address).status_code == 200
+    wait_until(lambda: learnt(address)["a"]["audits"].get("failed"))
+    assert learnt(address)["a"]["loss"]["drawn"] == 0
+
+
+async def _failing(*_, **__):
+    raise RuntimeError("no")
+
+
+def test_while_the_budget_is_spent_nothing_is_drawn(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=audited(tmp_path, audit_budget=1))
+    ask(address)
+    wait_for_audits(address, 1)
+    for _ in range(3):
+        ask(address)
+    assert len(stub.bodies) == 5  # four answers, one of them audited
+    assert learnt(address)["a"]["loss"]["drawn"] == 1
+
+
+def test_a_budget_comes_back_with_time_but_is_saved_up_for_an_hour_at_most():
+    now = [0.0]
+    budget = Budget(2, clock=lambda: now[0])
+    budget.spend()
+    budget.spend()
+    assert not budget.is_there
+    now[0] = 1800.0
+    assert budget.is_there
+    now[0] = 1e6
+    assert (budget.is_there, budget.left) == (True, 2.0)
+
+
+# --- the alarm ------------------------------------------------------------------------------------
+
+
+def raise_alarm(serve, stub, tmp_path):
+    """Skipping was harmless for a while; then documents changed, and it is not."""
+    address, _ = serve(gate="never", options=audited(tmp_path, max_loss=0.1))
+    answer, stub.answer = stub.answer, lambda body: SAME
+    for _ in range(5):
+        ask(address)
+    wait_for_audits(address, 5)
+    assert not learnt(address)["a"]["loss"]["alarm"]
+    stub.answer = answer
+    for _ in range(30):
+        ask(address)
+    wait_until(lambda: learnt(address)["a"]["loss"]["alarm"])
+    return address
+
+
+def test_drift_raises_the_alarm_after_which_everything_is_looked_up(serve, stub, tmp_path):
+    address = raise_alarm(serve, stub, tmp_path)
+    reply = ask(address)
+    assert reply.headers["x-knowgate-degraded"] == "alarm"
+    assert reply.headers["x-knowgate-mode"] == "alarm"
+    assert reply.headers["x-knowgate-retrieve"] == "true"
+    assert "From the passages" in reply.text
+    assert "the alarm is on (more than 10 % of the answers are lost by skipping" in reply.json()["knowgate"]["reason"]
+    text = httpx.get(f"{address}/metrics").text
+    assert 'knowgate_alarm{arm="a"} 1.0' in text
+    assert 'knowgate_degraded_total{part="alarm"}' in text
+
+
+def test_an_alarm_outlives_a_restart_until_somebody_clears_it(serve, stub, tmp_path):
+    raise_alarm(serve, stub, tmp_path)
+    address, _ = serve(gate="never", options=audited(tmp_path, max_loss=0.1))
+    assert learnt(address)["a"]["loss"]["alarm"]
+    assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "a"}).status_code == 200
+    assert ask(address).headers["x-knowgate-retrieve"] == "false"
+    assert learnt(address)["a"]["loss"]["drawn"] <= 1
+    assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "z"}).status_code == 404
+
+
+def test_an_alarm_that_one_worker_raised_is_heard_by_the_others(serve, stub, tmp_path):
+    options = audited(tmp_path, max_loss=0.1)
+    other, _ = serve(gate="never", options={**options, "audit": 1e-9})
+    ask(other)
+    raise_alarm(serve, stub, tmp_path)
+
+    def hears():
+        ask(other)
+        return learnt(other)["a"]["loss"]["alarm"]
+
+    wait_until(hears)
+    assert ask(other).headers["x-knowgate-mode"] == "alarm"
+
+
+def test_what_was_found_out_about_one_threshold_does_not_count_for_another(serve, stub, tmp_path):
+    first, _ = serve(gate="logprob:first", threshold=0.9, options=audited(tmp_path))
+    ask(first)
+    wait_for_audits(first, 1)
+    second, _ = serve(gate="logprob:first", threshold=0.8, options=audited(tmp_path))
+    assert learnt(second)["a"]["loss"]["drawn"] == 0
+
+
+# --- shadow, canary, two gates --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upstream", [True, False])
+def test_in_shadow_mode_the_gate_decides_and_everything_is_looked_up(serve, tmp_path, upstream):
+    gate = "logprob:first" if upstream else "prompt"
+    address, _ = serve(upstream=upstream, gate=gate, options={"shadow": True})
+    reply = ask(address, KNOWN, model="knowgate")
+    record = reply.json()["knowgate"]
+    assert (record["retrieve"], record["mode"], record["notes"]) == (True, "shadow", ["would skip"])
+    assert record["need"] <= record["threshold"]
+    assert len(record["passages"]) == 1
+
+
+def test_shadow_mode_sees_what_skipping_would_cost_without_a_call_more(serve, stub, tmp_path):
+    address, _ = serve(gate="logprob:first", options=audited(tmp_path, shadow=True))
+    assert "From the passages" in ask(address).text
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 1.0
+    assert len(stub.bodies) == 2  # the draft and the answer
+
+
+def test_rules_that_would_skip_are_looked_up_in_shadow_mode(serve, tmp_path):
+    address, _ = serve(gate="logprob:first", options={"shadow": True})
+    record = ask(address, "Hello!").json()["knowgate"]
+    assert (record["retrieve"], "would skip" in record["notes"]) == (True, True)
+
+
+def test_a_canary_obeys_the_gate_for_a_share_of_the_users_always_the_same_ones(serve):
+    address, _ = serve(gate="never", options={"canary": 0.5})
+    first, second = ([ask(address, user=f"u{n}").headers["x-knowgate-retrieve"] for n in range(20)] for _ in range(2))
+    assert first == second
+    assert 3 < first.count("false") < 17
+
+
+def test_two_gates_have_figures_of_their_own(serve, stub, tmp_path):
+    address, _ = serve(gate="always", options=audited(tmp_path, gate_b="never"))
+    arms = [ask(address, user=f"u{n}").headers["x-knowgate-arm"] for n in range(12)]
+    a, b = wait_for_audits(address, arms.count("a")), wait_for_audits(address, arms.count("b"), "b")
+    assert (a["gate"], a["loss"]["lost"]) == ("always", 0.0)
+    assert (b["gate"], b["loss"]["lost"]) == ("never", float(arms.count("b")))
+    assert {"a", "b"} == set(arms)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"audit": 0.1}, "--audit needs --decisions"),
+        ({"max_loss": 0.1}, "--max-loss needs --audit"),
+        ({"shadow": True, "canary": 0.1}, "either --shadow"),
+        ({"threshold_b": 0.5}, "--threshold-b needs --gate-b"),
+        ({"gate_b": "prompt"}, "prompt"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(made, stub, options, words):
+    with pytest.raises(kg.KnowgateError, match=words):
+        create_app(kg.Settings(gate="always", docs=made.docs), ServeOptions(upstream=stub.url, **options))
+
+
+def test_nothing_is_learnt_until_it_is_switched_on(serve, stub, tmp_path):
+    address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
+    assert app.state.service.learner is None
+    assert httpx.get(f"{address}/v1/learning").json()["error"]["code"] == "off"
+
+
+# --- labels and feedback --------------------------------------------------------------------------
+
+
+def test_two_answers_of_an_upstream_are_a_label_for_the_history(serve, stub, tmp_path):
+    stub.sure = -9.0
+    address, app = serve(gate="logprob:first", options=audited(tmp_path))
+    store = with_history(app)
+    ask(address)
+    wait_until(store.found)
+    assert store.found()[0] == (UNKNOWN, Known.UNKNOWN, Source.AGREEMENT)
+
+
+def test_a_retrieved_request_without_a_draft_is_answered_from_memory_for_its_label(serve, stub, tmp_path):
+    address, app = serve(gate="always", options=audited(tmp_path))
+    store = with_history(app)
+    ask(address)
+    wait_until(store.found)
+    assert len(stub.bodies) == 2
+    assert learnt(address)["a"]["loss"]["lost"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("body", "label"),
+    [({"rating": "up"}, Known.KNOWN), ({"rating": "down"}, Known.UNKNOWN), ({"correction": "42"}, Known.KNOWN)],
+)
+def test_feedback_on_a_skipped_answer_is_a_label_of_a_person(serve, stub, tmp_path, body, label):
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
+    address, app = serve(gate="never", options=options)
+    store = with_history(app)
+    id = ask(address).headers["x-knowgate-id"]
+    wait_until(lambda: app.state.service.recent.find(id).get("closed"))
+    reply = httpx.post(f"{address}/v1/feedback", json={"id": id, **body}).json()
+    wait_until(store.found)
+    assert reply["learnt"] is True
+    assert store.found() == [(UNKNOWN, label, Source.HUMAN)]
+
+
+def test_without_texts_feedback_is_kept_but_teaches_nothing(serve, tmp_path):
+    address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "canary": 1.0})
+    with_history(app)
+    id = ask(address).headers["x-knowgate-id"]
+    assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).json()["learnt"] is False
+
+
+def test_a_thumb_for_an_answer_with_passages_says_nothing_of_the_llm_unless_its_own_answer_is_known():
+    retrieved = {"retrieved": True, "opened": "Paris"}
+    assert by_feedback("up", None, retrieved) is None
+    assert by_feedback("up", None, {**retrieved, "closed": "Paris."}) is Known.KNOWN
+    assert by_feedback("up", None, {**retrieved, "closed": "Rome"}) is Known.UNKNOWN
+    assert by_feedback("down", None, {**retrieved, "closed": "Rome"}) is None
+    assert by_feedback("down", "Rome", {**retrieved, "closed": "Rome"}) is Known.KNOWN
+
+
+def test_an_answer_that_says_it_does_not_know_differs_from_every_other():
+    assert differ("I don't know.", "I don't know.")
+    assert not differ("Paris", "It is Paris.")
+
+
+def test_a_stream_that_broke_off_has_no_answer():
+    heard = Heard()
+    heard.hear(b'data: {"choices":[{"delta":{"content":"Pa"},"finish_reason":null}]}\n\nda')
+    assert heard.text is None
+    heard.hear(b'ta: {"choices":[{"delta":{"content":"ris"},"finish_reason":"stop"}]}\n\n')
+    assert heard.text == "Paris"
+
+
+# --- drift ----------------------------------------------------------------------------------------
+
+
+def test_questions_unlike_those_of_the_fit_are_seen_as_drift_and_the_others_are_not():
+    usual, strange = Watch(), Watch()
+    for number in range(400):
+        usual.see_distance(1.5 if number % 100 == 0 else 0.4)
+        strange.see_distance(1.5 if number > 300 else 0.4)
+    assert (usual.record["drift"]["drifted"], usual.record["drift"]["mean"]) == (False, 0.01)
+    assert strange.record["drift"]["drifted"] is True
+    assert not strange.alarm  # shown, but nothing falls back
+
+
+def test_how_far_questions_lie_from_those_of_the_fit_is_shown_per_gate(serve, tmp_path, monkeypatch):
+    address, app = serve(upstream=False, gate="prompt", options={"canary": 1.0})
+    gate = type(app.state.service.keeper.rag.bound)
+    monkeypatch.setattr(gate, "distances", lambda self, questions, readings: [2.0 for _ in questions])
+    ask(address, KNOWN, model="knowgate")
+    drift = learnt(address)["a"]["drift"]
+    assert (drift["questions"], drift["mean"]) == (1, 1.0)
+    assert 'knowgate_far{arm="a"} 1.0' in httpx.get(f"{address}/metrics").text
+
+
+def test_gates_that_measure_no_distance_say_nothing_of_drift():
+    watch = Watch()
+    watch.see_distance(None)
+    assert (watch.record["drift"]["questions"], watch.record["drift"]["mean"]) == (0, None)
+
+
+# --- beside what else a request or a keeper of the server may want --------------------------------
+
+
+def test_a_request_with_a_threshold_of_its_own_obeys_the_alarm_but_counts_for_no_gate(serve, stub, tmp_path):
+    address = raise_alarm(serve, stub, tmp_path)
+    drawn = learnt(address)["a"]["loss"]["drawn"]
+    reply = ask(address, knowgate={"threshold": 0.9})
+    assert (reply.headers["x-knowgate-retrieve"], reply.headers["x-knowgate-mode"]) == ("true", "alarm")
+    assert "x-knowgate-arm" not in reply.headers
+    assert learnt(address)["a"]["loss"]["drawn"] == drawn
+
+
+def test_what_is_forgotten_is_gone_from_audits_and_corrections_too(serve, stub, tmp_path):
+    address, app = serve(gate="never", options={**audited(tmp_path), "keep_questions": True})
+    id = ask(address).headers["x-knowgate-id"]
+    wait_for_audits(address, 1)
+    httpx.post(f"{address}/v1/feedback", json={"id": id, "correction": "Babakostad, surely"})
+    assert httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN}).status_code == 200
+    assert app.state.service.recent.find(id) is None
+    assert learnt(address)["a"]["loss"]["drawn"] == 1  # that it was lost stays counted
+    kept = b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
+    assert b"Babakostad, surely" not in kept
+    assert b"From the passages" not in kept
