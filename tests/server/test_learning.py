@@ -15,6 +15,7 @@ from knowgate.server.learning.replies import Heard
 from knowgate.server.learning.watch import Watch
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
+from tests.server.test_weighing import FirmArbiter, with_arbiter
 
 SAME = "The answer is 42."
 
@@ -238,6 +239,13 @@ def test_in_shadow_mode_the_gate_decides_and_everything_is_looked_up(serve, tmp_
     assert len(record["passages"]) == 1
 
 
+def test_shadow_mode_holds_for_completions_too(serve):
+    address, _ = serve(gate="logprob:first", options={"shadow": True})
+    body = {"model": "stub-llm", "prompt": KNOWN}
+    record = httpx.post(f"{address}/v1/completions", json=body, timeout=30).json()["knowgate"]
+    assert (record["retrieve"], record["mode"]) == (True, "shadow")
+
+
 def test_shadow_mode_sees_what_skipping_would_cost_without_a_call_more(serve, stub, tmp_path):
     address, _ = serve(gate="logprob:first", options=audited(tmp_path, shadow=True))
     assert "From the passages" in ask(address).text
@@ -289,6 +297,15 @@ def test_nothing_is_learnt_until_it_is_switched_on(serve, stub, tmp_path):
 
 
 # --- labels and feedback --------------------------------------------------------------------------
+
+
+def test_where_an_arbiter_gives_the_draft_the_label_is_of_both_answers(serve, stub, tmp_path):
+    stub.sure = -9.0
+    address, app = serve(gate="logprob:first", options=audited(tmp_path), change=with_arbiter(FirmArbiter(0.9)))
+    store = with_history(app)
+    assert SAME in ask(address).text
+    wait_until(store.found)
+    assert store.found()[0] == (UNKNOWN, Known.UNKNOWN, Source.AGREEMENT)
 
 
 def test_two_answers_of_an_upstream_are_a_label_for_the_history(serve, stub, tmp_path):

@@ -17,7 +17,7 @@ from knowgate.server.prompts import FORMS
 async def answer_prompt(forwarding: Forwarding, exchange: Exchange, path: str) -> Response:
     """path: of the upstream's address, /completions or /responses."""
     keeper, trace, form = forwarding.keeper, exchange.trace, FORMS[path]
-    rag = keeper.choose(policy_of(exchange.body))
+    rag = keeper.choose(keeper.assign(policy_of(exchange.body), exchange.body, trace))
     asked = form.question(rag.model, exchange.body)
     if isinstance(asked, Ungated):
         trace.ungated = asked.why

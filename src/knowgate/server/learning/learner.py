@@ -58,7 +58,8 @@ class Learner:
         """The reply has gone out. drawn: the arm it belongs to, if it was."""
         if text is None or trace.decision is None or trace.asked is None or trace.question is None:
             return
-        closed, opened = (_drafted(trace), text) if trace.passages else (text, None)
+        given = text if trace.choice is None else trace.choice.open  # an arbiter may have given the draft
+        closed, opened = (_drafted(trace), given) if trace.passages else (text, None)
         self.recent.add(trace.id, {"closed": closed, "opened": opened})
         if closed is not None and opened is not None:
             self.labelling.put(trace.question, by_agreement(closed, opened), Source.AGREEMENT)
