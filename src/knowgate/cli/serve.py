@@ -58,7 +58,7 @@ PriceInput = Annotated[float | None, typer.Option("--price-input-token", help="F
 PriceOutput = Annotated[float | None, typer.Option("--price-output-token", help="For the dashboard: price of one generated token, e.g. 1.2e-6.")]  # fmt: skip  # noqa: E501
 Otel = Annotated[bool | None, typer.Option("--otel", help="Send OpenTelemetry spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names (needs the extra otel).")]  # fmt: skip  # noqa: E501
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes that serve, each with its own model and index. Default 1.")]  # fmt: skip  # noqa: E501
-Demo = Annotated[bool, typer.Option("--demo", help="The embedded model and the packaged handbook, with lines to try.")]
+Demo = Annotated[bool, typer.Option("--demo", help="The embedded model and the packaged handbook, texts on the dashboard, with lines to try.")]  # fmt: skip  # noqa: E501
 Deadline = Annotated[float | None, typer.Option(help="Seconds after which a request is over. Default 120.")]
 
 
@@ -123,7 +123,7 @@ def serve(
     options = serve_options(
         settings, upstream=upstream or None, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
         workers=workers, strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions),
-        keep_questions=keep_questions, otel=otel,
+        keep_questions=demo or keep_questions, otel=otel,
         audit=audit, audit_budget=audit_budget, audit_compare=audit_compare, max_loss=max_loss, confidence=confidence,
         shadow=shadow, canary=canary, gate_b=gate_b, threshold_b=threshold_b, share_b=share_b,
         price_retrieval=price_retrieval, price_input_token=price_input_token, price_output_token=price_output_token,
