@@ -17,13 +17,17 @@ DIGITS = 4
 
 
 def summary(judge: Judge) -> dict[str, Any]:
-    """never, always and oracle: shares of right answers. points: the cascade, from few searches to many."""
+    """never, always, weighed (always, then the arbiter) and oracle: shares of right answers.
+
+    points: the cascade, from few searches to many.
+    """
     answers = judge.test.answers
     return {
         "predictions": judge.name,
         "questions": len(answers),
         "never": _share(answers.closed),
         "always": _share(answers.open),
+        "weighed": _share(judge.test.given),
         "oracle": _share(answers.closed | answers.open),
         "points": [_point(one) for one in reversed(cascade_points(judge, "judge"))],
     }

@@ -123,7 +123,9 @@ def _rerank_table() -> Iterator[str]:
         f"corpora by {settings['retriever']}; preferences of {done:,} training questions of NQ and TriviaQA (passages "
         f"of both kinds: {kept}). The base is {relevance['base']}, taught relevance by "
         f"{relevance['losses']['groups']:,} questions; `unread` is aligned by confidence without being shown the "
-        "question, `aligned-cut` on passages of one length. HotpotQA was not aligned on. 95 % bootstrap intervals over "
+        "question, `aligned-cut` on passages of one length. HotpotQA was not aligned on. Corpus and probe are "
+        "others than in the tables above, where passages are of each data set's own corpus and the probe of its own "
+        "train rows: figures of one name differ. 95 % bootstrap intervals over "
         "questions; differences are paired.\n"
     )
     yield _deeper(folder / "rerank.md")

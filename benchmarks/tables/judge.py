@@ -51,8 +51,9 @@ def judge_tables(home: Path = HOME, wanted: str | None = None) -> Iterator[str]:
         "search and gives the one it believes more; the rules give the answer from memory where the other abstains. "
         f"Thresholds are chosen on {len(chosen.dev.answers)} train rows that the judge did not learn from, for a "
         "wanted share of retrievals; the share that came out on the test rows stands beside it. Text gates have no "
-        "such rows on record: theirs is the exact top-k curve of the test rows. `python benchmarks/judge.py --json` "
-        "prints the headline.\n"
+        "such rows on record: theirs is the exact top-k curve of the test rows. Need is by 'known' (the answer from "
+        "memory is wrong) or by 'gain' (what documents are expected to add), whichever is better on those rows at that "
+        "share. `python benchmarks/judge.py --json` prints the headline.\n"
     )
     yield from _main(chosen)
     yield f"![Accuracy against share of questions retrieved for]({FIGURE})\n"
@@ -72,8 +73,8 @@ def short_table(home: Path = HOME) -> str:
         ("never retrieve", point_of(answers.closed, answers, rate=0.0)),
         ("always retrieve", point_of(answers.open, answers)),
         ("always, and the arbiter gives the better answer", point_of(judge.test.given, answers)),
-        ("the judge skips a fifth", points[0.8]),
-        ("the judge skips half", points[0.5]),
+        ("the judge skips a fifth, then the arbiter", points[0.8]),
+        ("the judge skips half, then the arbiter", points[0.5]),
     ]
     rows = [
         (

@@ -30,12 +30,15 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Record:
-    """Shares of right answers. oracle: of somebody who always knew which of both answers to give."""
+    """Shares of right answers. weighed: always searching, and an arbiter gives the better answer; oracle: of somebody
+    who always knew which of both to give.
+    """
 
     predictions: str
     questions: int
     never: float
     always: float
+    weighed: float
     oracle: float
     points: tuple[Recorded, ...]
 
@@ -51,6 +54,7 @@ def chart(record: Record, block: str) -> Iterator[str]:
         ("never", 0.0, record.never),
         *(("gated", point.searched, point.right) for point in record.points[::SHOWN]),
         ("always", 1.0, record.always),
+        ("arbiter", 1.0, record.weighed),
     ]
     yield f"{'':8}{'searches':>8}  right answers"
     for name, searched, right in bars:

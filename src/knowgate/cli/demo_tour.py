@@ -100,8 +100,8 @@ def _records(page: Page) -> None:
     record = read_demo_record()
     page.title("3. An 8B LLM behind an API, which gives nothing but text (from records)")
     page.say(
-        f"Llama-3.1-8B-Instruct on {record.questions:,} questions of six data sets; a small judge reads its draft and "
-        "decides, and after a search chooses between both answers."
+        f"Llama-3.1-8B-Instruct on {record.questions:,} questions. Gated: a small judge reads its draft and decides, "
+        "and after a search an arbiter gives the better answer. Arbiter: it does so after every search."
     )
     for line in chart(record, page.block):
         page.console.print(f"  {line}")

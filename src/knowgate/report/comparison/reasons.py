@@ -51,8 +51,9 @@ def _why(advice: Recommendation, evaluation: Evaluation) -> str:
             "searches to skip is not shown."
         )
     return (
-        f"The LLM knows {percent(knows)} of these questions, but no threshold of a gate keeps the loss within "
-        f"{points_plain(advice.max_loss)} and skips enough."
+        f"The LLM knows {percent(knows)} of these questions, but {advice.n} do not show that a threshold chosen on "
+        f"some of them keeps the loss within {points_plain(advice.max_loss)} on the others and skips enough: a curve "
+        "that looks better may be luck, and more questions would tell."
     )
 
 
