@@ -39,9 +39,7 @@ def test_without_open_book_answers_there_is_no_benefit(tmp_path):
 
 
 def test_a_missing_answer_names_the_keys_there_are(tmp_path):
-    with pytest.raises(
-        BadInput, match=r"2 of 2 .* 'nothing', .* meta; first '1', which has: alone, long, with\."
-    ):
+    with pytest.raises(BadInput, match=r"2 of 2 .* 'nothing', .* meta; first '1', which has: alone, long, with\."):
         imported(tmp_path, closed="nothing")
 
 

@@ -17,9 +17,7 @@ from knowgate.runs import RunFolder
 
 
 def import_answers(
-    data: Annotated[
-        str, typer.Option(help="Questions with their recorded answers, in meta or (jsonl:) beside it.")
-    ],
+    data: Annotated[str, typer.Option(help="Questions with their recorded answers, in meta or (jsonl:) beside it.")],
     model: Annotated[str, typer.Option(help="Name of the LLM that gave them; labels are bound to it.")],
     closed: Annotated[str, typer.Option(help="Key of the closed-book answer.")],
     out: Annotated[Path, typer.Option(parser=path, metavar="RUN", help="Run folder.")],

@@ -14,7 +14,7 @@ from knowgate.files import sha256_text
 from knowgate.labels.grading import Grade, Grader, golds
 from knowgate.labels.session import about, fingerprint_questions, synthetic_setting
 from knowgate.prompts import question_language
-from knowgate.runs import GradedAnswer, LabelRow, RunFolder, settings_hash
+from knowgate.runs import RECORDED, GradedAnswer, LabelRow, RunFolder, settings_hash
 from knowgate.signals import benefit
 from knowgate.types import Question
 
@@ -121,7 +121,7 @@ def _settings(questions: Sequence[Question], grader: Grader, llm: str, data: str
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),
         "questions": len(questions),
-        "model": f"recorded:{llm}",
+        "model": f"{RECORDED}{llm}",
         "model_fingerprint": sha256_text("recorded", llm)[:16],
         "prompts_fingerprint": "recorded",
         "retriever": "recorded",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from knowgate.runs.together import check_named_once, names_of
     from knowgate.runs.trial import USUAL_ROUNDS, Trial, load_trial, tell_unfinished
     from knowgate.runs.usefulness import RecordedUse, read_use, write_use
+    from knowgate.runs.whose import RECORDED, use_with_its_own
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "FREQUENCY",
     "GradedAnswer",
     "LabelRow",
+    "RECORDED",
     "RecordedBeliefs",
     "RecordedNeeds",
     "RecordedUse",
@@ -68,6 +70,7 @@ __all__ = [
     "synthetic_words",
     "tell_unfinished",
     "to_json",
+    "use_with_its_own",
     "write_beliefs",
     "write_needs",
     "write_use",
