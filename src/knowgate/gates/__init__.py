@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from knowgate.errors import BadSetting, NotOffered
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
-from knowgate.gates.fitted.spec import Verdict, fitted_spec
+from knowgate.gates.fitted.spec import Verdict, fitted_spec, refuse_folder
 from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
-from knowgate.registry import Entry, parse_options, resolve, split_spec
+from knowgate.registry import Entry, parse_options, plugins, resolve, split_spec
 from knowgate.types import Gate, Model, Signal
 
 if TYPE_CHECKING:
@@ -51,7 +51,15 @@ if TYPE_CHECKING:
     from knowgate.gates.fitted.manifest import CalibrationRecord, Measured, ModelName, RunName, check_calibration
     from knowgate.gates.fitted.network import apply_network, expect_network
     from knowgate.gates.fitted.overview import retrieval_rule
-    from knowgate.gates.fitted.pair_judge import PairEncoder, PairJudge, encoder_source, is_encoder, open_pairs, padded
+    from knowgate.gates.fitted.pair_judge import (
+        ENCODER_NAMES,
+        PairEncoder,
+        PairJudge,
+        encoder_source,
+        is_encoder,
+        open_pairs,
+        padded,
+    )
     from knowgate.gates.fitted.probability import to_probability
     from knowgate.gates.fitted.tensors import ExpectedTensors
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
@@ -101,6 +109,7 @@ __all__ = [
     "CheckedPrompt",
     "DEFAULT",
     "DhiclGate",
+    "ENCODER_NAMES",
     "ExpectedTensors",
     "FITTED",
     "FittedGate",
@@ -144,6 +153,7 @@ __all__ = [
     "bind_gate",
     "blamed",
     "check_calibration",
+    "check_named",
     "check_count",
     "check_offers",
     "check_unseen",
@@ -199,6 +209,7 @@ __all__ = [
 DEFAULT = "default"  # a gate that comes with knowgate and was fitted on the LLM at hand; else PLAIN
 PLAIN = "logprob:first"
 PACKAGED = Path(__file__).parent / "packaged"
+MADE = "a folder that `knowgate fit` made (there is none of this name)"  # what a gate's name may be, too
 GATES = {
     "always": Entry("knowgate.gates.always:AlwaysGate", "retrieve for every question", cost="nothing"),
     "never": Entry("knowgate.gates.never:NeverGate", "never retrieve", cost="nothing"),
@@ -336,8 +347,16 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
         raise BadSetting(
             f"gate '{name}' must be fitted first: knowgate fit {name} --labels RUN --out DIR; then use --gate DIR."
         )
-    cls = _checked(name, resolve(GATES, "gate", name, "knowgate.gates"))
+    check_named(spec)
+    cls = _checked(name, resolve(GATES, "gate", name, "knowgate.gates", also=MADE))
     return cls(**parse_options(cls, options, f"gate '{name}'"))
+
+
+def check_named(spec: str) -> None:
+    """Refuse the folder of something else, unless a gate is called like it."""
+    name, _ = split_spec(spec)
+    if name not in GATES and name not in plugins("knowgate.gates"):
+        refuse_folder(spec)
 
 
 def default_gate(model: Model, prompts: str | None = None) -> Gate:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from knowgate.runs.beliefs import RecordedBeliefs, read_beliefs, write_beliefs
     from knowgate.runs.caveats import AGREEMENT, cautions, count_synthetic, synthetic_words
     from knowgate.runs.given import Run, Runs, open_run, run_paths
-    from knowgate.runs.inside import AGREED
+    from knowgate.runs.inside import AGREED, name_inside
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
     from knowgate.runs.readings import question_of, recorded, recorded_layers
     from knowgate.runs.row_folder import RowFolder, disk_error
@@ -52,6 +52,7 @@ __all__ = [
     "held_out",
     "load_trial",
     "loose_key",
+    "name_inside",
     "names_of",
     "open_run",
     "question_key",

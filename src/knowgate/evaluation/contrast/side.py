@@ -14,7 +14,7 @@ from knowgate.errors import BadInput
 from knowgate.evaluation.compare_gates import GateLike, evaluate
 from knowgate.evaluation.comparison.evaluation import Evaluation
 from knowgate.evaluation.comparison.recommend import Recommendation, recommend
-from knowgate.runs import question_key
+from knowgate.runs import RunFolder, name_inside, question_key
 from knowgate.statistics import RESAMPLES, Bools, Estimate, estimate_means
 from knowgate.typed import read_record
 
@@ -68,6 +68,11 @@ def read_side(path: Path, gates: Sequence[GateLike], resamples: int = RESAMPLES)
         return _read(folder)
     if not folder.is_dir():
         raise BadInput(f"'{path}' is no folder. Give what `knowgate eval --out DIR` wrote, or a label run.")
+    if not (folder / RunFolder.manifest_name).is_file() and not name_inside(folder, RunFolder.manifest_name):
+        raise BadInput(
+            f"'{path}' is no report (it has no {SUMMARY}) and no label run (no {RunFolder.manifest_name}). Give what "
+            "`knowgate eval --out DIR` wrote, or a label run."
+        )
     evaluation = evaluate(list(gates), folder, resamples=resamples)
     return side_of(evaluation, recommend(evaluation), str(path))
 
