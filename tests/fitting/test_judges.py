@@ -273,7 +273,5 @@ def test_a_share_between_no_and_yes_is_learnt_as_it_is(judge):
 
 
 def test_a_mistyped_base_of_a_judge_of_answers_leads_to_the_encoders_too():
-    with pytest.raises(
-        UnknownName, match=r"unknown base 'smal'\. Did you mean 'small'\? Known: .*mpnet, small, smo"
-    ):
+    with pytest.raises(UnknownName, match=r"unknown base 'smal'\. Did you mean 'small'\? Known: .*mpnet, small, smo"):
         answer_school("smal")

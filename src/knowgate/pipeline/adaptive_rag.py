@@ -273,6 +273,7 @@ class AdaptiveRAG:
                 case.n_tokens,
                 case.choice,
                 len(cases),
+                case.finished,
             )
             for case in cases
         ]

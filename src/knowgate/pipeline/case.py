@@ -50,6 +50,12 @@ class Case:
         """Whether another round of retrieval may follow the answer that is made now."""
         return bool(self.passages) and self.rounds < self.steps
 
+    @property
+    def finished(self) -> bool:
+        """Whether the answer that is given ended by itself; False: the token limit stopped it."""
+        given = self.reading.draft if self.choice and self.choice.from_memory else self.done
+        return given is None or given.finished
+
     def take(self, done: Completion) -> None:
         """The answer; tokens of an earlier round of retrieval count too."""
         self.text, self.done = done.text, done
