@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from knowgate.errors import BadSetting, NotOffered
+from knowgate.errors import BadSetting
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
-from knowgate.gates.fitted.spec import Verdict, fitted_spec, refuse_folder
+from knowgate.gates.fitted.spec import MADE, Verdict, fitted_spec, refuse_folder
 from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, plugins, resolve, split_spec
-from knowgate.types import Gate, Model, Signal
+from knowgate.types import Gate, Model
 
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         kbm_text_with_passages,
     )
     from knowgate.gates.live import bind_gate, read_questions
+    from knowgate.gates.offers import check_offers
     from knowgate.gates.outside import blamed
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
@@ -209,7 +210,6 @@ __all__ = [
 DEFAULT = "default"  # a gate that comes with knowgate and was fitted on the LLM at hand; else PLAIN
 PLAIN = "logprob:first"
 PACKAGED = Path(__file__).parent / "packaged"
-MADE = "a folder that `knowgate fit` made (there is none of this name)"  # what a gate's name may be, too
 GATES = {
     "always": Entry("knowgate.gates.always:AlwaysGate", "retrieve for every question", cost="nothing"),
     "never": Entry("knowgate.gates.never:NeverGate", "never retrieve", cost="nothing"),
@@ -389,22 +389,6 @@ def _checked(name: str, cls: object) -> type[Gate]:
             f"gate '{name}' is {cls!r}, which is no knowgate.Gate: let it be a class that inherits from it."
         )
     return cls
-
-
-def check_offers(gate: Gate, model: Model) -> None:
-    """Refuse a gate that needs what this backend cannot give, and name those that would work."""
-    missing = gate.needs - model.offers
-    if not missing:
-        return
-    works = [name for name, entry in GATES.items() if _signals(entry) <= model.offers]
-    raise NotOffered(
-        f"gate '{gate.name}' needs {', '.join(sorted(missing))}, which {model.name} does not give. "
-        f"Give one that works with it to --gate: {', '.join(works)}."
-    )
-
-
-def _signals(entry: Entry) -> set[Signal]:
-    return {Signal(word.strip()) for word in entry.needs.split(",") if word.strip()}
 
 
 def markdown_table() -> str:

@@ -10,6 +10,7 @@ from knowgate.gates.fitted.artefact import MANIFEST, is_artefact
 
 Verdict = Literal["need", "own"]  # the calibrated need, or the classifier's own raw score at 0.5
 
+MADE = "a folder that `knowgate fit` made (there is none of this name)"  # what a gate's name may be, too
 HELD = {  # what other folders are made by, and what they are for
     "arbiter.json": "It holds a fitted arbiter, which is used with --arbiter.",
     "run.json": "It holds a label run: fit a gate on it (knowgate fit ... --labels).",
