@@ -33,11 +33,13 @@ class KnowgateError(Exception):
 
 
 class UnknownName(KnowgateError):
-    def __init__(self, what: str, name: str, known: Iterable[str]):
+    """also: what is allowed beside the known ones, in words."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], *, also: str = ""):
         options = sorted(known)
         near = difflib.get_close_matches(name, options, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        super().__init__(f"unknown {what} '{name}'.{hint} Known: {', '.join(options)}.")
+        super().__init__(f"unknown {what} '{name}'.{hint} Known: {', '.join(options)}{f'; or {also}' if also else ''}.")
 
 
 class BadSetting(KnowgateError):

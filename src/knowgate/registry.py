@@ -32,14 +32,14 @@ class Entry:
     fit: str = ""
 
 
-def resolve(table: Mapping[str, Entry], what: str, name: str, group: str = "") -> Any:
-    """The object behind `name`: from the table, else from an entry point of `group`."""
+def resolve(table: Mapping[str, Entry], what: str, name: str, group: str = "", *, also: str = "") -> Any:
+    """The object behind `name`: from the table, else from an entry point of `group`. also: what else a name may be."""
     if name in table:
         return load_target(table[name].target, f"{what} '{name}'", table[name].extra)
     outside = plugins(group) if group else {}
     if name in outside:
         return load_plugin(outside[name], f"{what} '{name}'")
-    raise UnknownName(what, name, [*table, *outside])
+    raise UnknownName(what, name, [*table, *outside], also=also)
 
 
 def plugins(group: str) -> dict[str, Any]:

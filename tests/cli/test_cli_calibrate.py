@@ -67,6 +67,15 @@ def test_a_copy_of_a_plain_gate_is_refused(call, made):
     assert "not a fitted gate" in call("calibrate", "logprob", "--labels", "run", "--best-accuracy", "--out", "x").err
 
 
+def test_an_arbiter_is_told_to_be_none_before_any_question_is_counted(call, tmp_path, made):
+    (tmp_path / "my-arbiter").mkdir()
+    (tmp_path / "my-arbiter" / "arbiter.json").write_text("{}", encoding="utf-8")
+    outcome = call("calibrate", "my-arbiter", "--labels", "run", "--max-loss", "0.001")
+    assert outcome.code == 1
+    assert "'my-arbiter' holds no fitted gate" in outcome.err
+    assert "which is used with --arbiter" in outcome.err
+
+
 def test_a_folder_that_is_no_run_names_the_command(call, made):
     outcome = call("calibrate", "gate", "--labels", "gate", "--best-accuracy")
     assert (outcome.code, "knowgate label" in outcome.err) == (1, True)

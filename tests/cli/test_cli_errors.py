@@ -30,7 +30,6 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--gate", "logprob:nope"], "allowed: first, mean, min, entropy, margin"),
         (["--gate", "logprob:foo=1"], "unknown option 'foo'. Known options: statistic"),
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
-        (["--nope"], "unknown option '--nope'. Known: --arbiter, --beta, --config, --docs"),
         (["--retriever", "nope"], "unknown retriever 'nope'. Known: bm25, dense, hybrid."),
         (["--arbiter", "nope"], "unknown arbiter 'nope'. Known: rules."),
         (["--arbiter", "features"], "knowgate fit arbiter --mode features"),
@@ -59,6 +58,8 @@ def test_a_wrong_option_of_ask_is_named_with_what_is_allowed(call: Call, docs: P
         (["index", "docs"], "Missing option '--out'"),
         (["ask", "--k", "x"], "Invalid value for '--k'"),
         (["models", "nope"], "Known: pull."),
+        (["ask", "--nope"], "unknown option '--nope'. Known: --arbiter, --beta, --config, --docs"),
+        (["ask", "--gat", "x"], "unknown option '--gat'. Did you mean '--gate'?"),
     ],
 )
 def test_wrong_usage_has_exit_code_2(call: Call, arguments: list[str], said: str):
@@ -215,3 +216,18 @@ def test_a_missing_embedding_package_is_said_before_weights_are_fetched(
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     said = sentence(call("index", docs, "--out", "made", "--retriever", "dense"))
     assert "pip install 'knowgate[local]'" in said
+
+
+def test_an_unknown_gate_may_be_the_folder_of_one(call: Call, docs: Path):
+    said = sentence(call("ask", "--docs", docs, "--gate", "my-smal-judge", "Who?"))
+    assert "or a folder that `knowgate fit` made (there is none of this name)." in said
+
+
+def test_a_folder_without_a_gate_is_told_to_have_none(call: Call, docs: Path):
+    said = sentence(call("ask", "--docs", docs, "--gate", docs, "Who?"))
+    assert f"the folder '{docs}' holds no fitted gate: it has no gate.json. Give one that `knowgate fit` made" in said
+
+
+def test_compare_asks_for_reports(call: Call, docs: Path):
+    said = sentence(call("compare", docs, docs))
+    assert "is no report (it has no summary.json) and no label run (no run.json). Give what `knowgate eval" in said

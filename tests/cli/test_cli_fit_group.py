@@ -82,7 +82,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
     [
         (
             ["probe", "--out", "x", "--cheap"],
-            1,
+            2,
             "'--cheap'. It is an option of: fusion. Known: --balance-sets, --balanced, --",
         ),
         (["probe", "--out", "x"], 1, "fit probe learns from label runs: give --labels RUN"),
@@ -95,7 +95,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
             "allowed: known, benefit, agree.",
         ),
         (["ik", "--out", "x", "--tokens", "many"], 2, "Invalid value for '--tokens'"),
-        (["--labels", "run", "probe"], 1, "Options of a command follow its name: knowgate fit NAME --labels."),
+        (["--labels", "run", "probe"], 2, "Options of a command follow its name: knowgate fit NAME --labels."),
     ],
 )
 def test_wrong_usage_is_a_sentence(call: Call, arguments: list[str], code: int, said: str):

@@ -50,6 +50,15 @@ def test_imported_answers_take_the_old_name_of_the_model(call: Call, tmp_path: P
     assert "gpt" in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
 
 
+def test_imported_answers_may_stand_at_the_top_of_a_line(call: Call, tmp_path: Path):
+    row = {"question": "who?", "answers": ["me"], "answer": "you", "answer_with_passages": "me"}
+    (tmp_path / "asked.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    given = ["--data", "jsonl:asked.jsonl", "--model", "gpt", "--closed", "answer", "--open", "answer_with_passages"]
+    assert call("import-answers", *given, "--out", "run").code == 0
+    (written,) = (tmp_path / "run" / "labels.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(written)["benefit"] == 1
+
+
 def test_the_learning_rate_takes_its_old_name(call: Call):
     done = call("fit", "reranker", "--rate", "0", "--pref", "nothing", "--out", "x")
     assert done.err.splitlines()[0] == "Note: --rate is called --learning-rate now."

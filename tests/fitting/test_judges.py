@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput, BadSetting, UnknownName
 from knowgate.fitting.judges.answer import answer_training
 from knowgate.fitting.judges.checkpoint import forget_training, training_folder
 from knowgate.fitting.judges.ik import fit_ik, fit_ik_judge
 from knowgate.fitting.judges.kbm import fit_kbm, fit_kbm_judge
 from knowgate.fitting.judges.lessons import Lesson
 from knowgate.fitting.judges.pupils import CausalPupil
+from knowgate.fitting.judges.schools import answer_school
 from knowgate.fitting.judges.settings import JudgeTraining, one_cycle, warm_cosine
 from knowgate.fitting.judges.training import train_judge
 from knowgate.fitting.save import save_fitted
@@ -269,3 +270,8 @@ def test_a_share_between_no_and_yes_is_learnt_as_it_is(judge):
         for m, s in zip(margins, soft.shares, strict=True)
     ]
     assert loss == pytest.approx(np.mean(expected), abs=1e-4)
+
+
+def test_a_mistyped_base_of_a_judge_of_answers_leads_to_the_encoders_too():
+    with pytest.raises(UnknownName, match=r"unknown base 'smal'\. Did you mean 'small'\? Known: .*mpnet, small, smo"):
+        answer_school("smal")

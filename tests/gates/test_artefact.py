@@ -327,6 +327,16 @@ def test_another_model_or_wording_is_refused(folder, model, prompts):
         load_gate(str(folder)).bind(model, prompts)
 
 
+def test_a_gate_of_recorded_answers_is_advised_to_be_used_as_a_plug_in_of_a_named_llm(tmp_path):
+    made = {**MANIFEST, "model": {"name": "recorded:my-llm", "fingerprint": "x"}}
+    write_artefact(tmp_path / "judge", made, TENSORS, "# a card")
+    said = (
+        r"with --model \(as openai:NAME@URL\), and add --plug-in if it is the LLM these answers are of \('my-llm'\)\.$"
+    )
+    with pytest.raises(ArtefactError, match=said):
+        load_gate(str(tmp_path / "judge")).bind(MODEL, PROMPTS)
+
+
 def test_as_a_plug_in_it_says_whose_it_is(folder):
     gate = load_gate(str(folder), plug_in=True).bind(FakeModel(name="other"), PROMPTS)
     assert gate.note == "plug-in, fitted on bound"

@@ -39,13 +39,13 @@ def test_without_open_book_answers_there_is_no_benefit(tmp_path):
 
 
 def test_a_missing_answer_names_the_keys_there_are(tmp_path):
-    with pytest.raises(BadInput, match=r"2 of 2 .* meta\.nothing, first '1', which has: alone, long, with\."):
+    with pytest.raises(BadInput, match=r"2 of 2 .* 'nothing', .* meta; first '1', which has: alone, long, with\."):
         imported(tmp_path, closed="nothing")
 
 
 def test_answers_that_some_questions_lack_are_counted_and_nothing_is_written(tmp_path):
     holed = [QUESTIONS[0], replace(QUESTIONS[1], meta={"alone": "Lima"})]
-    with pytest.raises(BadInput, match=r"1 of 2 questions have no text in meta\.with, first '2'.* Leave them out of"):
+    with pytest.raises(BadInput, match=r"1 of 2 questions have no text under 'with', .* first '2'.* Leave them out of"):
         imported(tmp_path, questions=holed)
     assert not (tmp_path / "run").exists()
 
@@ -53,3 +53,10 @@ def test_answers_that_some_questions_lack_are_counted_and_nothing_is_written(tmp
 def test_answers_after_several_rounds_of_retrieval_come_along(tmp_path):
     rows = list(imported(tmp_path, iterative="long").rows())
     assert [(row.iterative.text, row.iterative.correct) for row in rows] == [("Nice", False), ("Lima", True)]
+
+
+def test_answers_beside_the_question_count_and_those_in_its_meta_go_first(tmp_path):
+    beside = {"1": {"short": "Paris", "with": "Lyon"}, "2": {"short": "Cusco"}}
+    rows = list(imported(tmp_path, closed="short", beside=beside).rows())
+    assert [(row.closed.text, row.open.text) for row in rows] == [("Paris", "Paris"), ("Cusco", "Lima")]
+    assert rows[0].meta == QUESTIONS[0].meta

@@ -234,6 +234,14 @@ def test_the_reason_gives_need_threshold_and_the_gates_words():
     assert build().decide(QUESTION_KNOWN).reason.startswith("need 0.10 is not above 0.50: ")
 
 
+@pytest.mark.parametrize(
+    ("threshold", "said"),
+    [(0.1001, "need 0.1000 is not above 0.1001"), (0.0999, "need 0.1000 is above 0.0999"), (0.2, "need 0.10 is not")],
+)
+def test_numbers_that_look_the_same_are_told_apart_by_more_digits(threshold, said):
+    assert build(threshold=threshold).decide(QUESTION_KNOWN).reason.startswith(said)
+
+
 def test_a_gates_note_stands_behind_its_own_words():
     class NotedGate(Gate):
         note = "fitted elsewhere"

@@ -12,6 +12,8 @@ from knowgate.report.contrast.page import write_contrast_page
 from knowgate.report.contrast.sheets import basis
 from knowgate.statistics import Estimate
 from tests.support.chromium import needs_browser, open_page
+from tests.support.hand_gate import write_rows
+from tests.support.pairs_by_hand import Prefers, pair_row
 from tests.support.runs_by_hand import row, side
 from tests.support.trials_by_hand import trial_run
 
@@ -102,6 +104,43 @@ def test_a_label_run_is_evaluated_and_compared_like_its_report(tmp_path, both):
     assert by_run.keys == by_report.keys
     assert by_run.recommended == by_report.recommended
     assert (by_run.gates["recommended"].right == by_report.gates["recommended"].right).all()
+
+
+@pytest.fixture
+def arbitrated(tmp_path):
+    """Each answer from memory is right; the first side's arbiter always takes it, the second's for 40 of 100."""
+    folders = []
+    for name, kept in (("first", N), ("second", 40)):
+        texts = [("keep" if i < kept else "memory", "drop" if i < kept else "keep") for i in range(N)]
+        rows = [pair_row(f"q{i}", (i + 1) / (N + 1), True, i % 2 == 0, texts=pair) for i, pair in enumerate(texts)]
+        made = evaluate("logprob:first", write_rows(tmp_path / name, rows), arbiter=Prefers("keep"), resamples=200)
+        folders.append(write_report(made, tmp_path / f"report-{name}", html=False))
+    return folders
+
+
+def test_gates_with_an_arbiter_behind_are_compared_in_pairs_and_count(arbitrated):
+    found = hold_against(*(read_side(one, []) for one in arbitrated))
+    accuracy = changes(found, "always + arbiter")["accuracy"]
+    assert (accuracy.first.value, accuracy.second.value) == (1.0, 0.7)
+    assert accuracy.difference.high < 0
+    assert changes(found, "always")["accuracy"].difference.value == 0.0
+    assert "always + arbiter" in [one.gate for one in found.worse_by(0.01)]
+    assert "always" not in [one.gate for one in found.worse_by(0.01)]
+
+
+def test_a_worse_arbiter_ends_with_3_and_without_decisions_too(arbitrated, capsys):
+    given = ["compare", *map(str, arbitrated), "--no-html", "--gate", "always", "--fail-if-worse", "0.01"]
+    assert knowgate(given) == 3
+    assert "'always + arbiter'" in capsys.readouterr().err
+    for folder in arbitrated:
+        (folder / "decisions.json").unlink()
+    assert knowgate(given) == 3
+
+
+def test_an_arbiter_that_one_side_alone_has_is_named(arbitrated, tmp_path, capsys):
+    plain = write_report(evaluate("logprob:first", tmp_path / "first", resamples=50), tmp_path / "plain", html=False)
+    assert knowgate(["compare", str(arbitrated[0]), str(plain), "--no-html"]) == 0
+    assert "only A has always + arbiter" in capsys.readouterr().out
 
 
 def test_only_a_certain_fall_beyond_the_tolerated_one_counts(both):

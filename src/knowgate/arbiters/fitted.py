@@ -13,6 +13,7 @@ from knowgate.arbiters.artefact import ArbiterArtefact
 from knowgate.arbiters.choosing import probable
 from knowgate.errors import ArtefactError, BadInput, ModelError
 from knowgate.gates import ExpectedTensors, to_probability
+from knowgate.runs import use_with_its_own
 from knowgate.statistics import Floats
 from knowgate.types import Arbiter, Belief, BothAnswers, ModelIdentity, Signal
 
@@ -70,7 +71,7 @@ class FittedArbiter(Arbiter):
             raise ArtefactError(
                 f"the arbiter '{self.name}' was fitted on answers of {made['model']['name']} (model "
                 f"{made['model']['fingerprint']}, prompts {made['prompts']}), not of this model ({model.fingerprint}, "
-                f"prompts {prompts}). Use it with its own, fit it on this one, or use it as it is with --plug-in."
+                f"prompts {prompts}). {use_with_its_own(made['model']['name'])}"
             )
         return replace(self, note=f"plug-in, fitted on {made['model']['name']}", llm=model)
 

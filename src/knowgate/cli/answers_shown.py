@@ -7,17 +7,19 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from knowgate.cli.console import plain_console
+from knowgate.cli.console import WORDS, plain_console
 from knowgate.display import harmless
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Question, TextEvent
+
+CUT = "…"  # where a text goes on that is not shown
 
 
 def show_answer(answer: Answer) -> None:
     if answer.question.id:
         plain_console().print(Text(f"{answer.question.id}. {harmless(said(answer.question))}"))
     show_understood(answer.question)
-    plain_console().print(Text(harmless(answer.text), style="bold"))
+    plain_console().print(Text(harmless(answer.text) + _end(answer), style="bold"))
     show_decision(answer.decision)
     show_sources(answer)
 
@@ -48,6 +50,7 @@ def show_live(rag: AdaptiveRAG, question: Question) -> Answer:
                 case TextEvent(text):
                     line.add(text)
                 case AnswerEvent(answer):
+                    line.add(_end(answer))
                     line.close()
                     if answer.decision != told:
                         show_decision(answer.decision)
@@ -63,6 +66,8 @@ class Line:
     is_open: bool = False
 
     def add(self, text: str) -> None:
+        if not text:
+            return
         self.is_open = True
         plain_console().print(Text(harmless(text), style="bold"), end="")
 
@@ -103,6 +108,23 @@ def verdict(decision: Decision) -> tuple[str, str]:
     return ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
 
 
+@dataclass
+class Cut:
+    """Says of the first answer that the token limit stopped where that was; not again of the others."""
+
+    max_tokens: int
+    was_said: bool = False
+
+    def see(self, answer: Answer) -> None:
+        if not (answer.finished or self.was_said):
+            WORDS.print(f"{CUT} cut at {self.max_tokens} tokens (--max-tokens)")
+        self.was_said = self.was_said or not answer.finished
+
+
+def _end(answer: Answer) -> str:
+    return "" if answer.finished else CUT
+
+
 def _short(text: str, width: int = 90) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
+    return line if len(line) <= width else line[: width - 1] + CUT

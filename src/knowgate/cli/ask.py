@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from knowgate.cli.answers_shown import show_answer, show_basis, show_live, verdict
+from knowgate.cli.answers_shown import Cut, show_answer, show_basis, show_live, verdict
 from knowgate.cli.console import WORDS, plain_console, print_json
 from knowgate.cli.conversation import talk, understand
 from knowgate.cli.options import Json, Lang, ModelSpec, Prompts, RerankMargin, Retriever
@@ -107,7 +107,7 @@ def ask(
 
 def _answer_all(rag: AdaptiveRAG, asked: Asked, *, live: bool, explain: bool, as_json: bool) -> None:
     """live: each answer is shown while it is made."""
-    sure, far = Sure(), Far()
+    sure, far, cut = Sure(), Far(), Cut(rag.max_tokens)
     understood = (understand(rag.model, question) for question in asked)
     for answer in map(partial(show_live, rag), understood) if live else rag.stream(understood, first=1):
         sure.see(answer)
@@ -115,6 +115,8 @@ def _answer_all(rag: AdaptiveRAG, asked: Asked, *, live: bool, explain: bool, as
         if not live:
             _tell_skipped(asked, answer.question, as_json)
             print_json(answer_record(answer, rag)) if as_json else show_answer(answer)
+        if not as_json:
+            cut.see(answer)
         if explain and not as_json:
             show_basis(answer.decision)
     _tell_skipped(asked, None, as_json)

@@ -25,7 +25,10 @@ def compare(
     second: Annotated[Path, typer.Argument(parser=path, metavar="B", help="The same, to be held against A.")],
     gate: Annotated[
         list[str] | None,
-        typer.Option(help="Gate that counts; may be repeated. [default: never, always and what each recommends]"),
+        typer.Option(
+            help="Gate that counts, with its arbiter; may be repeated. [default: never, always, what each recommends, "
+            "all with an arbiter]"
+        ),
     ] = None,
     fail_if_worse: Annotated[
         float | None,
@@ -46,7 +49,8 @@ def compare(
 ) -> None:
     """Compare two evaluations (before and after, two LLMs, two indexes): differences with intervals, one page.
 
-    Differences are paired where A and B share their questions. Label runs are evaluated first, with --gates.
+    Differences are paired where A and B share their questions. Gates with an arbiter behind them (eval --arbiter) are
+    compared and count as well. Label runs are evaluated first, with --gates.
 
     Example: knowgate compare report-main report-branch --fail-if-worse 0.01
     """

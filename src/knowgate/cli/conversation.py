@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from knowgate.cli.answers_shown import show_basis, show_live, show_understood
+from knowgate.cli.answers_shown import Cut, show_basis, show_live, show_understood
 from knowgate.cli.console import WORDS, print_json
 from knowgate.doors import parse_json
 from knowgate.errors import BadInput
@@ -18,7 +18,7 @@ MESSAGES = "messages"
 
 def talk(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, as_json: bool) -> None:
     """One question after the other until an empty line; what was given on the command line comes first."""
-    conversation = Conversation(rag)
+    conversation, cut = Conversation(rag), Cut(rag.max_tokens)
     for number, text in enumerate(_said(first), start=1):
         question = conversation.understand(text, str(number) if as_json else "")
         if as_json:
@@ -27,6 +27,7 @@ def talk(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, as_json: bool
         else:
             show_understood(question)
             answer = show_live(rag, question)
+            cut.see(answer)
             if explain:
                 show_basis(answer.decision)
         conversation.remember(answer)

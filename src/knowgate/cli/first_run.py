@@ -17,6 +17,7 @@ from knowgate.cli.options import ModelSpec, Seed
 from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
 from knowgate.datasets import data_spec
+from knowgate.doors import user_path
 from knowgate.errors import KnowgateError
 from knowgate.firstrun import (
     CONFIG,
@@ -201,7 +202,7 @@ def tell(made: FirstRun, wishes: Wishes) -> None:
         WORDS.print(f"- More questions prove more: {_more(made, wishes)}")
     WORDS.print(f"Report: {made.page.resolve()}")
     WORDS.print(f"Settings: {made.config.resolve()}. Use them:")
-    for line in to_type(made):
+    for line in to_type(made, wishes):
         plain_console().print(line)
 
 
@@ -212,9 +213,17 @@ def _more(made: FirstRun, wishes: Wishes) -> str:
     return f"{there}, then {wishes.command(count=max(MORE, wishes.count))}"
 
 
-def to_type(made: FirstRun) -> list[str]:
+def to_type(made: FirstRun, wishes: Wishes) -> list[str]:
     """Three lines that use the settings; only those in knowgate.toml of this folder need not be named."""
     named = [] if made.config == CONFIG else ["--config", str(made.config)]
     example = shlex.quote(made.example)
     words = " ".join(["knowgate ask", *map(shlex.quote, named)])
-    return [f"{words} --explain {example}", f"{words} -i", f"{words} --json < questions.txt > answers.jsonl"]
+    file = shlex.quote(own_file(wishes.questions))
+    return [f"{words} --explain {example}", f"{words} -i", f"{words} --json < {file} > answers.jsonl"]
+
+
+def own_file(questions: str) -> str:
+    """The user's file of questions, if `ask` can read it line by line; else a name for one."""
+    kind, _, file = data_spec(questions).partition(":") if questions else ("", "", "")
+    readable = kind in ("lines", "jsonl") and not file.endswith(".gz")
+    return str(user_path(file)) if readable else "questions.txt"

@@ -17,7 +17,7 @@ CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParamete
 def explain(error: Any) -> tuple[str, int]:
     """(sentence, exit code) for an error of typer's."""
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
-        return _unknown_option(error), 1
+        return _unknown_option(error), 2
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was named"
     sentence += "" if sentence.endswith("?") else "."
     context = getattr(error, "ctx", None)

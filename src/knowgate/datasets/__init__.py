@@ -14,6 +14,7 @@ from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Question
 
 if TYPE_CHECKING:
+    from knowgate.datasets.beside import texts_beside
     from knowgate.datasets.given import Data, data_name, gather_questions
     from knowgate.datasets.guessed import data_spec, is_json_lines
 else:
@@ -26,6 +27,7 @@ __all__ = [
     "gather_questions",
     "is_json_lines",
     "load_questions",
+    "texts_beside",
 ]
 
 DATASETS = {

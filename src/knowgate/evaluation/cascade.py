@@ -26,7 +26,7 @@ class CascadeLine:
 
     against_always: accuracy minus that of always giving the open-book answer, with McNemar's p of the two.
     harmed, gained: share of questions that one has right and the other wrong. at_rate: accuracy of the cascade when so
-    many questions, those of highest need, are retrieved for.
+    many questions, those of highest need, are retrieved for. right: the cascade's answer to each question.
     """
 
     gate: str
@@ -38,7 +38,8 @@ class CascadeLine:
     p_mcnemar: float
     harmed: float
     gained: float
-    at_rate: dict[float, float] = field(default_factory=dict)
+    at_rate: dict[float, float]
+    right: Bools = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def _line(trial: Trial, gate: GateScores, given: Bools, draws: Draws) -> Cascade
         harmed / n,
         gained / n,
         {rate: curve.at(rate) for rate in CASCADE_RATES},
+        right,
     )
 
 

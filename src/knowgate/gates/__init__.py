@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from knowgate.errors import BadSetting, NotOffered
+from knowgate.errors import BadSetting
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
-from knowgate.gates.fitted.spec import Verdict, fitted_spec
+from knowgate.gates.fitted.spec import MADE, Verdict, fitted_spec, refuse_folder
 from knowgate.lazy import hand_on
 from knowgate.prompts import packaged
-from knowgate.registry import Entry, parse_options, resolve, split_spec
-from knowgate.types import Gate, Model, Signal
+from knowgate.registry import Entry, parse_options, plugins, resolve, split_spec
+from knowgate.types import Gate, Model
 
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
@@ -51,7 +51,15 @@ if TYPE_CHECKING:
     from knowgate.gates.fitted.manifest import CalibrationRecord, Measured, ModelName, RunName, check_calibration
     from knowgate.gates.fitted.network import apply_network, expect_network
     from knowgate.gates.fitted.overview import retrieval_rule
-    from knowgate.gates.fitted.pair_judge import PairEncoder, PairJudge, encoder_source, is_encoder, open_pairs, padded
+    from knowgate.gates.fitted.pair_judge import (
+        ENCODER_NAMES,
+        PairEncoder,
+        PairJudge,
+        encoder_source,
+        is_encoder,
+        open_pairs,
+        padded,
+    )
     from knowgate.gates.fitted.probability import to_probability
     from knowgate.gates.fitted.tensors import ExpectedTensors
     from knowgate.gates.fusion import TEXT_SIGNAL, draft_embeddings
@@ -65,6 +73,7 @@ if TYPE_CHECKING:
         kbm_text_with_passages,
     )
     from knowgate.gates.live import bind_gate, read_questions
+    from knowgate.gates.offers import check_offers
     from knowgate.gates.outside import blamed
     from knowgate.gates.probe import ProbeGate
     from knowgate.gates.prompt import PromptGate
@@ -101,6 +110,7 @@ __all__ = [
     "CheckedPrompt",
     "DEFAULT",
     "DhiclGate",
+    "ENCODER_NAMES",
     "ExpectedTensors",
     "FITTED",
     "FittedGate",
@@ -144,6 +154,7 @@ __all__ = [
     "bind_gate",
     "blamed",
     "check_calibration",
+    "check_named",
     "check_count",
     "check_offers",
     "check_unseen",
@@ -336,8 +347,16 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
         raise BadSetting(
             f"gate '{name}' must be fitted first: knowgate fit {name} --labels RUN --out DIR; then use --gate DIR."
         )
-    cls = _checked(name, resolve(GATES, "gate", name, "knowgate.gates"))
+    check_named(spec)
+    cls = _checked(name, resolve(GATES, "gate", name, "knowgate.gates", also=MADE))
     return cls(**parse_options(cls, options, f"gate '{name}'"))
+
+
+def check_named(spec: str) -> None:
+    """Refuse the folder of something else, unless a gate is called like it."""
+    name, _ = split_spec(spec)
+    if name not in GATES and name not in plugins("knowgate.gates"):
+        refuse_folder(spec)
 
 
 def default_gate(model: Model, prompts: str | None = None) -> Gate:
@@ -370,22 +389,6 @@ def _checked(name: str, cls: object) -> type[Gate]:
             f"gate '{name}' is {cls!r}, which is no knowgate.Gate: let it be a class that inherits from it."
         )
     return cls
-
-
-def check_offers(gate: Gate, model: Model) -> None:
-    """Refuse a gate that needs what this backend cannot give, and name those that would work."""
-    missing = gate.needs - model.offers
-    if not missing:
-        return
-    works = [name for name, entry in GATES.items() if _signals(entry) <= model.offers]
-    raise NotOffered(
-        f"gate '{gate.name}' needs {', '.join(sorted(missing))}, which {model.name} does not give. "
-        f"Give one that works with it to --gate: {', '.join(works)}."
-    )
-
-
-def _signals(entry: Entry) -> set[Signal]:
-    return {Signal(word.strip()) for word in entry.needs.split(",") if word.strip()}
 
 
 def markdown_table() -> str:

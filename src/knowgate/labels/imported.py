@@ -1,11 +1,11 @@
 """Label runs from answers somebody else recorded: for LLMs whose weights nobody has. No model is run.
 
-A data set's `meta` holds the closed-book and, if there is one, the open-book answer of each question.
+A question's `meta`, or what its line says beside it, holds the closed-book and, if there is one, the open-book answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,12 @@ from knowgate.files import sha256_text
 from knowgate.labels.grading import Grade, Grader, golds
 from knowgate.labels.session import about, fingerprint_questions, synthetic_setting
 from knowgate.prompts import question_language
-from knowgate.runs import GradedAnswer, LabelRow, RunFolder, settings_hash
+from knowgate.runs import RECORDED, GradedAnswer, LabelRow, RunFolder, settings_hash
 from knowgate.signals import benefit
 from knowgate.types import Question
 
 BATCH = 1000
+Texts = Mapping[str, str]  # by key
 
 
 def import_answers(
@@ -31,37 +32,43 @@ def import_answers(
     closed: str,
     opened: str = "",
     iterative: str = "",
+    beside: Mapping[str, Texts] | None = None,
 ) -> int:
     """Write a run of recorded answers; `closed`, `opened` and `iterative` are keys of the questions' meta.
 
-    iterative: of the answer after several rounds of retrieval.
+    iterative: of the answer after several rounds of retrieval. beside: texts by a question's id, for keys that its meta
+    lacks.
     """
+    texts = [_texts(question, beside or {}) for question in questions]
     for key in (closed, opened, iterative):
-        _check_all_have(questions, key)
+        _check_all_have(questions, texts, key)
     settings = _settings(questions, grader, llm, data)
     with folder.exclusive():
         folder.start(settings, about())
         done = folder.done()
-        waiting = [question for question in questions if question.id not in done]
+        waiting = [pair for pair in zip(questions, texts, strict=True) if pair[0].id not in done]
         for place in range(0, len(waiting), BATCH):
             part = waiting[place : place + BATCH]
             folder.append(_rows(part, grader, closed, opened, iterative), {})
     return len(waiting)
 
 
-def _rows(questions: Sequence[Question], grader: Grader, closed: str, opened: str, iterative: str) -> list[LabelRow]:
-    first = [_answer(question, closed) for question in questions]
+def _rows(
+    asked: Sequence[tuple[Question, Texts]], grader: Grader, closed: str, opened: str, iterative: str
+) -> list[LabelRow]:
+    questions = [question for question, _ in asked]
+    first = [texts[closed] for _, texts in asked]
     rows = [_blank(question, grader) for question in questions]
     verdicts = grader.grade(first, questions)
     rows = [
         replace(row, closed=GradedAnswer(a, correct=g.correct)) for row, a, g in zip(rows, first, verdicts, strict=True)
     ]
     if opened:
-        second = [_answer(question, opened) for question in questions]
+        second = [texts[opened] for _, texts in asked]
         judged = grader.grade(second, questions)
         rows = [_opened(row, text, grade) for row, text, grade in zip(rows, second, judged, strict=True)]
     if iterative:
-        third = [_answer(question, iterative) for question in questions]
+        third = [texts[iterative] for _, texts in asked]
         last = [
             GradedAnswer(text, correct=grade.correct)
             for text, grade in zip(third, grader.grade(third, questions), strict=True)
@@ -75,24 +82,26 @@ def _opened(row: LabelRow, text: str, grade: Grade) -> LabelRow:
     return replace(row, open=GradedAnswer(text, correct=grade.correct), benefit=benefit(known, grade.correct))
 
 
-def _check_all_have(questions: Sequence[Question], key: str) -> None:
+def _texts(question: Question, beside: Mapping[str, Texts]) -> Texts:
+    """Every text recorded with a question; its meta goes first."""
+    within = {key: text for key, text in question.meta.items() if isinstance(text, str)}
+    return {**beside.get(question.id, {}), **within}
+
+
+def _check_all_have(questions: Sequence[Question], texts: Sequence[Texts], key: str) -> None:
     """Before anything is written: an answer that is missing is not the same as an empty one, which is wrong."""
-    without = [question for question in questions if key and not isinstance(question.meta.get(key), str)]
+    without = [place for place, found in enumerate(texts) if key and key not in found]
     if not without:
         return
     first = without[0]
-    known = ", ".join(sorted(name for name, found in first.meta.items() if isinstance(found, str)))
     advice = "Give the name of the key that holds it."
     if len(without) < len(questions):
         advice = "Leave them out of the data, or give them an empty text if the LLM said nothing: that counts as wrong."
     raise BadInput(
-        f"{len(without)} of {len(questions)} questions have no text in meta.{key}, first '{first.id}', which has: "
-        f"{known or 'none'}. {advice}"
+        f"{len(without)} of {len(questions)} questions have no text under '{key}', neither at the top of their line "
+        f"(jsonl:) nor in its meta; first '{questions[first].id}', which has: "
+        f"{', '.join(sorted(texts[first])) or 'none'}. {advice}"
     )
-
-
-def _answer(question: Question, key: str) -> str:
-    return str(question.meta[key])
 
 
 def _blank(question: Question, grader: Grader) -> LabelRow:
@@ -112,7 +121,7 @@ def _settings(questions: Sequence[Question], grader: Grader, llm: str, data: str
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),
         "questions": len(questions),
-        "model": f"recorded:{llm}",
+        "model": f"{RECORDED}{llm}",
         "model_fingerprint": sha256_text("recorded", llm)[:16],
         "prompts_fingerprint": "recorded",
         "retriever": "recorded",

@@ -20,7 +20,7 @@ from knowgate.history import Scope
 from knowgate.pipeline.arbitration import arbitrate, bind_arbiter, hold_back
 from knowgate.pipeline.asked import as_question, batches, check_several
 from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
-from knowgate.pipeline.case import Case, timed, with_total
+from knowgate.pipeline.case import Case, timed
 from knowgate.pipeline.deciding import decide_by, settle
 from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
 from knowgate.pipeline.traffic import TrafficLog, WholeDraft
@@ -262,20 +262,7 @@ class AdaptiveRAG:
         yield from self._go_deeper([case for case in opened if case.steps > 1], speak)
         yield from self._weigh(opened)
         yield from self._answer_closed([case for case in cases if not case.passages], speak)
-        answers = [
-            Answer(
-                case.question,
-                case.text,
-                case.decided,
-                case.passages,
-                with_total(case.seconds),
-                case.reading.draft,
-                case.n_tokens,
-                case.choice,
-                len(cases),
-            )
-            for case in cases
-        ]
+        answers = [case.answer(len(cases)) for case in cases]
         if self.log is not None:
             scope = Scope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
             self.log.take(answers, scope, self.max_tokens)

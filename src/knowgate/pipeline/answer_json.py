@@ -17,6 +17,7 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
         "question": answer.question.text,
         **({"asked": answer.question.meta["asked"]} if "asked" in answer.question.meta else {}),
         "answer": answer.text,
+        **({} if answer.finished else {"finished": False}),
         **decision_record(answer.decision),
         "model": rag.model.name,
         "passages": [_passage_record(passage) for passage in answer.passages],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from knowgate.pipeline.notes import in_words
-from knowgate.types import Choice, Completion, Decision, Note, Passage, Question, Reading
+from knowgate.types import Answer, Choice, Completion, Decision, Note, Passage, Question, Reading
 
 
 @dataclass
@@ -49,6 +49,27 @@ class Case:
     def may_look_further(self) -> bool:
         """Whether another round of retrieval may follow the answer that is made now."""
         return bool(self.passages) and self.rounds < self.steps
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer that is given ended by itself; False: the token limit stopped it."""
+        given = self.reading.draft if self.choice and self.choice.from_memory else self.done
+        return given is None or given.finished
+
+    def answer(self, together: int) -> Answer:
+        """All of it, once the way is gone. together: cases that went it at once."""
+        return Answer(
+            self.question,
+            self.text,
+            self.decided,
+            self.passages,
+            with_total(self.seconds),
+            self.reading.draft,
+            self.n_tokens,
+            self.choice,
+            together,
+            self.finished,
+        )
 
     def take(self, done: Completion) -> None:
         """The answer; tokens of an earlier round of retrieval count too."""

@@ -11,6 +11,8 @@ from knowgate.retrieval import MOST_ROUNDS
 from knowgate.rules import RuleBook
 from knowgate.types import Decision, Gate, Note
 
+FEWEST, MOST = 2, 9  # digits of a need and its threshold in words
+
 
 def decide_by(gate: Gate, threshold: float, cases: Sequence[Case]) -> None:
     """Retrieve above the threshold; what the gate says of it is the reason."""
@@ -64,11 +66,18 @@ def look_up_anyway(why: str, cases: Sequence[Case]) -> None:
 
 
 def _reason(need: float, threshold: float, *why: str) -> str:
+    digits = _digits(need, threshold)
     relation = "above" if need > threshold else "not above"
     said = (
-        f"is {relation} {threshold:.2f}"
+        f"is {relation} {threshold:.{digits}f}"
         if threshold >= 0
         else "counts for nothing: the gate was set to always retrieve"
     )
     because = "; ".join(part for part in why if part)
-    return f"need {need:.2f} {said}" + (f": {because}" if because else "")
+    return f"need {need:.{digits}f} {said}" + (f": {because}" if because else "")
+
+
+def _digits(need: float, threshold: float) -> int:
+    """As many as tell the two apart; two where they are the same."""
+    apart = (digits for digits in range(FEWEST, MOST) if f"{need:.{digits}f}" != f"{threshold:.{digits}f}")
+    return next(apart, FEWEST if need == threshold else MOST)

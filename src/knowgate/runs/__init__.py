@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from knowgate.runs.beliefs import RecordedBeliefs, read_beliefs, write_beliefs
     from knowgate.runs.caveats import AGREEMENT, cautions, count_synthetic, synthetic_words
     from knowgate.runs.given import Run, Runs, open_run, run_paths
-    from knowgate.runs.inside import AGREED
+    from knowgate.runs.inside import AGREED, name_inside
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
     from knowgate.runs.readings import question_of, recorded, recorded_layers
     from knowgate.runs.row_folder import RowFolder, disk_error
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from knowgate.runs.together import check_named_once, names_of
     from knowgate.runs.trial import USUAL_ROUNDS, Trial, load_trial, tell_unfinished
     from knowgate.runs.usefulness import RecordedUse, read_use, write_use
+    from knowgate.runs.whose import RECORDED, use_with_its_own
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "FREQUENCY",
     "GradedAnswer",
     "LabelRow",
+    "RECORDED",
     "RecordedBeliefs",
     "RecordedNeeds",
     "RecordedUse",
@@ -50,6 +52,7 @@ __all__ = [
     "held_out",
     "load_trial",
     "loose_key",
+    "name_inside",
     "names_of",
     "open_run",
     "question_key",
@@ -68,6 +71,7 @@ __all__ = [
     "synthetic_words",
     "tell_unfinished",
     "to_json",
+    "use_with_its_own",
     "write_beliefs",
     "write_needs",
     "write_use",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from knowgate.errors import BadSetting
-from knowgate.gates import folder_of, gate_name, verdict_of
+from knowgate.gates import check_named, folder_of, gate_name, verdict_of
 from knowgate.runs import Runs, run_paths
 from knowgate.thresholds.calibration import Calibration, Target, find_threshold, store
 from knowgate.types import Arbiter, Gate
@@ -50,6 +50,8 @@ def calibrate(
     target = target_of(max_loss, confidence, retrieval_rate, best_accuracy, net)
     weighing = str(arbiter) if isinstance(arbiter, Path) else arbiter
     given = str(gate) if isinstance(gate, Path) else gate
+    if isinstance(given, str):
+        check_named(given)
     folder = folder_of(given)
     if out is not None and folder is None:
         raise BadSetting(

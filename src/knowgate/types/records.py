@@ -268,6 +268,7 @@ class Answer:
 
     draft: what the gate read of the closed-book answer. n_tokens: generated for `text`, its draft included.
     choice: of an answer that was chosen among two by an arbiter.
+    finished: False where the answer was stopped by the token limit.
     together: questions that were answered in the same passes; the seconds of several are shared evenly among them.
     """
 
@@ -280,6 +281,7 @@ class Answer:
     n_tokens: int = 0
     choice: Choice | None = None
     together: int = 1
+    finished: bool = True
 
     @property
     def open_text(self) -> str:

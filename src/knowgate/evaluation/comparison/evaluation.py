@@ -11,7 +11,7 @@ import numpy as np
 
 from knowgate.errors import BadInput, UnknownName
 from knowgate.evaluation.actions import ActionLine
-from knowgate.evaluation.cascade import Cascade
+from knowgate.evaluation.cascade import Cascade, CascadeLine
 from knowgate.evaluation.comparison.gate_results import (
     GateResult,
     as_baseline,
@@ -165,11 +165,13 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _cascade_json(cascade: Cascade) -> dict[str, Any]:
-    lines = [
-        {**asdict(line), "at_rate": {f"{rate:.2f}": value for rate, value in line.at_rate.items()}}
-        for line in cascade.lines
-    ]
+    lines = [_cascade_line(line) for line in cascade.lines]
     return {**asdict(cascade), "lines": lines}
+
+
+def _cascade_line(line: CascadeLine) -> dict[str, Any]:
+    shown = {**asdict(line), "at_rate": {f"{rate:.2f}": value for rate, value in line.at_rate.items()}}
+    return {name: value for name, value in shown.items() if name != "right"}
 
 
 def _gate_json(gate: GateResult) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from knowgate.errors import BadInput, UnknownName
-from knowgate.evaluation.contrast.side import RECOMMENDED, GateSide, Side
+from knowgate.evaluation.contrast.side import BEHIND, RECOMMENDED, GateSide, Side
 from knowgate.statistics import RESAMPLES, Bools, Estimate, Floats, estimate_means
 
 FEWEST = 30  # questions that two sides must share to be paired
@@ -64,7 +64,7 @@ def _fell(change: Change, tolerated: float) -> bool:
 
 
 def hold_against(first: Side, second: Side, watch: Sequence[str] = (), resamples: int = RESAMPLES) -> Contrast:
-    """watch: gates that count; without any, never, always and what each side recommends."""
+    """watch: gates that count; without any, never, always, what each side recommends, all with an arbiter behind."""
     shared = [gate for gate in first.gates if gate in second.gates]
     if not shared:
         raise BadInput(
@@ -77,9 +77,10 @@ def hold_against(first: Side, second: Side, watch: Sequence[str] = (), resamples
     both, needed = _shared(first, second), _needed(first, second)
     pairs = both if len(both[0]) >= needed else ([], [])
     gates = [_gate(gate, first.gates[gate], second.gates[gate], pairs, resamples) for gate in shared]
-    usual = [gate for gate in USUAL if gate in shared]
+    usual = [gate for gate in shared if gate in USUAL or gate.endswith(BEHIND)]
+    named = [gate for gate in shared if gate in watch or gate.removesuffix(BEHIND) in watch]
     return Contrast(
-        first, second, gates, list(watch) or usual, len(pairs[0]),
+        first, second, gates, named or usual, len(pairs[0]),
         [gate for gate in first.gates if gate not in shared], [gate for gate in second.gates if gate not in shared],
         len(both[0]), needed,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from knowgate.errors import BadInput
 from knowgate.evaluation.compare_gates import GateLike, evaluate
 from knowgate.evaluation.comparison.evaluation import Evaluation
 from knowgate.evaluation.comparison.recommend import Recommendation, recommend
-from knowgate.runs import question_key
+from knowgate.runs import RunFolder, name_inside, question_key
 from knowgate.statistics import RESAMPLES, Bools, Estimate, estimate_means
 from knowgate.typed import read_record
 
@@ -22,6 +22,7 @@ SUMMARY, DECISIONS = "summary.json", "decisions.json"
 MEASURES = ("accuracy", "rate", "auroc")
 SIGNS = "01"
 RECOMMENDED = "recommended"  # stands among the gates for what was recommended, at its threshold
+BEHIND = " + arbiter"  # ends the name of a gate that has the arbiter behind it; two sides may have two arbiters
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,10 @@ class GateSide:
 
 @dataclass(frozen=True)
 class Side:
-    """keys: of the questions, by which those of two sides are told to be the same. recommended: in words."""
+    """keys: of the questions, by which those of two sides are told to be the same. recommended: in words.
+
+    arbiter: that behind the gates whose names say so.
+    """
 
     name: str
     model: str
@@ -43,6 +47,7 @@ class Side:
     gates: dict[str, GateSide]
     keys: list[str] = field(default_factory=list, repr=False)
     recommended: str = ""
+    arbiter: str = ""
 
 
 def decisions_json(evaluation: Evaluation, advice: Recommendation) -> dict[str, Any]:
@@ -63,6 +68,11 @@ def read_side(path: Path, gates: Sequence[GateLike], resamples: int = RESAMPLES)
         return _read(folder)
     if not folder.is_dir():
         raise BadInput(f"'{path}' is no folder. Give what `knowgate eval --out DIR` wrote, or a label run.")
+    if not (folder / RunFolder.manifest_name).is_file() and not name_inside(folder, RunFolder.manifest_name):
+        raise BadInput(
+            f"'{path}' is no report (it has no {SUMMARY}) and no label run (no {RunFolder.manifest_name}). Give what "
+            "`knowgate eval --out DIR` wrote, or a label run."
+        )
     evaluation = evaluate(list(gates), folder, resamples=resamples)
     return side_of(evaluation, recommend(evaluation), str(path))
 
@@ -77,10 +87,27 @@ def side_of(evaluation: Evaluation, advice: Recommendation, name: str) -> Side:
         )
         for gate in evaluation.gates
     }
+    gates |= _behind(evaluation)
     if evaluation.trial.open_right is not None:
         gates[RECOMMENDED] = _as_recommended(evaluation, advice)
     keys = [question_key(question) for question in evaluation.trial.questions]
-    return Side(name, str(evaluation.trial.settings["model"]), len(keys), gates, keys, _words(asdict(advice)))
+    arbiter = evaluation.cascade.arbiter if evaluation.cascade else ""
+    model = str(evaluation.trial.settings["model"])
+    return Side(name, model, len(keys), gates, keys, _words(asdict(advice)), arbiter)
+
+
+def _behind(evaluation: Evaluation) -> dict[str, GateSide]:
+    """Every gate with the arbiter behind it, where there is one."""
+    lines = evaluation.cascade.lines if evaluation.cascade else []
+    searched = {line.gate: evaluation.gate(line.gate) for line in lines}
+    return {
+        line.gate + BEHIND: GateSide(
+            {"accuracy": line.accuracy, "rate": Estimate(line.rate)},
+            line.right,
+            searched[line.gate].needs > searched[line.gate].threshold,
+        )
+        for line in lines
+    }
 
 
 def _as_recommended(evaluation: Evaluation, advice: Recommendation) -> GateSide:
@@ -115,6 +142,23 @@ class _Advice:
 
 
 @dataclass(frozen=True)
+class _Line:
+    """Of a gate with the arbiter behind it."""
+
+    gate: str
+    rate: float
+    accuracy: Estimate
+
+
+@dataclass(frozen=True)
+class _Cascade:
+    """Of what a summary says of an arbiter."""
+
+    arbiter: str = ""
+    lines: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
 class _Decisions:
     """Of all questions, gate by gate, in signs."""
 
@@ -130,12 +174,16 @@ def _read(folder: Path) -> Side:
     file = folder / DECISIONS
     decided = read_record(_Decisions, read_json(file), str(file)) if file.is_file() else _Decisions()
     gates = {str(gate.get("gate")): _gate(gate, decided, where) for gate in summary["gates"]}
+    cascade = read_record(_Cascade, summary.get("cascade") or {}, f"{where}: cascade", others=True)
+    lines = [read_record(_Line, line, f"{where}: line of cascade", others=True) for line in cascade.lines]
+    gates |= {line.gate + BEHIND: _gate_behind(line, decided) for line in lines}
     right, searched = (_bools(decided, RECOMMENDED, kind) for kind in ("right", "searched"))
     if right is not None and searched is not None:
         gates[RECOMMENDED] = _from_signs(right, searched)
     advice = read_record(_Advice, summary.get("recommendation") or {}, f"{where}: recommendation", others=True)
     n = len(decided.questions) or int(summary.get("questions", 0))
-    return Side(str(folder), str(summary.get("model")), n, gates, list(decided.questions), _words(asdict(advice)))
+    keys, words = list(decided.questions), _words(asdict(advice))
+    return Side(str(folder), str(summary.get("model")), n, gates, keys, words, cascade.arbiter)
 
 
 def _gate(record: Mapping[str, Any], decided: _Decisions, where: str) -> GateSide:
@@ -146,6 +194,11 @@ def _gate(record: Mapping[str, Any], decided: _Decisions, where: str) -> GateSid
         if measure in record
     }
     return GateSide(measures, *(_bools(decided, name, kind) for kind in ("right", "searched")))
+
+
+def _gate_behind(line: _Line, decided: _Decisions) -> GateSide:
+    measures = {"accuracy": line.accuracy, "rate": Estimate(line.rate)}
+    return GateSide(measures, *(_bools(decided, line.gate + BEHIND, kind) for kind in ("right", "searched")))
 
 
 def _signs(values: Bools) -> str:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from knowgate.errors import UnknownName
 from knowgate.fitting.judges.encoder import EncoderPupil
 from knowgate.fitting.judges.pupils import CausalPupil, Pupil
 from knowgate.gates import (
+    ENCODER_NAMES,
     Judge,
     PairEncoder,
     PairJudge,
@@ -24,6 +26,8 @@ from knowgate.gates import (
     open_judge,
     open_pairs,
 )
+from knowgate.models import load_model
+from knowgate.runs import RECORDED
 from knowgate.statistics import Floats
 
 if TYPE_CHECKING:
@@ -85,4 +89,15 @@ def answer_school(base: str, bits: int = 0) -> School[Any]:
     """Where a judge of answers learns: either kind serves. bits: of a causal base's weights; 0: the usual format."""
     if is_encoder(base):
         return PAIRS
+    _check_known(base)
     return School(functools.partial(_causal, bits=bits), open_judge, {"bits": bits}) if bits else CAUSAL
+
+
+def _check_known(base: str) -> None:
+    """Of a name that is no model's, say what a judge of answers can be made of, encoders as well."""
+    if base.startswith(RECORDED):
+        return
+    try:
+        load_model(base)  # weights are read on first use
+    except UnknownName:
+        raise UnknownName("base", base, [*ENCODER_NAMES, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]) from None

@@ -25,6 +25,7 @@ from knowgate.errors import ArtefactError, BadInput
 from knowgate.files import check_replaceable, new_folder, sha256_text, write_json, write_text
 from knowgate.folders import check_digests, check_folder, file_digests
 from knowgate.gates.fitted.manifest import GateRecord, read_manifest
+from knowgate.runs import use_with_its_own
 
 VERSION = 1
 MANIFEST, WEIGHTS, CARD, SEEN = "gate.json", "weights.safetensors", "README.md", "seen.txt"
@@ -201,6 +202,6 @@ def check_bound(artefact: Artefact, model: str, prompts: str, *, plug_in: bool) 
         raise ArtefactError(
             f"the gate '{artefact.path.name}' was fitted on {made['name']} (model {made['fingerprint']}, prompts "
             f"{artefact.manifest['prompts']}), not on this model ({model}, prompts {prompts}). "
-            f"Use it with its own (--model {made['name']}), fit it on this one, or use it as it is with --plug-in."
+            f"{use_with_its_own(made['name'])}"
         )
     return f"plug-in, fitted on {made['name']}"

@@ -21,6 +21,7 @@ from knowgate.gates.fitted.llama_judge import GgufOptions
 from knowgate.gates.fitted.probability import Floats
 from knowgate.models import load_model
 from knowgate.prompts import packaged
+from knowgate.runs import RECORDED
 from knowgate.statistics import sigmoid
 from knowgate.typed import Between
 from knowgate.types import ModelIdentity
@@ -28,7 +29,6 @@ from knowgate.types import ModelIdentity
 if TYPE_CHECKING:
     from knowgate.models import HFModel, MarkedTokens
 
-RECORDED = "recorded:"  # how the LLM of imported answers is named
 ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"
 ADAPTER_SUFFIXES = (
     ".safetensors",

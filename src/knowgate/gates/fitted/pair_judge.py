@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SMALL, ENCODER = "small", "encoder:"
 PACKAGED = {SMALL: "minilm", "minilm": "minilm", "mpnet": "mpnet"}  # sentence embedders; as judges they get a new head
+ENCODER_NAMES = tuple(PACKAGED)
 KEPT = ("*.json", "*.txt", "*.safetensors")
 LEFT_OUT = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 LONGEST, BATCH = 512, 64

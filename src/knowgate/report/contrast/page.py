@@ -23,7 +23,9 @@ HOW = {
     "and B is then of those questions too. Else the two intervals are added in squares, as of independent samples. "
     "AUROC is never paired",
     "recommended": "each side's recommendation at its threshold; always retrieving where no gate is worth using",
-    "gates that count": "never, always and recommended, or those named with --gate: of many, some change by chance",
+    "+ arbiter": "the gate with each side's arbiter behind it, which chooses between the answers after a search",
+    "gates that count": "never, always, recommended and all with an arbiter behind, or those named with --gate: of "
+    "many, some change by chance",
 }
 
 

@@ -67,11 +67,13 @@ def _auroc(found: Estimate) -> str:
 
 
 def sides(found: Contrast) -> Sheet:
+    behind = [("arbiter", found.first.arbiter or "none", found.second.arbiter or "none")]
     rows = [
         ("folder", found.first.name, found.second.name),
         ("model", found.first.model, found.second.model),
         ("questions", f"{found.first.n:,}", f"{found.second.n:,}"),
         ("recommended", found.first.recommended, found.second.recommended),
+        *(behind if found.first.arbiter or found.second.arbiter else []),
         ("gates only there", ", ".join(found.only_first) or "none", ", ".join(found.only_second) or "none"),
     ]
     return Sheet("What is compared", ("", "A", "B"), tuple(rows))

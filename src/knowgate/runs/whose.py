@@ -1,0 +1,16 @@
+"""Whose answers a run holds, by name: of an LLM that can be loaded, or of one that was recorded elsewhere."""
+
+from __future__ import annotations
+
+RECORDED = "recorded:"  # before the name of the LLM of imported answers; no model can be loaded by such a name
+
+
+def use_with_its_own(name: str) -> str:
+    """What to do where something fitted on one LLM's answers meets another LLM."""
+    if name.startswith(RECORDED):
+        llm = name.removeprefix(RECORDED)
+        return (
+            f"It learned from recorded answers, which name no server: name the LLM with --model (as "
+            f"openai:NAME@URL), and add --plug-in if it is the LLM these answers are of ('{llm}')."
+        )
+    return f"Use it with its own (--model {name}), fit it on this one, or use it as it is with --plug-in."
