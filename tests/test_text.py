@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from knowgate.text import (
     Verdict,
     _spaced,
+    _spaced_with_care,
     chosen_letter,
     contains_tokens,
     gold_letter,
@@ -273,3 +274,18 @@ def test_without_a_gold_letter_no_choice_is_right():
 
 def test_choices_are_lettered_one_a_line_below_the_question():
     assert render_choices(Question("Which?", choices=("x", "y"))) == "Which?\nA. x\nB. y"
+
+
+def test_other_scripts_are_spaced_the_same_way_at_once_and_character_by_character():
+    texts = [
+        "Zürich – 3.5 km",
+        "naïve: e\u0301te\u0301",
+        "\u0301x é",
+        "北京，大学。",
+        "a.b é.c",
+        "٣.٥ é",
+        "é…1.2.",
+        "É\0x",
+    ]
+    for text in texts:
+        assert _spaced(text) == _spaced_with_care(text)

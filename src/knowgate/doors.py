@@ -6,6 +6,7 @@ what the values mean: the records they become are checked where they are made.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import numbers
@@ -63,7 +64,7 @@ def parse_json(text: str, where: str, *, halves: bool = False) -> Any:
     halves: let half characters pass, for a caller who replaces them.
     """
     try:
-        value = json.loads(text, parse_constant=_no_number, parse_int=_whole_number, parse_float=_finite)
+        value = _decoder().decode(text)
     except json.JSONDecodeError as error:
         place = f"{error.msg} at character {error.colno}" + (f" of line {error.lineno}" if error.lineno > 1 else "")
         raise BadInput(f"{where} is not valid JSON: {place}.") from None
@@ -71,7 +72,7 @@ def parse_json(text: str, where: str, *, halves: bool = False) -> Any:
         raise _too_deep(where) from None
     except ValueError as error:
         raise BadInput(f"{where} is not valid JSON: {error}.") from None
-    if HALVES.search(text) or text.count("[") + text.count("{") > DEPTH:  # most rows need no second look
+    if _may_hold_halves(text) or text.count("[") + text.count("{") > DEPTH:  # most rows need no second look
         check_value(value, where, halves=halves)
     return value
 
@@ -158,6 +159,16 @@ def _inside(values: list[Any]) -> Iterator[Any]:
 
 def _too_deep(where: str) -> BadInput:
     return BadInput(f"{where} is nested more than {DEPTH} deep, which is more than is read.")
+
+
+@functools.cache
+def _decoder() -> json.JSONDecoder:
+    """Made once: `json.loads` would make one for every row."""
+    return json.JSONDecoder(parse_constant=_no_number, parse_int=_whole_number, parse_float=_finite)
+
+
+def _may_hold_halves(text: str) -> bool:
+    return not (text.isascii() and "\\u" not in text) and HALVES.search(text) is not None
 
 
 def _no_number(name: str) -> NoReturn:

@@ -22,8 +22,12 @@ REMEMBERED = 20_000  # texts: a gold answer is normalised again for every sample
 CHOSEN = re.compile(r"(?<![A-Za-z])([AI](?!\s+[a-z])|[B-HJ])(?![A-Za-z'])")
 
 
-THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 2,846 is 2846
+# Patterns begin with the character they look for, and look back afterwards: nothing is tried anywhere else.
+THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")  # 2,846 is 2846
 NO_WORD = re.compile(r"[^0-9A-Za-z.]|(?<![0-9])\.|\.(?![0-9])")  # ASCII without letters, digits, decimal points
+MARK = "\0"  # stands for marks: no text keeps it, as it is a control character
+POINT = re.compile(r"\.(?<=\w\.)(?=\w)")  # perhaps a decimal point
+PLAIN = re.compile(r"[0-9a-z.]+")
 SMALL_LETTER = re.compile(r"\s*\(?([a-j])\)?[.:,]?\s*")
 
 
@@ -32,13 +36,22 @@ def normalise(text: str) -> str:
     """NFKC, lower case, punctuation to spaces, articles dropped, spaces collapsed; none between Chinese characters."""
     words = _spaced(THOUSANDS.sub("", unicodedata.normalize("NFKC", text).lower())).split()
     kept = [word for word in words if word not in ARTICLES] or words  # "A" alone is an answer: a letter, a blood type
-    return unicodedata.normalize("NFKC", BETWEEN_CJK.sub("", " ".join(kept)))  # lower() can undo a composed letter
+    joined = " ".join(kept)
+    if joined.isascii():
+        return joined
+    return unicodedata.normalize("NFKC", BETWEEN_CJK.sub("", joined))  # lower() can undo a composed letter
 
 
 def _spaced(text: str) -> str:
     """Spaces for punctuation, symbols and marks that have no letter to stand on."""
-    if text.isascii():
-        return NO_WORD.sub(" ", text)
+    plain = text.translate(SPACES)
+    if POINT.search(text) or MARK in plain:
+        return NO_WORD.sub(" ", text) if text.isascii() else _spaced_with_care(text)
+    return plain
+
+
+def _spaced_with_care(text: str) -> str:
+    """Character by character, where it matters what stands beside one."""
     spaced: list[str] = []
     for place, char in enumerate(text):
         kind = unicodedata.category(char)[0]
@@ -49,14 +62,37 @@ def _spaced(text: str) -> str:
     return "".join(spaced)
 
 
+class _Spaces(dict[int, str]):
+    """For `str.translate`: a character's kind is looked up once."""
+
+    def __missing__(self, code: int) -> str:
+        kind = unicodedata.category(chr(code))[0]
+        self[code] = " " if kind in "PSZC" else MARK if kind == "M" else chr(code)
+        return self[code]
+
+
+SPACES = _Spaces()
+
+
 def tokens(text: str) -> list[str]:
     """Words of the normalised text; each Chinese character is a token of its own."""
-    return CJK.sub(lambda match: f" {match.group()} ", normalise(text)).split()
+    plain = normalise(text)
+    return plain.split() if plain.isascii() else CJK.sub(r" \g<0> ", plain).split()
 
 
 def spaced(text: str) -> str:
     """Its words, each between spaces: one text's run of words is in another's where this one is in that one."""
     return f" {' '.join(tokens(text))} "
+
+
+def landmarks(phrase: str) -> list[str]:
+    """Words that every text with this phrase has in its `skimmed` characters, the longest first; perhaps none."""
+    return sorted({word for word in tokens(phrase) if PLAIN.fullmatch(word)}, key=lambda word: (-len(word), word))
+
+
+def skimmed(text: str) -> str:
+    """The characters of a text as far as `landmarks` need them: a few times faster than its words."""
+    return (text if text.isascii() else unicodedata.normalize("NFKC", text)).lower().replace(",", "")
 
 
 def is_exact(answer: str, golds: Sequence[str]) -> bool:
@@ -83,11 +119,31 @@ def grade_contains(answer: str, question: Question) -> Verdict:
 
     A gold answer whose tokens all stand in the question counts only if the answer is not an echo of it.
     """
-    said = tokens(answer)
-    asked = tokens(question.text)
-    hits = [gold for gold in map(tokens, question.answers) if contains_tokens(said, gold)]
-    trusted = [gold for gold in hits if not set(gold) <= set(asked) or not is_echo(said, asked)]
+    return _contains(answer, question.text, tuple(question.answers))
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _contains(answer: str, asked: str, golds: tuple[str, ...]) -> Verdict:
+    """Remembered: sampled answers to one question are often the same, and its gold answers always are."""
+    said = spaced(answer)
+    hits = [gold for gold in _gold_runs(asked, golds) if gold.run in said]
+    trusted = [gold for gold in hits if not gold.is_in_question or not is_echo(tokens(answer), tokens(asked))]
     return Verdict(correct=bool(trusted), guarded=bool(hits) and not trusted)
+
+
+@dataclass(frozen=True)
+class _GoldRun:
+    """A gold answer as `spaced` has it; is_in_question: all of its words stand there."""
+
+    run: str
+    is_in_question: bool
+
+
+@functools.lru_cache(maxsize=1_024)
+def _gold_runs(asked: str, golds: tuple[str, ...]) -> tuple[_GoldRun, ...]:
+    words = set(tokens(asked))
+    runs = dict.fromkeys(spaced(gold) for gold in golds)
+    return tuple(_GoldRun(run, set(run.split()) <= words) for run in runs if run.strip())
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:

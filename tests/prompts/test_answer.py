@@ -1,8 +1,9 @@
 import pytest
 
 from knowgate.errors import BadSetting
+from knowgate.models.fake import FakeModel
 from knowgate.prompts import TemplateSet
-from knowgate.prompts.answer import AnswerPrompts, evidence
+from knowgate.prompts.answer import AnswerPrompts, evidence, fit_all, fit_passages
 from knowgate.types import Passage, Question
 
 PROMPTS = AnswerPrompts()
@@ -113,3 +114,17 @@ def test_the_wording_with_passages_has_a_fingerprint_of_its_own():
     assert reworded("choice_open") != PROMPTS.open_fingerprint
     assert reworded("choice_closed") == PROMPTS.open_fingerprint
     assert AnswerPrompts(lang="zh").open_fingerprint != PROMPTS.open_fingerprint
+
+
+class Small(FakeModel):
+    """Sees prompts of less than 300 characters."""
+
+    def fits(self, prompts, max_tokens):
+        return [len(prompt.text) < 300 for prompt in prompts]
+
+
+def test_many_questions_get_the_passages_that_each_would_get_alone():
+    found = [SHAKESPEARE, [], [Passage("p", "word " * 30), Passage("q", "word " * 20)]]
+    alone = [fit_passages(Small(), PROMPTS, EN, passages, 8) for passages in found]
+    assert fit_all(Small(), PROMPTS, [EN] * 3, found, 8) == alone
+    assert [len(kept) for kept in alone] == [1, 0, 1]

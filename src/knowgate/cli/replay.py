@@ -76,14 +76,14 @@ def replay_command(
         raise BadSetting("--arm goes with the server's log; other logs hold one gate.")
     else:
         logged = read_run(log, gate, arbiter) if log.is_dir() else read_log(log)
-    marks = _marks(logged, gate)
+    marks = named_thresholds(logged, gate)
     traffic = Traffic(logged.events)
     lines = replay(traffic, [*tried, *marks], prices)
     if as_json:
         print_json(_record(logged, lines, prices, marks))
     else:
         print_sheets([_table(lines, marks, prices)])
-    _explain(logged, traffic)
+    explain_log(logged, traffic)
 
 
 def parse_thresholds(text: str) -> list[float]:
@@ -102,7 +102,7 @@ def parse_thresholds(text: str) -> list[float]:
     return values
 
 
-def _marks(log: Log, gate: str | None) -> dict[float, str]:
+def named_thresholds(log: Log, gate: str | None) -> dict[float, str]:
     """Thresholds with a name: the one the traffic ran with, and the one of --gate."""
     ran = dict.fromkeys(log.thresholds, "as it ran") if len(log.thresholds) == 1 else {}
     if gate is None:
@@ -148,7 +148,7 @@ def _share(share: Share) -> str:
     return "-" if share.value is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
 
 
-def _explain(log: Log, traffic: Traffic) -> None:
+def explain_log(log: Log, traffic: Traffic) -> None:
     """What the numbers rest on."""
     n = len(log.events)
     WORDS.print(f"{n} questions of the gate {', '.join(log.gates)} on {', '.join(log.models)}.")

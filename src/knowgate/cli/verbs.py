@@ -41,6 +41,7 @@ VERBS = {
     "sweep": Verb("knowgate.cli.sweep:app", "Vary one setting over recorded rows.", PROVE),
     "replay": Verb("knowgate.cli.replay:replay_command", "What other thresholds would save on logged traffic.", PROVE),
     "refit": Verb("knowgate.cli.refit:refit", "A gate for what is asked now, from the server's log.", FIT),
+    "cost": Verb("knowgate.cli.cost:cost_command", "What always, never and gated retrieval cost.", PROVE),
     "demo": Verb("knowgate.cli.demo:demo", "What a gate is worth, told in three minutes.", TOOLS),
     "gates": Verb("knowgate.cli.lists:gates", "List the gates.", TOOLS),
     "models": Verb("knowgate.cli.lists:models_app", "List LLM backends and cached weights; fetch weights.", TOOLS),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Spending,
         spend_always,
         spend_gated,
+        spend_never,
     )
     from knowgate.evaluation.contrast.contrast import Change, Contrast, GateContrast, contrast_json, hold_against
     from knowgate.evaluation.contrast.side import DECISIONS, SUMMARY, decisions_json, read_side
@@ -67,6 +68,15 @@ if TYPE_CHECKING:
         assess_with_history,
     )
     from knowgate.evaluation.sweeps import sweep_betas, sweep_plug_in, sweep_thresholds, sweep_transfer, sweep_variants
+    from knowgate.evaluation.traffic.costing import (
+        PER_BILL,
+        Bill,
+        Costing,
+        PriceTable,
+        bill_traffic,
+        break_even_price,
+        read_prices,
+    )
     from knowgate.evaluation.traffic.log import Log, agrees, estimate_tokens, read_log, read_run, shown_bad
     from knowgate.evaluation.traffic.replay import Prices, ThresholdLine, Traffic, TrafficSaving, replay
     from knowgate.evaluation.traffic.served import is_served, read_served, served_questions
@@ -77,10 +87,12 @@ __all__ = [
     "Assessment",
     "Assumed",
     "BARE",
+    "Bill",
     "CASCADE_RATES",
     "CERTAIN",
     "Change",
     "Contrast",
+    "Costing",
     "DECISIONS",
     "EXAMPLE_COUNTS",
     "Evaluation",
@@ -98,10 +110,12 @@ __all__ = [
     "NOT_GIVEN",
     "ORACLE",
     "PER",
+    "PER_BILL",
     "PRICE_SEARCH",
     "PRICE_TOKEN",
     "PassageMeans",
     "Point",
+    "PriceTable",
     "Prices",
     "Promised",
     "RATES",
@@ -131,6 +145,8 @@ __all__ = [
     "assess_gate",
     "assess_with_history",
     "beta_sheets",
+    "bill_traffic",
+    "break_even_price",
     "cascade_sheet",
     "change",
     "compare_rerankers",
@@ -149,6 +165,7 @@ __all__ = [
     "majority_share",
     "prediction_lines",
     "read_log",
+    "read_prices",
     "read_run",
     "read_runs",
     "read_served",
@@ -164,6 +181,7 @@ __all__ = [
     "shown_bad",
     "spend_always",
     "spend_gated",
+    "spend_never",
     "summarise",
     "sweep_betas",
     "sweep_ik",

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from knowgate.labels.imported import import_answers
     from knowgate.labels.kbsat import make_sets
     from knowgate.labels.label_data import label
-    from knowgate.labels.labeller import CANDIDATES, Labeller, Plan, passages_shown
+    from knowgate.labels.labeller import Labeller
     from knowgate.labels.layers import NAMED_LAYERS, named_layers
     from knowgate.labels.logbook import entries_of, scope_of, time_sensitive_entries
     from knowgate.labels.mask import is_mask, says_mask
+    from knowgate.labels.plan import CANDIDATES, Plan, passages_shown
     from knowgate.labels.runner import LocalRunner
     from knowgate.labels.session import Tally, about, fingerprint_questions, label_run
 else:

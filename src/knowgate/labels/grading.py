@@ -103,7 +103,7 @@ def golds(question: Question) -> list[str]:
 
 
 def has_gold(question: Question) -> bool:
-    return bool(golds(question))
+    return any(normalise(answer) for answer in question.answers)
 
 
 def load_grader(name: str, judge: Model | None = None, style: Literal["contains", "implies"] = "implies") -> Grader:

@@ -11,8 +11,9 @@ from knowgate.datasets import Data, data_name, gather_questions
 from knowgate.doors import check_seed, check_whole, check_within, user_path
 from knowgate.errors import BadSetting
 from knowgate.labels.grading import load_grader
-from knowgate.labels.labeller import CANDIDATES, FOUND, Labeller, Plan
+from knowgate.labels.labeller import Labeller
 from knowgate.labels.layers import layer_numbers
+from knowgate.labels.plan import CANDIDATES, FOUND, Plan
 from knowgate.labels.session import Tally, label_run
 from knowgate.models import as_model, check_sampling
 from knowgate.prompts import load_answer_prompts

@@ -5,19 +5,20 @@ Knows models, graders and retrievers by their protocols; not where rows are kept
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from knowgate.errors import BadSetting, DeviceError, KnowgateError, NotOffered, OutOfMemory, ServerError
-from knowgate.labels.grading import Grade, Grader, golds
+from knowgate.labels.grading import Grade, Grader, StringGrader, golds
+from knowgate.labels.library import Evidence, Library, LookedUp, count_cut
 from knowgate.labels.mask import mask_passages
+from knowgate.labels.plan import FOUND, Plan
 from knowgate.labels.rounds import Round, RoundAnswerer
-from knowgate.prompts import AnswerPrompts, fit_passages, self_assessment
-from knowgate.rerank import rerank
+from knowgate.prompts import AnswerPrompts, fit_all, self_assessment
 from knowgate.runs import GradedAnswer, LabelRow, side_of
 from knowgate.signals import (
     ASSESSMENT_LABELS,
@@ -33,57 +34,21 @@ from knowgate.signals import (
     mastery,
     self_assessment_logit,
 )
-from knowgate.text import spaced
 from knowgate.types import (
     Completion,
     Model,
-    Passage,
     Prompt,
     Question,
     Reading,
     Reranker,
+    Result,
     Retriever,
-    Sampling,
     Signal,
     Vector,
     Want,
 )
 
-FOUND = 3  # passages taken from an index, unless the plan says how many
-CANDIDATES = 20  # passages a reranker chooses from, as in `ask`
 NOT_THEIRS = (ServerError, OutOfMemory)  # what is not the questions' fault where all of them fail
-FREQUENCY_CAP = 100  # passages looked at when counting how often an answer occurs in the corpus
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to label. `layers` are indices of the hidden-state tuple; k: passages, None for all of a data set's own.
-
-    seakr: samples whose end states are compared (SeaKR's uncertainty; they are among `samples` where there are enough).
-    open_samples: sampled answers with passages; None for as many as without. mask_samples: with MASK passages.
-    candidates: passages a reranker chooses from; without one, they count for nothing.
-    iterative: also answer after several rounds of retrieval.
-    """
-
-    samples: int = 30
-    temperature: float = 1.0
-    max_tokens: int = 32
-    seed: int = 0
-    layers: tuple[int, ...] = ()
-    mask: bool = False
-    k: int | None = None
-    open_book: bool = True
-    seakr: int = 0
-    open_samples: int | None = None
-    candidates: int = CANDIDATES
-    mask_samples: int = 0
-    iterative: bool = False
-    top_p: float = 1.0
-    top_k: int = 0
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, self.top_k)
 
 
 @dataclass(frozen=True)
@@ -111,6 +76,10 @@ class Labeller:
             raise BadSetting("--iterative looks passages up again and again: give --index DIR, and no --closed-book.")
         if missing:
             raise NotOffered(f"--seakr needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
+
+    @property
+    def library(self) -> Library:
+        return Library(self.plan, self.retriever, self.reranker)
 
     @property
     def seakr_layer(self) -> int | None:
@@ -161,19 +130,33 @@ class Labeller:
     # --- one batch --------------------------------------------------------------------------------
 
     def _batch(self, questions: Sequence[Question]) -> LabelledBatch:
+        """Looking up and grading go on in a thread of their own while the LLM answers."""
         start = time.perf_counter()
-        asked = [self.prompts.closed(question) for question in questions]
-        closed = self._read(asked, self.plan.samples, states=True)
-        vectors = _vectors(closed)
-        rows = [self._blank(question) for question in questions]
-        rows = self._with_sides(rows, questions, "closed", closed)
-        told = self._signals(questions, closed)
+        with ThreadPoolExecutor(1, "knowgate-label") as beside:
+            looking = beside.submit(self.library.look_up, questions)
+            closed = self._read([self.prompts.closed(question) for question in questions], self.plan.samples, True)
+            grading = self._beside(beside, lambda: self._closed(questions, closed))
+            told = self._signals(questions, closed)
+            found, prompts = self._evidence(questions, looking.result())
+            opened = self._read_open(prompts)
+            rows = grading.result()
         rows = [replace(row, signals=signals) for row, signals in zip(rows, told, strict=True)]
-        rows = self._open(rows, questions)
+        rows = self._open(rows, questions, found, opened)
         share = (time.perf_counter() - start) / len(questions)
-        return LabelledBatch([replace(_compared(row), seconds=share) for row in rows], vectors)
+        return LabelledBatch([replace(_compared(row), seconds=share) for row in rows], _vectors(closed))
 
-    def _read(self, prompts: Sequence[Prompt], samples: int, *, states: bool = False) -> list[Reading]:
+    def _beside(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
+        """Grading by strings goes into the other thread; a judge may be the very LLM that is answering."""
+        if isinstance(self.grader, StringGrader):
+            return thread.submit(work)
+        done: Future[Result] = Future()
+        done.set_result(work())
+        return done
+
+    def _closed(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[LabelRow]:
+        return self._with_sides([self._blank(question) for question in questions], questions, "closed", closed)
+
+    def _read(self, prompts: Sequence[Prompt], samples: int, states: bool = False) -> list[Reading]:
         plan = self.plan
         seakr = plan.seakr if states else 0
         want = Want(
@@ -217,16 +200,37 @@ class Labeller:
 
     # --- open book --------------------------------------------------------------------------------
 
-    def _open(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
-        rows = [self._with_passages(row, *found) for row, found in zip(rows, self._passages(questions), strict=True)]
+    def _evidence(self, questions: Sequence[Question], looked_up: LookedUp) -> tuple[list[Evidence], list[Prompt]]:
+        """The passages that fit the window, and the prompts of the questions that have any."""
+        found = self.library.rank(questions, looked_up.passages)
+        fitting = fit_all(self.model, self.prompts, questions, found, self.plan.max_tokens)
+        given = [
+            Evidence(kept, count_cut(passages, kept), frequency)
+            for kept, passages, frequency in zip(fitting, found, looked_up.frequencies, strict=True)
+        ]
+        pairs = zip(questions, given, strict=True)
+        return given, [self.prompts.open(question, one.passages) for question, one in pairs if one.passages]
+
+    def _read_open(self, prompts: Sequence[Prompt]) -> list[Reading]:
+        samples = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
+        return self._read(prompts, samples) if prompts else []
+
+    def _open(
+        self,
+        rows: list[LabelRow],
+        questions: Sequence[Question],
+        found: Sequence[Evidence],
+        opened: Sequence[Reading],
+    ) -> list[LabelRow]:
+        rows = [
+            replace(row, passages=one.passages, cut=one.cut, answer_frequency=one.frequency)
+            for row, one in zip(rows, found, strict=True)
+        ]
         having = [place for place, row in enumerate(rows) if row.passages]
         if not having:
             return rows
-        some = [rows[place] for place in having]
         asked = [questions[place] for place in having]
-        prompts = [self.prompts.open(question, row.passages) for question, row in zip(asked, some, strict=True)]
-        samples = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
-        some = self._with_sides(some, asked, "open", self._read(prompts, samples))
+        some = self._with_sides([rows[place] for place in having], asked, "open", opened)
         if self.plan.mask:
             some = self._with_mask(some, asked)
         if self.plan.iterative:
@@ -234,50 +238,6 @@ class Labeller:
         for place, row in zip(having, some, strict=True):
             rows[place] = row
         return rows
-
-    def _passages(self, questions: Sequence[Question]) -> list[tuple[list[Passage], int, int | None]]:
-        """Passages that fit the window, how many were cut, and how often an answer occurs in the corpus."""
-        found = self._find(questions)
-        frequencies = self._frequencies(questions)
-        results = []
-        for question, passages, frequency in zip(questions, found, frequencies, strict=True):
-            kept = fit_passages(self.model, self.prompts, question, passages, self.plan.max_tokens)
-            shortened = sum(a.text != b.text for a, b in zip(kept, passages, strict=False))
-            results.append((list(kept), len(passages) - len(kept) + shortened, frequency))
-        return results
-
-    def _find(self, questions: Sequence[Question]) -> list[list[Passage]]:
-        if not self.plan.open_book:
-            return [[] for _ in questions]
-        queries = [question.text for question in questions]
-        if self.retriever is not None:
-            return self._search(queries)
-        if self.reranker is None:
-            return [list(question.contexts[: self.plan.k]) for question in questions]
-        found = [list(question.contexts[: self.plan.candidates]) for question in questions]
-        return rerank(self.reranker, queries, found, self.plan.k or FOUND)
-
-    def _search(self, queries: Sequence[str]) -> list[list[Passage]]:
-        """What the index has for any words, in the order the reranker wants where there is one."""
-        k = self.plan.k or FOUND
-        if self.retriever is None or self.reranker is None:
-            return self.retriever.search(list(queries), k) if self.retriever else []
-        found = self.retriever.search(list(queries), self.plan.candidates)
-        return rerank(self.reranker, list(queries), found, k)
-
-    def _frequencies(self, questions: Sequence[Question]) -> list[int | None]:
-        """Passages that hold a gold answer, up to a cap: what is rare in the corpus is long-tail knowledge."""
-        if self.retriever is None or self.retriever.name == "http" or not self.plan.open_book:
-            return [None for _ in questions]
-        first = [golds(question)[0] if golds(question) else "" for question in questions]
-        found = self.retriever.search([gold or "?" for gold in first], FREQUENCY_CAP)
-        return [
-            sum(_is_in(spaced(gold), _words_of(passage.text)) for passage in passages) if gold else None
-            for gold, passages in zip(first, found, strict=True)
-        ]
-
-    def _with_passages(self, row: LabelRow, passages: list[Passage], cut: int, frequency: int | None) -> LabelRow:
-        return replace(row, passages=tuple(passages), cut=cut, answer_frequency=frequency)
 
     def _with_mask(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
         masked = [mask_passages(row.passages, row.answers) for row in rows]
@@ -295,7 +255,7 @@ class Labeller:
             for row, question in zip(rows, questions, strict=True)
         ]
         tokens, k = self.plan.max_tokens, self.plan.k or FOUND
-        RoundAnswerer(self.model, self.prompts, self._search, k, tokens).go_on(rounds)
+        RoundAnswerer(self.model, self.prompts, self.library.search, k, tokens).go_on(rounds)
         rows = self._with_sides(rows, questions, "iterative", [Reading(draft=one.answer) for one in rounds])
         return [replace(row, rounds=one.taken) for row, one in zip(rows, rounds, strict=True)]
 
@@ -366,20 +326,5 @@ def _halved(block: Vector) -> Vector:
     return block.astype(np.float16) if fits else block
 
 
-@functools.lru_cache(maxsize=32_768)
-def _words_of(passage: str) -> str:
-    """Kept, because questions about one corpus find the same passages, and so do the next run's."""
-    return spaced(passage)
-
-
-def _is_in(words: str, passage: str) -> bool:
-    return bool(words.strip()) and words in passage
-
-
 def _count(reading: Reading) -> int:
     return (reading.draft.n_tokens if reading.draft else 0) + sum(sample.n_tokens for sample in reading.samples)
-
-
-def passages_shown(k: int | None, retriever: str | None) -> int | None:
-    """How many passages the LLM was shown in a run with this k and retriever fingerprint; None: the data's own, all."""
-    return FOUND if k is None and retriever is not None else k

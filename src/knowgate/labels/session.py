@@ -12,7 +12,8 @@ from importlib import metadata
 from typing import Any
 
 from knowgate.files import sha256_text
-from knowgate.labels.labeller import Labeller, passages_shown
+from knowgate.labels.labeller import Labeller
+from knowgate.labels.plan import passages_shown
 from knowgate.labels.runner import LocalRunner
 from knowgate.runs import LabelRow, RunFolder, disk_error, settings_hash
 from knowgate.types import Question, Runner

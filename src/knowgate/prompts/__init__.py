@@ -23,7 +23,7 @@ from knowgate.prompts.fences import fence
 from knowgate.types import Question
 
 if TYPE_CHECKING:
-    from knowgate.prompts.answer import AnswerPrompts, evidence, fit_passages, load_answer_prompts
+    from knowgate.prompts.answer import AnswerPrompts, evidence, fit_all, fit_passages, load_answer_prompts
     from knowgate.prompts.assess import self_assessment
     from knowgate.prompts.condense import Exchange, condense_prompt, leans_on_before
     from knowgate.prompts.judge import ik_text, kbm_text
@@ -44,6 +44,7 @@ __all__ = [
     "condense_prompt",
     "detect_language",
     "evidence",
+    "fit_all",
     "fit_passages",
     "ik_text",
     "kbm_text",

@@ -86,3 +86,19 @@ def fit_passages(
         else:
             kept.pop()
     return tuple(kept)
+
+
+def fit_all(
+    model: Model,
+    prompts: AnswerPrompts,
+    questions: Sequence[Question],
+    passages: Sequence[Sequence[Passage]],
+    max_tokens: int,
+) -> list[tuple[Passage, ...]]:
+    """`fit_passages` for many questions: the model is asked once about all, and again only where it must be less."""
+    asked = [prompts.open(question, found) for question, found in zip(questions, passages, strict=True)]
+    fit = model.fits(asked, max_tokens)
+    return [
+        tuple(found) if fits or not found else fit_passages(model, prompts, question, found, max_tokens)
+        for question, found, fits in zip(questions, passages, fit, strict=True)
+    ]

@@ -11,6 +11,7 @@ from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Retriever
 
 if TYPE_CHECKING:
+    from knowgate.retrieval.counting import count_holding
     from knowgate.retrieval.in_turn import Placed, passages_in_turn
     from knowgate.retrieval.index import IndexReport, build_index
     from knowgate.retrieval.rounds import MOST_ROUNDS, follow_up, has_new, merged
@@ -24,6 +25,7 @@ __all__ = [
     "RETRIEVERS",
     "as_retriever",
     "build_index",
+    "count_holding",
     "follow_up",
     "has_new",
     "load_retriever",

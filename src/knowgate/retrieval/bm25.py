@@ -19,11 +19,13 @@ import numpy as np
 from knowgate.doors import read_json
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import sha256_text
-from knowgate.nearest import best_rows
+from knowgate.nearest import Hits
 from knowgate.retrieval.arrays import SCANNED, read_array
+from knowgate.retrieval.counting import has_all
 from knowgate.retrieval.ranking import check_k
-from knowgate.retrieval.store import indexed_text
+from knowgate.retrieval.store import PassageStore, indexed_text
 from knowgate.retrieval.tokens import Tokenizer, can_stem
+from knowgate.text import skimmed
 from knowgate.typed import AtLeastZero, read_record
 from knowgate.types import Passage
 
@@ -54,15 +56,28 @@ class Bm25Retriever:
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[Passage]:
+        hits = self._hits(query, k)
+        found = zip(hits.rows, hits.scores, strict=True)
+        return [replace(self._passages[int(row)], score=float(score)) for row, score in found]
+
+    def texts_with(self, query: str, k: int, words: Sequence[str]) -> list[str]:
+        """Texts of the k best passages that may hold words (see `counting`)."""
+        check_k(k)
+        rows = [int(row) for row in self._hits(query, k).rows]
+        if isinstance(self._passages, PassageStore):  # its lines can be looked at unread
+            return [self._passages.text(row) for row in rows if has_all(skimmed(self._passages.line(row)), words)]
+        return [self._passages[row].text for row in rows]
+
+    def _hits(self, query: str, k: int) -> Hits:
         terms = self._matrix.get_tokens_ids(self._tokenizer(query))
         if not terms:
-            return []
+            return Hits(np.zeros(0, np.intp), np.zeros(0, np.float32))
         try:
             scores = self._matrix.get_scores(terms)
         except (IndexError, ValueError) as error:
             raise BrokenIndex(f"the BM25 part of the index is damaged ({error}). Build the index anew.") from None
-        rows = [int(row) for row in best_rows(scores, k) if scores[row] > 0]
-        return [replace(self._passages[row], score=float(scores[row])) for row in rows]
+        rows = np.flatnonzero(scores > 0)  # most passages share no word: only the others are ranked
+        return Hits(rows, scores[rows]).best(k)
 
 
 def build_matrix(passages: Iterable[Passage], tokenizer: Tokenizer) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import mmap
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -18,7 +18,7 @@ from knowgate.doors import check_regular, parse_json
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.retrieval.arrays import read_array
 from knowgate.typed import read_record
-from knowgate.types import Passage
+from knowgate.types import Passage, Result
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
 
@@ -57,7 +57,7 @@ class PassageStore(Sequence[Passage]):
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._offsets = read_array(folder / OFFSETS, kind=np.integer, axes=1)
+        self._offsets = np.asarray(read_array(folder / OFFSETS, kind=np.integer, axes=1))  # a memmap's items are slow
         check_regular(folder / PASSAGES)
         with (folder / PASSAGES).open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -79,10 +79,21 @@ class PassageStore(Sequence[Passage]):
             raise IndexError(row)
         return self._read(row % len(self))
 
+    def line(self, row: int) -> str:
+        """A passage as it stands in the file, title and all: for whoever only looks for a word."""
+        return self._data[int(self._offsets[row]) : int(self._offsets[row + 1])].decode(errors="replace")
+
+    def text(self, row: int) -> str:
+        """The text alone, unchecked but for being one."""
+        record = self._whole(row, lambda line: parse_json(line, "it"))
+        return str(record["text"]) if isinstance(record, dict) and "text" in record else self._read(row).text
+
     def _read(self, row: int) -> Passage:
+        return self._whole(row, lambda line: read_record(Passage, parse_json(line, "it"), "it"))
+
+    def _whole(self, row: int, read: Callable[[str], Result]) -> Result:
         try:
-            line = self._data[int(self._offsets[row]) : int(self._offsets[row + 1])].decode()
-            return read_record(Passage, parse_json(line, "it"), "it")
+            return read(self._data[int(self._offsets[row]) : int(self._offsets[row + 1])].decode())
         except (BadInput, UnicodeDecodeError):
             raise BrokenIndex(
                 f"passage {row} of the index '{self._folder}' is damaged. "

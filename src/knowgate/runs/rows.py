@@ -6,9 +6,10 @@ Knows JSON and the types; not how rows come about.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from knowgate.errors import ArtefactError, BadInput
 from knowgate.typed import AtLeastZero, Between, Share, read_record
@@ -79,26 +80,48 @@ def to_json(row: LabelRow) -> dict[str, Any]:
 
 
 def _compact(value: Any) -> Any:
-    if isinstance(value, Token):
+    """By type, not by asking what it is an instance of: rows are many, and hold hundreds of values each."""
+    kind = type(value)
+    if kind in _AS_IT_IS:
+        return value
+    if kind is float:
+        return round(value, 6)
+    if kind is Token:
         return [value.text, _round(value.logprob), _round(value.entropy), _round(value.margin)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        items = ((item, getattr(value, item.name)) for item in dataclasses.fields(value))
-        return {item.name: _compact(found) for item, found in items if not _is_default(item, found)}
+    if kind is tuple or kind is list:
+        return [_compact(found) for found in value]
+    if dataclasses.is_dataclass(kind):
+        return _record(value)
     if isinstance(value, Mapping):
         return {key: _compact(found) for key, found in value.items()}
-    if isinstance(value, list | tuple):
-        return [_compact(found) for found in value]
-    return _round(value) if isinstance(value, float) else value
+    return round(value, 6) if isinstance(value, float) else value
+
+
+_AS_IT_IS = frozenset({str, int, bool, type(None)})
+
+
+def _record(value: Any) -> dict[str, Any]:
+    found = ((name, getattr(value, name), default) for name, default in _defaults(cast(Any, type(value))))
+    return {name: _compact(kept) for name, kept, default in found if not _is_default(kept, default)}
+
+
+@functools.cache
+def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The fields of a record, each with its default."""
+    return tuple((item.name, _default(item)) for item in dataclasses.fields(kind))
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Of the same type, too: 0.0 is not the 0 of a count. Mappings that are empty are alike, whatever they are."""
+    return value is default or (value == default and (type(value) is type(default) or isinstance(value, Mapping)))
 
 
 def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
-
-
-def _is_default(item: dataclasses.Field[Any], value: Any) -> bool:
-    if item.default_factory is not dataclasses.MISSING:
-        return bool(value == item.default_factory())
-    return item.default is not dataclasses.MISSING and value == item.default and type(value) is type(item.default)
 
 
 def from_json(record: Mapping[str, Any], where: str) -> LabelRow:

@@ -101,7 +101,10 @@ class Embedder(Protocol):
 
 
 class Retriever(Protocol):
-    """Finds passages. `fingerprint` names the corpus and the way of searching."""
+    """Finds passages. `fingerprint` names the corpus and the way of searching.
+
+    One call at a time, but not always from the thread that made it: labelling looks up while the LLM answers.
+    """
 
     @property
     def name(self) -> str: ...

@@ -7,12 +7,13 @@ them, else left out. How long a search takes and what it costs are assumptions, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from knowgate.errors import BadSetting
 from knowgate.evaluation.comparison.gate_results import GateResult
+from knowgate.evaluation.traffic.costing import break_even_price
 from knowgate.evaluation.traffic.log import estimate_tokens
 from knowgate.runs import Trial
 from knowgate.statistics import Bools, Floats
@@ -49,6 +50,11 @@ class Spending:
     def money(self, assumed: Assumed) -> float:
         return self.searches * assumed.price_search + ((self.read or 0.0) + self.written) * assumed.price_token
 
+    def break_even(self, always: Spending, assumed: Assumed) -> float | None:
+        """The price of a search above which this is cheaper than always retrieving."""
+        free = replace(assumed, price_search=0.0)
+        return break_even_price(always.money(free), self.money(free), always.searches - self.searches)
+
     def seconds(self, assumed: Assumed) -> float:
         """Of searching and deciding; the answer itself is not in it."""
         return self.searches * assumed.search_seconds + (self.decision or 0.0)
@@ -56,6 +62,11 @@ class Spending:
 
 def spend_always(trial: Trial) -> Spending:
     return Spending(1.0, _mean(passage_tokens(trial)), float(_opened(trial).mean()))
+
+
+def spend_never(trial: Trial) -> Spending:
+    """Every question from memory, with no gate."""
+    return spend_gated(trial, np.ones(len(trial.rows), dtype=bool), None)
 
 
 def spend_gated(trial: Trial, skips: Bools, gate: GateResult | None) -> Spending:

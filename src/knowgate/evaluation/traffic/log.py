@@ -1,4 +1,5 @@
-"""Logged traffic read into events: lines of `knowgate ask --json` or `decide --json`, or a label run scored by a gate.
+"""Logged traffic read into events: lines of `knowgate ask --json` or `decide --json`, the decisions of a server, or a
+label run scored by a gate.
 
 A line that cannot be used is counted, with the number of the first of its kind; it is never guessed at.
 """
@@ -17,15 +18,17 @@ import numpy as np
 from knowgate.arbiters import arbiter_folder, arbitrate
 from knowgate.doors import parse_json
 from knowgate.errors import BadInput, BadSetting
+from knowgate.evaluation.traffic.decisions import is_decisions, read_decisions
 from knowgate.evaluation.traffic.replay import Cost, Event
 from knowgate.files import read_lines
 from knowgate.gates import GateScores, is_artefact, load_gate, read_artefact, score_gate
-from knowgate.runs import LabelRow, Trial, load_trial
+from knowgate.runs import LabelRow, RunFolder, Trial, load_trial
 from knowgate.text import CJK, contains_tokens, tokens
 from knowgate.thresholds import usable
 
 CHARACTERS = 4  # of Latin text to a token, roughly; a Chinese character is about one
 READING = ("read", "gate")  # stages of the pipeline that come before the decision
+ANSWERING = ("answer",)  # those in which the LLM answers after it
 
 
 @dataclass
@@ -49,10 +52,10 @@ class Log:
 def read_log(path: Path) -> Log:
     """The usable lines of a log of one gate and one model."""
     log = Log(path)
-    for number, line in read_lines(path):
+    for number, line in read_decisions(path) if is_decisions(path) else read_lines(path):
         try:
             record = _parsed(line)
-            if "skipped" in record:  # an empty line of what was asked
+            if "skipped" in record or record.get("gated") is False:  # an empty line; a request that was let through
                 continue
             log.events.append(event_of(record))
         except ValueError as error:
@@ -121,13 +124,19 @@ def event_of(record: Mapping[str, Any]) -> Event:
     asked = counts.get("closed_prompt", estimate_tokens(question))
     drafted, written = counts.get("draft", math.nan), counts.get("answer", estimate_tokens(_text(record, "answer")))
     shown = counts.get("open_prompt", asked + sum(map(estimate_tokens, passages)))
-    whole = Cost(0.0, 0.0, 0.0) if "draft" in record else Cost()  # the gate had read the whole closed-book answer
+    whole = Cost(0.0, 0.0, 0.0, 0.0) if "draft" in record else Cost()  # the gate had read the whole closed-book answer
+    answering = sum(seconds.get(stage, 0.0) for stage in ANSWERING) if seconds else math.nan
+    if retrieved:
+        alone = Cost(reading, asked, drafted, reading) if "draft" in record else Cost(prompt=asked)
+    else:
+        alone = Cost(reading + rest, asked, written, reading + answering)
     return Event(
         float(need),
         retrieved,
-        read=Cost(reading, asked if drafted else 0.0, drafted),
-        closed=whole if retrieved else Cost(rest, 0.0 if drafted else asked, _left(written, drafted)),
-        opened=Cost(rest, shown, written) if retrieved else Cost(),
+        read=Cost(reading, asked if drafted else 0.0, drafted, reading),
+        closed=whole if retrieved else Cost(rest, 0.0 if drafted else asked, _left(written, drafted), answering),
+        opened=Cost(rest, shown, written, answering) if retrieved else Cost(),
+        alone=alone,
         loses=_loses(record, shown=bool(passages)),
     )
 
@@ -198,9 +207,10 @@ def read_run(path: Path, gate: str | None, arbiter: str | None = None) -> Log:
         raise BadInput(f"the gate '{gate}' was fitted on every question of '{path}': replay others.")
     scored = score_gate(trial, gate)
     drafted = np.minimum(trial.closed_tokens(), _draft_limit(trial, gate, scored)) + scored.extra_tokens
+    pace = _pace(path)
     given = trial.always_right if arbiter is None else arbitrate(trial, arbiter).right
     events = [
-        _graded(row, float(need), float(read), None if trial.open_right is None else bool(opened and not closed))
+        _graded(row, float(need), float(read), None if trial.open_right is None else bool(opened and not closed), pace)
         for row, need, read, closed, opened in zip(
             trial.rows, scored.needs, drafted, trial.closed_right, given, strict=True
         )
@@ -217,14 +227,23 @@ def _draft_limit(trial: Trial, gate: str, scored: GateScores) -> float:
     return float(load_gate(gate).want.draft_tokens)
 
 
-def _graded(row: LabelRow, need: float, drafted: float, loses: bool | None) -> Event:
+def _pace(path: Path) -> float:
+    """Seconds that the LLM took for a token when the run was labelled, many questions at a time."""
+    rate = RunFolder(path).manifest().get("totals", {}).get("tokens_per_second")
+    return 1 / rate if rate else math.nan
+
+
+def _graded(row: LabelRow, need: float, drafted: float, loses: bool | None, pace: float) -> Event:
     asked = estimate_tokens(row.question)
     closed, opened = (float(len(side.tokens or ())) if side else math.nan for side in (row.closed, row.open))
     shown = asked + sum(estimate_tokens(f"{one.title} {one.text}") for one in row.passages)
     return Event(
         need,
-        read=Cost(prompt=asked if drafted else 0.0, completion=drafted),
-        closed=Cost(prompt=0.0 if drafted else asked, completion=_left(closed, drafted)),
-        opened=Cost(prompt=shown if row.passages else math.nan, completion=opened),
+        read=Cost(prompt=asked if drafted else 0.0, completion=drafted, gpu=drafted * pace),
+        closed=Cost(
+            prompt=0.0 if drafted else asked, completion=_left(closed, drafted), gpu=_left(closed, drafted) * pace
+        ),
+        opened=Cost(prompt=shown if row.passages else math.nan, completion=opened, gpu=opened * pace),
         loses=loses,
+        alone=Cost(prompt=asked, completion=closed, gpu=closed * pace),
     )

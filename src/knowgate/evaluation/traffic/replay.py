@@ -20,18 +20,21 @@ from knowgate.statistics import Share, wilson
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-MEASURES = ("seconds", "prompt", "completion")
+MEASURES = ("seconds", "prompt", "completion", "gpu")
 WAYS = ("read", "closed", "opened")
+ALONE = "alone"
+HOUR = 3_600  # seconds
 UNKNOWN = math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds, tokens read and tokens written; NaN where a log does not say."""
+    """Seconds, tokens read and tokens written, seconds of the LLM alone; NaN where a log does not say."""
 
     seconds: float = UNKNOWN
     prompt: float = UNKNOWN
     completion: float = UNKNOWN
+    gpu: float = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +52,31 @@ class Event:
     closed: Cost = field(default_factory=Cost)
     opened: Cost = field(default_factory=Cost)
     loses: bool | None = None
+    alone: Cost = field(default_factory=Cost)  # the closed-book answer where there is no gate at all
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Of one search, one token read and one token written, in any currency."""
+    """Of one search, one token read, one token written and an hour of the LLM's GPU, in any currency."""
 
     retrieval: float = 0.0
     input_token: float = 0.0
     output_token: float = 0.0
+    gpu_hour: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in (
             ("retrieval", self.retrieval),
             ("input-token", self.input_token),
             ("output-token", self.output_token),
+            ("gpu-hour", self.gpu_hour),
         ):
             if not (math.isfinite(value) and value >= 0):
                 raise BadSetting(f"--price-{name} is {value}; a price is a number, 0 or more.")
 
     @property
     def are_given(self) -> bool:
-        return bool(self.retrieval or self.input_token or self.output_token)
+        return self != Prices()
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class Traffic:
         """way -> measure -> per question, NaN where it is not on record."""
         return {
             way: {name: np.array([getattr(getattr(event, way), name) for event in self.events]) for name in MEASURES}
-            for way in WAYS
+            for way in (*WAYS, ALONE)
         }
 
     @cached_property
@@ -163,6 +169,7 @@ def _line(traffic: Traffic, threshold: float, prices: Prices) -> ThresholdLine:
             (retrievals, prices.retrieval),
             (saved["prompt"], prices.input_token),
             (saved["completion"], prices.output_token),
+            (saved["gpu"], prices.gpu_hour / HOUR),
         ),
     }
     risks = {name: _risk((needs <= threshold) & loses) for name, (needs, loses) in traffic.checks.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from knowgate.models.hf.batches import Work, limits_of, run_alone, run_batched
 from knowgate.models.hf.prefix import Prefixes
 from knowgate.models.turns import as_text
 from knowgate.types import Prompt, Result
+
+KEPT_PROMPTS = 4_096  # whose tokens are kept, four bytes each: two portions of a run
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,25 @@ class LocalModel:
         return list(self.loaded.tokenizer.encode(text, add_special_tokens=special))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of the whole input, in the chat template where there is one."""
+        """Token ids of the whole input, in the chat template where there is one.
+
+        Those of the last prompts are kept: a prompt that was seen to fit the window is read next.
+        """
+        return self._encoded(prompt).tolist()
+
+    @functools.cached_property
+    def _encoded(self) -> Callable[[Prompt], array[int]]:
+        return functools.lru_cache(maxsize=KEPT_PROMPTS)(lambda prompt: array("i", self._encode_anew(prompt)))
+
+    def _encode_anew(self, prompt: Prompt) -> list[int]:
         chat = not prompt.raw and bool(self.loaded.tokenizer.chat_template)
         text = self.render(prompt.text) if chat else prompt.text
         return self.tokenise(text, special=not chat)
+
+    @functools.cached_property
+    def token_text(self) -> Callable[[int], str]:
+        """What a token stands for by itself, looked up once."""
+        return functools.cache(lambda token: str(self.loaded.tokenizer.decode([token])))
 
     def check_length(self, n_tokens: int, room: int) -> None:
         if n_tokens + room > self.window:

@@ -155,7 +155,8 @@ class HFModel(LocalModel, Backend):
         stream = hf_stream.prefill(
             self.loaded.model, batch, self.pad, self.loaded.device, kept, self.prefixes, states_only=states_only
         )
-        before = [{names[x]: _vector(stream.hidden[x][i]) for x in layers} for i in range(len(places))]
+        blocks = {x: _vector(stream.hidden[x]) for x in layers}  # off the device in one piece
+        before = [{names[x]: blocks[x][i].copy() for x in layers} for i in range(len(places))]
         samples, states = self._sample(stream, [prompts[place] for place in places], want, ends)
         rows = [Row() for _ in places]
         alive = hf_stream.draft(stream, rows, want.draft_tokens, self.stop, layers if want.after_draft else ())
@@ -236,8 +237,7 @@ class HFModel(LocalModel, Backend):
         tokens = None
         if measured:
             tokens = tuple(
-                Token(str(tokenizer.decode([step.token])), step.logprob, step.entropy, step.margin)
-                for step in row.steps
+                Token(self.token_text(step.token), step.logprob, step.entropy, step.margin) for step in row.steps
             )
         return Completion(text, tokens, row.finished, len(row.tokens))
 

@@ -86,8 +86,8 @@ def _spending(said: Verdict, policy: Policy, assumed: Assumed) -> str:
     intro = (
         f"Of {policy.name}. Searches and generated tokens are counted in the rows; a search is taken to cost "
         f"{assumed.price_search:g} and {assumed.search_seconds:g} s, a million tokens {1e6 * assumed.price_token:g}"
-        f"{' (US dollars)' if assumed == Assumed() else ''}: set --price-search, --price-token and --search-seconds "
-        "to yours."
+        f"{' (US dollars)' if assumed == Assumed() else ''}: set --price-search, --price-token and --search-seconds to "
+        f"yours. {_break_even(said, assumed)}".rstrip()
     )
     remarks = []
     if said.always.read is None:
@@ -98,24 +98,36 @@ def _spending(said: Verdict, policy: Policy, assumed: Assumed) -> str:
 
 
 def _spent(said: Verdict, assumed: Assumed) -> Sheet:
-    always, gated = said.always, said.gated
-    money = [PER * spent.money(assumed) for spent in (always, gated)]
+    ways = (said.always, said.never, said.gated)
+    money = [spent.money(assumed) for spent in ways]
+    money.append(money[0] - money[-1])
     rows = (
-        _row("searches", PER * always.searches, PER * gated.searches),
-        _row("tokens of passages, estimated", _times(always.read), _times(gated.read)),
-        _row("tokens generated, drafts included", PER * always.written, PER * gated.written),
-        ("money", *(money_words(amount, assumed) for amount in (*money, money[0] - money[1]))),
-        _row(
-            "seconds a question, searching and deciding", always.seconds(assumed), gated.seconds(assumed), show="{:.3f}"
-        ),
+        _row("searches", *(PER * spent.searches for spent in ways)),
+        _row("tokens of passages, estimated", *(_times(spent.read) for spent in ways)),
+        _row("tokens generated, drafts included", *(PER * spent.written for spent in ways)),
+        ("money", *(money_words(PER * amount, assumed) for amount in money)),
+        ("money for 1,000 questions", *(money_words(1_000 * amount, assumed) for amount in money)),
+        _row("seconds a question, searching and deciding", *(spent.seconds(assumed) for spent in ways), show="{:.3f}"),
     )
-    return Sheet(f"On {PER:,} questions", ("", "always retrieve", "with the gate", "saved"), rows)
+    return Sheet(f"On {PER:,} questions", ("", "always retrieve", "never", "with the gate", "the gate saves"), rows)
 
 
-def _row(name: str, always: float | None, gated: float | None, *, show: str = "{:,.0f}") -> tuple[str, ...]:
-    if always is None or gated is None:
-        return (name, NOTHING, NOTHING, NOTHING)
-    return (name, *(show.format(value) for value in (always, gated, always - gated)))
+def _break_even(said: Verdict, assumed: Assumed) -> str:
+    """From which price of a search on the gate is cheaper than always retrieving."""
+    price = said.gated.break_even(said.always, assumed)
+    if price is None:
+        return ""
+    if price == 0:
+        return "It is cheaper than always retrieving whatever a search costs."
+    return f"It is cheaper than always retrieving where a search costs more than {price:.3g}."
+
+
+def _row(name: str, *amounts: float | None, show: str = "{:,.0f}") -> tuple[str, ...]:
+    """always, never and gated, and what is saved between the first and the last."""
+    known = [amount for amount in amounts if amount is not None]
+    if len(known) < len(amounts):
+        return (name, *[NOTHING] * (len(amounts) + 1))
+    return (name, *(show.format(value) for value in (*known, known[0] - known[-1])))
 
 
 def _times(tokens: float | None) -> float | None:

@@ -16,6 +16,7 @@ from knowgate.evaluation import (
     recommend,
     spend_always,
     spend_gated,
+    spend_never,
 )
 from knowgate.gates import far_words
 from knowgate.report.comparison.reasons import no_headline, why_not
@@ -42,6 +43,7 @@ class Verdict:
     tiles: list[Tile]
     always: Spending
     gated: Spending
+    never: Spending
     note: str = ""
 
     @property
@@ -55,18 +57,18 @@ class Verdict:
 
 def verdict(evaluation: Evaluation, assumed: Assumed, max_loss: float) -> Verdict:
     advice = recommend(evaluation, max_loss)
-    always = spend_always(evaluation.trial)
+    always, never = spend_always(evaluation.trial), spend_never(evaluation.trial)
     gated = _spent(evaluation, advice) if advice.gate else always
     behind = _arbiter(evaluation, advice)
     if not advice.is_worth_it:
         reasons = [*why_not(advice, evaluation), *behind]
         reasons += [_costs(always, assumed)] if evaluation.trial.open_right is not None else []
-        return Verdict(advice, no_headline(advice, evaluation), reasons, [], always, gated)
+        return Verdict(advice, no_headline(advice, evaluation), reasons, [], always, gated, never)
     told = [_skips(advice), *([advice.guarantee] if advice.guarantee else []), _measured(advice)]
     told += [*behind, *([far] if (far := _far(advice, evaluation)) else [])]
     return Verdict(
         advice, _headline(advice), [*told, _saves(always, gated, assumed)], _tiles(advice, always, gated, assumed),
-        always, gated, "" if advice.guarantee else _aimed(advice),
+        always, gated, never, "" if advice.guarantee else _aimed(advice),
     )  # fmt: skip
 
 

@@ -1,0 +1,64 @@
+"""`knowgate cost`: the bill of 1,000 questions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.hand_gate import varied_rows, write_gate, write_rows
+
+
+@pytest.fixture
+def log(call, docs, tmp_path):
+    asked = "\n".join(f"question {number} of the vault" for number in range(30))
+    printed = call("ask", "--model", "fake", "--gate", "logprob:mean", "--docs", docs, "--json", stdin=asked.encode())
+    (tmp_path / "log.jsonl").write_text(printed.out)
+    return tmp_path / "log.jsonl"
+
+
+def test_a_log_is_billed_at_the_threshold_it_ran_with(call, log):
+    outcome = call("cost", log, "--price-search", "0.01")
+    retrieved = sum(json.loads(line)["retrieve"] for line in log.read_text().splitlines())
+    lines = outcome.out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["always", "never", "gated"]
+    assert lines[1].split()[1] == "10"  # 1,000 searches for a cent each
+    assert float(lines[3].split()[3]) == pytest.approx(10 * retrieved / 30, rel=1e-3)
+    assert "The gate saves" in outcome.err
+
+
+def test_prices_of_a_file_can_be_overridden(call, log, tmp_path):
+    (tmp_path / "prices.toml").write_text("search = 0.01\noutput_token = 1e-6\n")
+    found = json.loads(call("cost", log, "--prices", "prices.toml", "--price-search", "0.02", "--json").out)
+    assert (found["prices"]["retrieval"], found["prices"]["output_token"]) == (0.02, 1e-6)
+
+
+def test_without_prices_those_assumed_are_called_assumed(call, log):
+    assert "Prices are assumed" in call("cost", log).err
+
+
+def test_a_label_run_says_how_many_answers_are_lost(call, tmp_path):
+    write_gate(tmp_path / "gate", threshold=0.35)
+    write_rows(tmp_path / "run", varied_rows(100))
+    found = json.loads(call("cost", "run", "--gate", "gate", "--json").out)
+    assert found["threshold"] == 0.35
+    assert found["per_question"]["always"]["lost"]["hits"] == 0
+    assert found["per_question"]["never"]["lost"]["hits"] > 0
+
+
+def test_a_threshold_can_be_given_and_must_be_one(call, log):
+    assert json.loads(call("cost", log, "--threshold", "0", "--json").out)["threshold"] == 0
+    refused = call("cost", log, "--threshold", "2")
+    assert (refused.code, "between 0 and 1" in refused.err) == (1, True)
+
+
+def test_a_price_below_nothing_is_refused(call, log):
+    refused = call("cost", log, "--price-gpu-hour", "-1")
+    assert (refused.code, "--price-gpu-hour is -1" in refused.err) == (1, True)
+
+
+def test_what_is_missing_is_named_with_the_option_that_leaves_it_out(call, tmp_path):
+    printed = call("decide", "a", "b", "--model", "fake", "--json")
+    (tmp_path / "log.jsonl").write_text(printed.out)
+    said = call("cost", "log.jsonl", "--price-search", "0.01", "--price-output-token", "1e-6").err
+    assert "Leave it out of them: --price-output-token 0" in said

@@ -1,0 +1,61 @@
+"""Counting passages that hold a phrase: the same as taking every found passage apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from knowgate.retrieval import build_index, count_holding, load_retriever
+from knowgate.retrieval.bm25 import Bm25Retriever
+from knowgate.text import landmarks, skimmed, spaced
+from knowgate.types import Passage
+
+TEXTS = [
+    "The tower has 2,846 steps.",
+    "2846 pupils went to the TOWER, they say.",
+    "A towering height of 3.5 metres.",
+    "Café Ｔｏｗｅｒ is full-width.",
+    "北京大学 has a tower, too.",
+    "Nothing of the kind.",
+]
+PHRASES = ["tower", "the tower", "2846", "2,846 steps", "3.5", "5", "北京", "café tower", "height", "?", "absent"]
+
+
+class Plain:
+    """Finds everything for everybody."""
+
+    name, fingerprint = "plain", "1"
+
+    def search(self, queries, k):
+        return [[Passage(str(i), text) for i, text in enumerate(TEXTS)][:k] for _ in queries]
+
+
+def by_hand(phrase):
+    return sum(bool(spaced(phrase).strip()) and spaced(phrase) in spaced(text) for text in TEXTS)
+
+
+def test_passages_that_hold_a_phrase_are_counted_as_by_taking_each_apart():
+    assert count_holding(Plain(), PHRASES, 100) == [by_hand(phrase) for phrase in PHRASES]
+    assert by_hand("tower") == 4
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_an_index_folder_counts_what_it_finds_without_reading_the_rest(tmp_path, phrase):
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(TEXTS):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text, encoding="utf-8")
+    build_index(tmp_path / "texts", tmp_path / "index")
+    index = load_retriever(str(tmp_path / "index"))
+    found = [passage.text for passage in index.search([phrase], 100)[0]]
+    held = sum(bool(spaced(phrase).strip()) and spaced(phrase) in spaced(text) for text in found)
+    assert count_holding(index, [phrase], 100) == [held]
+
+
+def test_no_more_passages_are_counted_than_are_looked_at():
+    shelf = Bm25Retriever.from_passages([Passage(str(i), f"tower number {i}") for i in range(9)])
+    assert count_holding(shelf, ["tower"], 4) == [4]
+
+
+def test_landmarks_are_the_plain_words_of_a_phrase_longest_first():
+    assert landmarks("The Tower of 2,846 bricklayers") == ["bricklayers", "tower", "2846", "of"]
+    assert landmarks("北京") == []
+    assert landmarks("1,000,000")[0] in skimmed("It cost 1,000,000 crowns.")
