@@ -9,7 +9,7 @@ import sqlite3
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation import Prices, Traffic, bill_traffic, break_even_price, read_log, read_prices
+from knowgate.evaluation import Prices, Traffic, bill_traffic, break_even_price, read_prices, read_served
 from knowgate.evaluation.traffic.replay import Cost, Event
 
 # Four questions; the gate drafts 2 tokens of each. Retrieved: 100 tokens read, 5 written; from memory: 10 and 5.
@@ -96,7 +96,7 @@ def test_decisions_that_a_server_kept_are_traffic(tmp_path):
     one = {"need": 0.8, "retrieve": True, "threshold": 0.5, "gate": "skr", "gated": True}
     let_through = {"gated": False, "why_not": "no question"}
     decisions(tmp_path / "d.sqlite", enumerate([one, {**one, "need": 0.1, "retrieve": False}, let_through]))
-    log = read_log(tmp_path / "d.sqlite")
+    log = read_served(tmp_path / "d.sqlite")
     assert ([event.need for event in log.events], dict(log.thresholds)) == ([0.8, 0.1], {0.5: 2})
     assert math.isnan(log.events[0].opened.prompt)
 
@@ -106,5 +106,5 @@ def test_another_database_is_refused_in_a_sentence(tmp_path):
     file.execute("CREATE TABLE other (x)")
     file.commit()
     file.close()
-    with pytest.raises(BadInput, match="no file of decisions"):
-        read_log(tmp_path / "d.sqlite")
+    with pytest.raises(BadInput, match="holds no decisions"):
+        read_served(tmp_path / "d.sqlite")

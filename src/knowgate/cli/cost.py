@@ -10,7 +10,7 @@ import typer
 
 from knowgate.cli.console import WORDS, print_json
 from knowgate.cli.paths import path
-from knowgate.cli.replay import explain_log, named_thresholds
+from knowgate.cli.replay import explain_log, named_thresholds, read_traffic
 from knowgate.cli.tables import print_sheets
 from knowgate.display import NOTHING, Sheet
 from knowgate.doors import check_within
@@ -26,9 +26,7 @@ from knowgate.evaluation import (
     PriceTable,
     Traffic,
     bill_traffic,
-    read_log,
     read_prices,
-    read_run,
 )
 
 ASSUMED = PriceTable(PRICE_SEARCH, PRICE_TOKEN, PRICE_TOKEN)
@@ -67,7 +65,7 @@ def cost_command(
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
     given = _prices(prices, price_search, price_input_token, price_output_token, price_gpu_hour)
-    logged = read_run(log, gate) if log.is_dir() else read_log(log)
+    logged = read_traffic(log, gate)
     traffic = Traffic(logged.events)
     costing = bill_traffic(traffic, _threshold(logged, gate, threshold), (given or ASSUMED).prices)
     if as_json:

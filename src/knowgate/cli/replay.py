@@ -70,12 +70,7 @@ def replay_command(
     tried = parse_thresholds(thresholds)
     if arbiter is not None and not log.is_dir():
         raise BadSetting("--arbiter goes with a label run; the lines of a log hold the answers that were given.")
-    if is_served(log):
-        logged = read_served(log, arm)
-    elif arm is not None:
-        raise BadSetting("--arm goes with the server's log; other logs hold one gate.")
-    else:
-        logged = read_run(log, gate, arbiter) if log.is_dir() else read_log(log)
+    logged = read_traffic(log, gate, arbiter, arm)
     marks = named_thresholds(logged, gate)
     traffic = Traffic(logged.events)
     lines = replay(traffic, [*tried, *marks], prices)
@@ -100,6 +95,15 @@ def parse_thresholds(text: str) -> list[float]:
     if not values or not all(0 <= value <= 1 for value in values):
         raise BadSetting(f"--thresholds is '{text}'; write 0.1..0.9, or numbers between 0 and 1 as 0.25,0.5.")
     return values
+
+
+def read_traffic(log: Path, gate: str | None, arbiter: str | None = None, arm: str | None = None) -> Log:
+    """Lines of `ask --json`, the server's log, or a label run."""
+    if is_served(log):
+        return read_served(log, arm)
+    if arm is not None:
+        raise BadSetting("--arm goes with the server's log; other logs hold one gate.")
+    return read_run(log, gate, arbiter) if log.is_dir() else read_log(log)
 
 
 def named_thresholds(log: Log, gate: str | None) -> dict[float, str]:

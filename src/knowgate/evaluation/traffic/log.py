@@ -1,5 +1,4 @@
-"""Logged traffic read into events: lines of `knowgate ask --json` or `decide --json`, the decisions of a server, or a
-label run scored by a gate.
+"""Logged traffic read into events: lines of `knowgate ask --json` or `decide --json`, or a label run scored by a gate.
 
 A line that cannot be used is counted, with the number of the first of its kind; it is never guessed at.
 """
@@ -18,7 +17,6 @@ import numpy as np
 from knowgate.arbiters import arbiter_folder, arbitrate
 from knowgate.doors import parse_json
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.traffic.decisions import is_decisions, read_decisions
 from knowgate.evaluation.traffic.replay import Cost, Event
 from knowgate.files import read_lines
 from knowgate.gates import GateScores, is_artefact, load_gate, read_artefact, score_gate
@@ -52,10 +50,10 @@ class Log:
 def read_log(path: Path) -> Log:
     """The usable lines of a log of one gate and one model."""
     log = Log(path)
-    for number, line in read_decisions(path) if is_decisions(path) else read_lines(path):
+    for number, line in read_lines(path):
         try:
             record = _parsed(line)
-            if "skipped" in record or record.get("gated") is False:  # an empty line; a request that was let through
+            if "skipped" in record:  # an empty line
                 continue
             log.events.append(event_of(record))
         except ValueError as error:

@@ -91,6 +91,9 @@ def _rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
 def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: dict[str, int]) -> bool:
     if arm is not None and record.get("arm", "a") != arm:
         return False
+    if record.get("gated") is False:
+        _count(left_out, "passed on without a decision")
+        return False
     if set(record.get("degraded") or ()) - {"alarm"}:
         _count(left_out, "decided without the gate, which failed")
         return False
