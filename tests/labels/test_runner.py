@@ -8,7 +8,6 @@ from knowgate.labels.runner import LocalRunner
 @pytest.mark.parametrize(
     ("seconds", "sizes"),
     [
-        (0.1, [4, 64, 100, 32]),  # next to nothing: sixteen times as many
         (1.0, [4, 16, 64, 100, 16]),  # under a quarter of ten seconds: four times as many, up to the largest
         (5.0, [4, 8, 16, 32, 64, 76]),  # under ten: twice as many
         (20.0, [4] * 50),  # longer: no more

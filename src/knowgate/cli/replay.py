@@ -102,7 +102,7 @@ def read_traffic(log: Path, gate: str | None, arbiter: str | None = None, arm: s
     if is_served(log):
         return read_served(log, arm)
     if arm is not None:
-        raise BadSetting("--arm goes with the server's log; other logs hold one gate.")
+        raise BadSetting("--arm goes with the server's log, other logs hold one gate: leave it away.")
     return read_run(log, gate, arbiter) if log.is_dir() else read_log(log)
 
 

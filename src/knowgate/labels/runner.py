@@ -16,8 +16,8 @@ from knowgate.types import Question, Result
 class LocalRunner:
     """Starts with `first` questions and takes more while a batch takes less than `seconds`, up to `largest`.
 
-    Twice as many, four times where it took less than a quarter, sixteen times where it took next to nothing: a GPU
-    takes as long for four questions as for hundreds. So rows appear soon on a slow machine, and a fast one is busy.
+    Twice as many, four times where it took less than a quarter: a GPU takes as long for four questions as for hundreds.
+    So rows appear soon on a slow machine, and a fast one is kept busy.
     """
 
     first: int = 4
@@ -31,7 +31,6 @@ class LocalRunner:
             start = time.perf_counter()
             yield work(batch)
             place += len(batch)
-            size = min(self.largest, size * self._growth(time.perf_counter() - start))
-
-    def _growth(self, took: float) -> int:
-        return next((factor for factor in (16, 4) if took < self.seconds / factor), 2 if took < self.seconds else 1)
+            took = time.perf_counter() - start
+            if took < self.seconds:
+                size = min(self.largest, size * (4 if took < self.seconds / 4 else 2))
