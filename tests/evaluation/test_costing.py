@@ -101,6 +101,22 @@ def test_decisions_that_a_server_kept_are_traffic(tmp_path):
     assert math.isnan(log.events[0].opened.prompt)
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    ["null", "[1]", '{"need": 0.', '{"retrieve": true}', '{"need": NaN, "retrieve": true, "threshold": 1, "gate": "g"}',
+     '{"need": "x", "retrieve": true, "threshold": 0.5, "gate": "skr"}',
+     '{"retrieve": true, "threshold": 1, "gate": "g"}',
+     '{"need": 1, "retrieve": true, "threshold": 0.5, "gate": "skr", "milliseconds": {"total": "long"}}'],
+)  # fmt: skip
+def test_a_damaged_decision_is_left_out_and_counted(tmp_path, damaged):
+    one = {"need": 0.8, "retrieve": True, "threshold": 0.5, "gate": "skr", "gated": True}
+    decisions(tmp_path / "d.sqlite", [(0, one)])
+    with sqlite3.connect(tmp_path / "d.sqlite") as file:
+        file.execute("INSERT INTO decisions VALUES ('x', 1, NULL, ?)", (damaged,))
+    log = read_served(tmp_path / "d.sqlite")
+    assert (len(log.events), log.left_out) == (1, {"that cannot be read": 1})
+
+
 def test_another_database_is_refused_in_a_sentence(tmp_path):
     file = sqlite3.connect(tmp_path / "d.sqlite")
     file.execute("CREATE TABLE other (x)")

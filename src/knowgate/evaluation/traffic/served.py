@@ -5,19 +5,20 @@ Knows the tables; writes nothing into them. A decision that was made without the
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from knowgate.doors import check_regular
+from knowgate.doors import check_regular, parse_json
 from knowgate.errors import BadInput
 from knowgate.evaluation.traffic.log import Log
 from knowgate.evaluation.traffic.replay import Cost, Event
+from knowgate.typed import read_record
 from knowgate.types import Question
 
 MAGIC = b"SQLite format 3\0"
@@ -39,9 +40,9 @@ def is_served(path: Path) -> bool:
 
 def read_served(path: Path, arm: str | None = None) -> Log:
     """The decisions of one gate: those of an arm, or of the gate that made most of them."""
-    rows = [(id, json.loads(record)) for id, record in _rows(path, DECISIONS)]
     log = Log(path)
-    usable = [(id, record) for id, record in rows if _is_usable(record, arm, log.left_out)]
+    rows = ((id, _record(text, log.left_out)) for id, text in _rows(path, DECISIONS))
+    usable = [(id, record) for id, record in rows if record and _is_usable(record, arm, log.left_out)]
     common = Counter((str(record["gate"]), record["threshold"]) for _, record in usable).most_common(1)
     compared: dict[str, list[tuple[str, float]]] = {}
     for decision, kind, lost in _rows(path, COMPARED):
@@ -55,7 +56,11 @@ def read_served(path: Path, arm: str | None = None) -> Log:
         log.models[str(record.get("model", "?"))] += 1
         log.thresholds[float(record["threshold"])] += 1
     if not log.events:
-        raise BadInput(f"there is no decision of a gate in {path}. Let the server decide some, or name another --arm.")
+        others = ", ".join(f"{count} {why}" for why, count in log.left_out.items())
+        left_out = f" (left out: {others})" if others else ""
+        raise BadInput(
+            f"there is no decision of a gate in {path}{left_out}. Let the server decide some, or name another --arm."
+        )
     return log
 
 
@@ -86,6 +91,35 @@ def _rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
                 yield from file.execute(query)
     except sqlite3.Error as error:
         raise BadInput(f"{path} cannot be read as a log of the server: {error}.") from None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a record must say to be of use; of a request that was passed on, nothing."""
+
+    retrieve: bool
+    gate: str
+    threshold: float
+    need: float | None = None
+    rule: str | None = None
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def _record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
+    """The record of a decision; nothing, and counted, where it says something else."""
+    try:
+        record = parse_json(str(text), "the record")
+        if not isinstance(record, dict):
+            raise BadInput("the record is no object.")
+        if record.get("gated") is False:
+            return record
+        told = read_record(Decided, record, "the record", others=True)
+        if told.need is None and not told.rule:
+            raise BadInput("the record has no need.")
+    except BadInput:
+        _count(left_out, "that cannot be read")
+        return {}
+    return record
 
 
 def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: dict[str, int]) -> bool:
