@@ -7,12 +7,13 @@ committed under `benchmarks/runs` is made of them by (runs/LLM: a folder there)
 
     python -m benchmarks.record WORK/full runs/LLM --gate WORK/uar --pack WORK/boundary-test --printed WORK/out
 
-CBDR's own tables are made by `benchmarks/cbdr.py`.
+--plug-into FOLDER: full runs of another LLM (its WORK/full, or runs of `import-answers`) about which the judges of this
+one decide too (KBM's Table 4). CBDR's own tables are made by `benchmarks/cbdr.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +63,8 @@ class Plan:
     bench: Path
     work: Path
     samples: int
-    small: str
     most: int
+    plug_into: Sequence[Path] = ()
 
     def at(self, *parts: str) -> str:
         return str(self.work.joinpath(*parts))
@@ -80,6 +81,7 @@ class Plan:
             yield from self.labels(name)
         yield from self.boundary()
         yield from self.judges()
+        yield from self.plugged()
         yield from self.ablations()
         yield from self.logs()
         yield from self.self_assessment()
@@ -152,6 +154,14 @@ class Plan:
         words += ["--second-look", self.at("kbm-seen"), "--record", "--no-html", "--out", self.at("out", "second-look")]
         yield Step("second-look", words, self.work / "out" / "second-look", "second-look.txt")
 
+    def plugged(self) -> Iterator[Step]:
+        """KBM's judges decide for another LLM, whose answers are on record."""
+        judges = ",".join(self.at(called) for called in JUDGES if called.startswith("kbm"))
+        for folder in self.plug_into:
+            for run in sorted(folder.glob("*-test")):
+                words = ["eval", "--labels", str(run), "--gates", judges, "--plug-in", "--drop-seen", "--record"]
+                yield Step(f"plug-in-{run.name}", [*words, "--resamples", "0"])
+
     def ablations(self) -> Iterator[Step]:
         """IK by draft tokens and by training size, on answers in free form."""
         words = [
@@ -201,23 +211,20 @@ class Plan:
         yield Step("log-latency", words, shown="latency.md")
 
     def self_assessment(self) -> Iterator[Step]:
-        """KB-SAT of both LLMs: 1,500 questions, as many known as unknown ones among those kept."""
-        for name, model in (("llm", self.model), ("small", self.small)):
-            sat = self.at(f"kbsat-{name}.jsonl")
-            words = ["label", "--data", "bench:triviaqa_ctx/test", "--limit", self.few(1_500), "--model", model, *DRAWN]
-            words += ["--closed-book", "--layers", "none", "--kb-sat", sat, "--out", self.at(f"kbsat-{name}")]
-            yield Step(f"sat-label-{name}", words)
-            for kind in ("", ".swapped", ".rare"):
-                words = ["eval-self", "--data", f"jsonl:{self.at(f'kbsat-{name}{kind}.jsonl')}", "--model", model]
-                words += ["--words", WORDS, "--judge", "self", "--json"]
-                words += ["--history", self.at("log.db")] if name == "llm" else []
-                yield Step(f"sat-eval-{name}{kind}", words, shown=f"kbsat-{name}{kind}.jsonl")
+        """KB-SAT: 1,500 questions, as many known as unknown ones among those kept; UAR beside it."""
+        words = ["label", "--data", "bench:triviaqa_ctx/test", "--limit", self.few(1_500), "--model", self.model]
+        words += [*DRAWN, "--closed-book", "--layers", "none", "--kb-sat", self.at("kbsat.jsonl")]
+        yield Step("sat-label", [*words, "--out", self.at("kbsat")])
+        for kind in ("", ".swapped", ".rare"):
+            words = ["eval-self", "--data", f"jsonl:{self.at(f'kbsat{kind}.jsonl')}", "--model", self.model]
+            words += ["--words", WORDS, "--judge", "self", "--history", self.at("log.db"), "--gates", self.at("uar")]
+            yield Step(f"sat-eval{kind}", [*words, "--json"], shown=f"kbsat{kind}.jsonl")
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--samples", type=int, default=30, help="closed-book samples of each question")
-    parser.add_argument("--small", default="smollm", help="the other LLM of the self-assessment")
+    parser.add_argument("--plug-into", type=Path, nargs="*", default=[], help="full runs of other LLMs to decide about")
     parser.add_argument("--most", type=int, default=100_000, help="questions of any run, at most; to try the plan out")
     options = vars(parser.parse_args())
     only, shows = options.pop("only"), options.pop("print")

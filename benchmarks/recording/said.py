@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables.names import recorded_name
+from benchmarks.tables.names import of_another, recorded_name
 
 
 def said_already(run: Path) -> list[Any]:
     """Needs recorded in the run. Paths of folders and logs are not kept."""
     from knowgate.runs import read_needs
 
-    return [replace(one, gate=recorded_name(one.gate)) for one in read_needs(run)]
+    return [replace(one, gate=recorded_name(one.gate) + of_another(one.about)) for one in read_needs(run)]
 
 
 def asked_needs(files: Sequence[Path], run: str) -> list[Any]:

@@ -21,6 +21,8 @@ SHOWN = {
     "skr:mode=vote": "skr, vote",
 }
 OWN = ", own verdict"
+PLUGGED = "plug-in, fitted on "  # what a gate says of itself that decides for another LLM than its own
+ANOTHER = ", of "
 VERDICTS = ("kbm", "ik", "probe, balanced")  # gates whose raw verdict is the paper's; IK over text has none
 
 
@@ -34,6 +36,11 @@ def recorded_name(spec: str) -> str:
         return SHOWN.get(name, name) if kind == "skr" else name
     called = ",".join([Path(head).name, *rest])
     return called.replace(",verdict=own", OWN)
+
+
+def of_another(about: str) -> str:
+    """', of LLM' for a gate that was fitted on another LLM; it may have a sister fitted on this one."""
+    return f"{ANOTHER}{Path(about.removeprefix(PLUGGED)).name}" if about.startswith(PLUGGED) else ""
 
 
 def shown(gate: str) -> str:
