@@ -190,7 +190,7 @@ class Plan:
             "--data",
             "bench:triviaqa_ctx/train",
             "--limit",
-            "4460",
+            self.few(4_460),
             "--model",
             self.model,
             "--closed-book",
