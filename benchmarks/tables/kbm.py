@@ -1,4 +1,4 @@
-"""KBM: the paper's Tables 1 to 3, Figures 3, 6 and 8 beside ours."""
+"""KBM: the paper's Tables 1 to 4, Figures 3, 6 and 8 beside ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tables.common import CHOICE, FRESH, OPEN, QWEN, RUNS, Rows, at_threshold, decided, table, trial_of
-from benchmarks.tables.names import OWN, is_main, shown
+from benchmarks.tables.kbm_plugged import plugged_section
+from benchmarks.tables.names import ANOTHER, OWN, is_main, shown
 from benchmarks.tables.operating import ceiling_cell
 
 PAPER = {  # Table 1: LLM only, all RAG, mastery, certainty, prompt: accuracy (retrieval rate) / random as often
@@ -48,6 +49,7 @@ def kbm_section() -> Iterator[str]:
     yield "\n" + _why(trials)
     yield from _fresh()
     yield from _long_tail(trials)
+    yield from plugged_section()
     yield from _second_looks(trials)
     yield from _boundary()
 
@@ -69,7 +71,7 @@ def _pair(name: str, trial: Any) -> Rows:
 
 def judge_of(trial: Any, head: str) -> str | None:
     """The gate on record that is KBM's judge of this head, by its own verdict where that is known."""
-    names = [name for name in trial.recorded if name.startswith("kbm")]
+    names = [name for name in trial.recorded if name.startswith("kbm") and ANOTHER not in name]
     names = [name for name in names if ("certainty" in name) == (head == "certainty")]
     return next((name for name in names if name.endswith(OWN)), next(iter(names), None))
 
