@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from knowgate.errors import BadInput, BadSetting, UnknownName
+from knowgate.errors import BadInput, BadSetting, OutOfMemory, UnknownName
 from knowgate.fitting.judges.answer import answer_training
 from knowgate.fitting.judges.checkpoint import forget_training, training_folder
 from knowgate.fitting.judges.ik import fit_ik, fit_ik_judge
@@ -223,6 +223,35 @@ def test_an_update_whose_gradient_is_no_number_is_skipped_and_counted(tmp_path):
     assert trained.state.skipped == 1
     assert math.isfinite(float(pupil.weight.detach()))
     assert "1 updates were skipped: their gradients were no numbers" in trained.notes()
+
+
+class Narrow(Sum):
+    """A pupil on a GPU with room for so many examples at once."""
+
+    def __init__(self, most):
+        super().__init__([1.0] * 99)
+        self.most = most
+
+    def loss(self, lessons):
+        if len(lessons) > self.most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().loss(lessons)
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_what_a_gpu_has_no_room_for_is_learnt_in_smaller_portions(tmp_path, most):
+    pupil, how = Narrow(most), JudgeTraining(batch=8, epochs=1, rate=1e-3)
+    train_judge(pupil, plain(16), [], how, tmp_path / "w", lambda step: None)
+    assert max(map(len, pupil.looks)) <= most
+    assert sum(map(len, pupil.looks)) == 16
+    wide = Narrow(8)
+    train_judge(wide, plain(16), [], how, tmp_path / "wide", lambda step: None)
+    assert float(pupil.weight.detach()) == pytest.approx(float(wide.weight.detach()))
+
+
+def test_a_gpu_without_room_for_one_example_is_said(tmp_path):
+    with pytest.raises(OutOfMemory, match="to train on a single example: end other programs"):
+        train_judge(Narrow(0), plain(4), [], JudgeTraining(batch=4), tmp_path / "w", lambda step: None)
 
 
 def test_a_training_that_skips_most_updates_is_refused(tmp_path):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from knowgate.models.gguf_writing import GgufKind, check_writable, write_gguf
     from knowgate.models.hf.labels import head_logits, label_ids, read_labels
     from knowgate.models.hf.load import explained, quiet
+    from knowgate.models.hf.memory import is_pressure
     from knowgate.models.hf.model import HFModel
     from knowgate.models.hf.quantised import check_bits
     from knowgate.models.llamacpp import LlamaCpp
@@ -56,6 +57,7 @@ __all__ = [
     "find_key",
     "gguf_behind",
     "head_logits",
+    "is_pressure",
     "label_ids",
     "load_model",
     "quiet",

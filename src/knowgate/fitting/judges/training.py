@@ -1,7 +1,7 @@
 """Teaching a pupil from lessons: order, updates, looks at the dev split, early stop, going on after an interruption.
 
 Knows lessons and losses; not what is asked, nor what kind of model learns. An update whose gradients are no numbers is
-skipped and counted.
+skipped and counted; one that a GPU has no room for is done in smaller portions, which comes to the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput, BadSetting, OutOfMemory
 from knowgate.files import new_folder, sha256_text
 from knowgate.fitting.judges.checkpoint import BEST, DevLook, Leg, TrainingState, begun, keep, note_end, restore
 from knowgate.fitting.judges.lessons import Lesson
@@ -26,6 +26,10 @@ from knowgate.statistics import auroc
 CLIP = 1.0  # longest gradient
 MOST_SKIPPED = 0.5  # of the updates of a leg; a training that skips more does not learn
 DEV_BATCH = 32
+NO_ROOM = (
+    "not enough GPU memory to train on a single example: end other programs that use the GPU, use a smaller base, or "
+    "hold it in fewer bits (--bits 4). What was finished is kept: the same command goes on from there."
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class _Run:
     training: JudgeTraining
     work: Path
     watch: Watch
+    portions: list[int] = field(default_factory=list)  # examples at once; the last one is what fits
 
     def train(self, lessons: Sequence[Lesson], dev: Sequence[Lesson], done: TrainingState) -> TrainingState:
         import torch
@@ -192,11 +197,27 @@ class _Run:
 
     def _update(self, batch: Sequence[Lesson], parameters: list[Any], optimiser: Any) -> float:
         """The loss; NaN where nothing was learnt because a gradient was no number."""
+        from knowgate.models import is_pressure
+
+        size = self.portions[-1] if self.portions else math.ceil(self.training.batch / self.training.accumulate)
+        while True:
+            try:
+                return self._learn(batch, size, parameters, optimiser)
+            except RuntimeError as error:
+                if not is_pressure(error):
+                    raise
+                if size == 1:
+                    raise OutOfMemory(NO_ROOM) from error
+            size = math.ceil(size / 2)
+            self.portions.append(size)
+            _let_go(optimiser)
+
+    def _learn(self, batch: Sequence[Lesson], size: int, parameters: list[Any], optimiser: Any) -> float:
         import torch
 
         optimiser.zero_grad()
         total = 0.0
-        for portion in _portions(batch, math.ceil(self.training.batch / self.training.accumulate)):
+        for portion in _portions(batch, size):
             loss = self.pupil.loss(portion) * (len(portion) / len(batch))
             loss.backward()
             total += float(loss.detach())
@@ -226,6 +247,15 @@ class _Batch:
     update: int
     updates: int
     done: int
+
+
+def _let_go(optimiser: Any) -> None:
+    """What an update that did not fit has left on the GPU."""
+    import torch
+
+    optimiser.zero_grad()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _portions(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
