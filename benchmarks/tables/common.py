@@ -17,7 +17,7 @@ RUNS = HERE / "runs"
 QWEN, SMOLLM = "qwen2.5-coder-1.5b", "smollm"
 MODELS = {
     QWEN: "Qwen2.5-Coder-1.5B-Instruct (Q4_K_M weights, run in bf16 on one H200)",
-    SMOLLM: "SmolLM2-135M-Instruct (the embedded model, run in fp32)",
+    SMOLLM: "SmolLM2-135M-Instruct (the embedded model, run in bf16 on one H200)",
 }
 DATA = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "webqa_zh_ctx", "openbookqa")  # with gates of both LLMs
 OPEN = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "temporalqa_ctx", "webqa_zh_ctx")
