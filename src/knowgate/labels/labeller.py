@@ -169,8 +169,8 @@ class Labeller:
             seed=plan.seed,
             sample_layer=self.seakr_layer if seakr else None,
             sample_end=bool(seakr),
+            resumable=False,
         )
-        # handles hold the passes' caches; nobody goes on from here, so let go of them
         readings = self.model.read(prompts, want)
         return [replace(reading, resume=None, samples=reading.samples[:samples]) for reading in readings]
 

@@ -14,6 +14,7 @@ from knowgate.models.hf import load as hf_load
 from knowgate.models.hf.adapters import Adapters
 from knowgate.models.hf.batches import Work, limits_of, run_alone, run_batched
 from knowgate.models.hf.prefix import Prefixes
+from knowgate.models.hf.shared import can_share
 from knowgate.models.turns import as_text
 from knowgate.types import Prompt, Result
 
@@ -52,6 +53,11 @@ class LocalModel:
     @functools.cached_property
     def prefixes(self) -> Prefixes:
         return Prefixes()
+
+    @functools.cached_property
+    def shares(self) -> bool:
+        """Whether the answers to a prompt can share its keys and values."""
+        return can_share(self.loaded.model)
 
     def twin(self) -> Self:
         """The same weights, with beginnings of prompts of its own: those run with an adapter are no good without."""
@@ -123,7 +129,8 @@ class LocalModel:
     def batched(self, ids: list[list[int]], work: Work[Result], rows: int = 1) -> list[Result]:
         loaded = self.loaded
         with self.adapters.turn:
-            return run_batched(ids, limits_of(loaded.model, loaded.device), work, rows, loaded.device)
+            limits = limits_of(loaded.model, loaded.device, shared=self.shares)
+            return run_batched(ids, limits, work, rows, loaded.device)
 
     def alone(self, work: Callable[[], Result]) -> Result:
         """Work on a single question, in its turn like all that runs the weights."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from knowgate.errors import BadInput, BadSetting, ModelError
 from knowgate.models.backend import Backend
 from knowgate.models.hf import decoding as hf_stream
+from knowgate.models.hf import growing
 from knowgate.models.hf.decoding import Row, Stream
 from knowgate.models.hf.half import can_stop
 from knowgate.models.hf.labels import cut_prompt, label_ids, read_labels
@@ -158,8 +159,7 @@ class HFModel(LocalModel, Backend):
         blocks = {x: _vector(stream.hidden[x]) for x in layers}  # off the device in one piece
         before = [{names[x]: blocks[x][i].copy() for x in layers} for i in range(len(places))]
         samples, states = self._sample(stream, [prompts[place] for place in places], want, ends)
-        rows = [Row() for _ in places]
-        alive = hf_stream.draft(stream, rows, want.draft_tokens, self.stop, layers if want.after_draft else ())
+        rows, alive = self._draft(stream, want, layers if want.after_draft else [])
         return [
             Reading(
                 draft=self._completion(row, measured=True) if want.draft_tokens else None,
@@ -172,6 +172,13 @@ class HFModel(LocalModel, Backend):
             for i, row in enumerate(rows)
         ]
 
+    def _draft(self, stream: Stream, want: Want, layers: list[int]) -> tuple[list[Row], list[int]]:
+        """The drafts, and which of them the stream still holds, for who goes on from there."""
+        if self.shares and not want.resumable:
+            return growing.draft(stream, want.draft_tokens, self.stop, layers), []
+        rows = [Row() for _ in range(len(stream))]
+        return rows, hf_stream.draft(stream, rows, want.draft_tokens, self.stop, layers)
+
     def _sample_layers(self, want: Want) -> list[int]:
         return self._layers([want.sample_layer]) if want.samples and want.sample_layer is not None else []
 
@@ -182,9 +189,10 @@ class HFModel(LocalModel, Backend):
         if not want.samples:
             return [()] * len(prompts), [None] * len(prompts)
         check_sampling(want.sampling)
-        copies = stream.copy(range(len(prompts)), repeat=want.samples)
         uniforms = np.concatenate([_uniforms(prompt, want) for prompt in prompts])
-        rows = hf_stream.sample(copies, uniforms, want.sampling, self.stop, layers, past_end=want.sample_end)
+        source = stream if self.shares else stream.copy(range(len(prompts)), repeat=want.samples)
+        draw = growing.sample if self.shares else hf_stream.sample
+        rows = draw(source, uniforms, want.sampling, self.stop, layers, past_end=want.sample_end)
         drawn = [self._completion(row, measured=False) for row in rows]
         parts = [slice(i * want.samples, (i + 1) * want.samples) for i in range(len(prompts))]
         states = [
