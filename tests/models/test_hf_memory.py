@@ -191,7 +191,7 @@ def test_readings_under_memory_pressure_are_those_in_peace(llama):
 def test_a_gpu_that_fails_in_the_middle_of_a_run_leaves_the_finished_rows_and_the_run_goes_on(llama, tmp_path):
     plan, grader, folder = Plan(samples=1, max_tokens=3, open_book=False), StringGrader(), RunFolder(tmp_path / "run")
     with pytest.raises(DeviceError):
-        label_run(folder, QUESTIONS, Labeller(failing(llama, STICKY, after=9), grader, plan), data="d")
+        label_run(folder, QUESTIONS, Labeller(failing(llama, STICKY, after=5), grader, plan), data="d")
     finished = [row.id for row in folder.rows()]
     assert 0 < len(finished) < len(QUESTIONS)
     assert all(row.error is None for row in folder.rows())

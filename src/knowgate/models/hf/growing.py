@@ -6,7 +6,7 @@ is done, and answers that have ended are left behind a few at a time. Knows tens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,6 +37,8 @@ class Growth:
     has_ended: torch.Tensor
     is_alive: torch.Tensor
     is_fed: torch.Tensor
+    per_prompt: int
+    drafts: torch.Tensor  # where among `stream.rows`, read line by line, the drafts are that go on
     past_end: bool = False
     states: dict[int, torch.Tensor] = field(default_factory=dict)
     are_finite: list[torch.Tensor] = field(default_factory=list)
@@ -73,6 +75,8 @@ class Growth:
         places = prompts[:, None]
         self.stream.select(None if len(kept) == len(fed) else prompts, places, first)
         self.is_alive, self.is_fed = self.is_alive[places, first], self.is_fed[places, first]
+        if len(self.drafts):
+            self.drafts = (self.stream.rows.flatten() % self.per_prompt == 0).nonzero()[:, 0]
         return chosen[places, first]
 
     def rows(self) -> list[Row]:
@@ -91,27 +95,54 @@ class Growth:
         self.are_finite = []
 
 
-Choose = Callable[[torch.Tensor, int], torch.Tensor]  # logits (prompts x answers x vocabulary), position -> tokens
+@dataclass
+class Choice:
+    """How tokens are chosen: by uniform numbers (rows x tokens), greedily for drafts, whose statistics are `figures`
+    (3 x prompts x tokens), or both: a prompt's first answer is then the draft."""
+
+    growth: Growth
+    numbers: torch.Tensor
+    sampling: Sampling | None
+    figures: torch.Tensor | None
+
+    def __call__(self, logits: torch.Tensor, position: int) -> torch.Tensor:
+        """logits: prompts x answers x vocabulary; at first the answers of a prompt share its own."""
+        rows, flat = self.growth.stream.rows, logits.flatten(0, 1)
+        if self.sampling is None:
+            tokens = torch.empty_like(rows)
+        else:
+            wanted = self.numbers[rows, position].view(len(flat), -1)
+            tokens, are_finite = draw_on_device(flat, wanted, self.sampling)
+            tokens = tokens.view_as(rows)
+            self.growth.are_finite.append(are_finite)
+        if self.figures is not None:
+            self._draft(flat, tokens, position)
+        return tokens
+
+    def _draft(self, flat: torch.Tensor, tokens: torch.Tensor, position: int) -> None:
+        rows, places, figures = self.growth.stream.rows, self.growth.drafts, self.figures
+        if not len(places) or figures is None:
+            return
+        chosen, *values = statistics(flat if len(flat) == len(places) else flat[places])
+        self.growth.are_finite.append(torch.isfinite(values[0]).all())
+        tokens.view(-1)[places] = chosen
+        figures[:, rows.view(-1)[places] // self.growth.per_prompt, position] = torch.stack(values)
+
+
+@dataclass(frozen=True)
+class Grown:
+    """The draft of each prompt, and the samples of all, one prompt's after another's."""
+
+    drafts: list[Row]
+    samples: list[Row]
 
 
 def draft(stream: Stream, max_tokens: int, stop: frozenset[int], layers: Sequence[int] = ()) -> list[Row]:
     """The greedy answer of each prompt with its statistics; with `layers`, the states at its last token."""
     if not max_tokens:
         return [Row(after=dict(zip(layers, states, strict=True))) for states in _prompt_states(stream, layers)]
-    growth = _begin(stream, 1, max_tokens, stop)
-    figures = torch.zeros(3, len(stream), max_tokens, device=stream.mask.device)
-
-    def choose(logits: torch.Tensor, position: int) -> torch.Tensor:
-        tokens, *values = statistics(logits[:, 0])
-        growth.are_finite.append(torch.isfinite(values[0]).all())
-        figures[:, growth.stream.rows[:, 0], position] = torch.stack(values)
-        return tokens[:, None]
-
-    _grow(growth, stream, max_tokens, choose, layers)
-    rows = growth.rows()
-    for row, logprobs, entropies, margins in zip(rows, *figures.tolist(), strict=True):
-        row.steps = [Step(*step) for step in zip(row.tokens, logprobs, entropies, margins, strict=False)]
-    return rows
+    numbers = np.empty((0, max_tokens))
+    return _grow(_begin(stream, numbers, None, stop, has_draft=True), stream, layers).drafts
 
 
 def sample(
@@ -124,52 +155,76 @@ def sample(
     past_end: bool = False,
 ) -> list[Row]:
     """As many answers for each prompt as it has rows of uniform numbers (rows x tokens); see `decoding.sample`."""
-    answers = len(uniforms) // len(stream)
-    growth = _begin(stream, answers, uniforms.shape[1], stop, past_end=past_end)
-    numbers = torch.tensor(uniforms, dtype=torch.float32, device=stream.mask.device)
-
-    def choose(logits: torch.Tensor, position: int) -> torch.Tensor:
-        wanted = numbers[growth.stream.rows, position]
-        shape = (-1, wanted.shape[1]) if logits.shape[1] == 1 else (-1, 1)  # a prompt's first tokens share its logits
-        tokens, are_finite = draw_on_device(logits.flatten(0, 1), wanted.reshape(shape), sampling)
-        growth.are_finite.append(are_finite)
-        return tokens.view_as(wanted)
-
-    _grow(growth, stream, uniforms.shape[1], choose, layers)
-    return growth.rows()
+    return _grow(_begin(stream, uniforms, sampling, stop, past_end=past_end), stream, layers).samples
 
 
-def _begin(stream: Stream, answers: int, room: int, stop: frozenset[int], *, past_end: bool = False) -> Growth:
-    device, prompts = stream.mask.device, len(stream)
+def draft_and_sample(
+    stream: Stream, uniforms: NDArray[np.float64], sampling: Sampling, stop: frozenset[int], layers: Sequence[int] = ()
+) -> Grown:
+    """Both side by side, of equal length: a step takes all of them. `layers`: states at the ends of all answers."""
+    return _grow(_begin(stream, uniforms, sampling, stop, has_draft=True), stream, layers)
+
+
+def _begin(
+    stream: Stream,
+    uniforms: NDArray[np.float64],
+    sampling: Sampling | None,
+    stop: frozenset[int],
+    *,
+    has_draft: bool = False,
+    past_end: bool = False,
+) -> Choice:
+    device, prompts, room = stream.mask.device, len(stream), uniforms.shape[1]
+    numbers = torch.tensor(uniforms, dtype=torch.float32, device=device).view(prompts, -1, room)
+    if has_draft:
+        numbers = torch.cat([numbers.new_zeros(prompts, 1, room), numbers], dim=1)
+    answers = numbers.shape[1]
     everybody = torch.ones(prompts, answers, dtype=torch.bool, device=device)
-    return Growth(
+    growth = Growth(
         branch_off(stream.model, stream.cache, stream.mask, answers, room),
         torch.tensor(sorted(stop), dtype=torch.long, device=device),
         torch.full((prompts * answers, room), NOTHING, device=device),
         torch.zeros(prompts * answers, dtype=torch.bool, device=device),
         everybody,
         everybody,
+        answers,
+        torch.arange(prompts if has_draft else 0, device=device) * answers,
         past_end,
     )
+    figures = torch.zeros(3, prompts, room, device=device) if has_draft else None
+    return Choice(growth, numbers.flatten(0, 1), sampling, figures)
 
 
-def _grow(growth: Growth, stream: Stream, max_tokens: int, choose: Choose, layers: Sequence[int]) -> None:
+def _grow(choice: Choice, stream: Stream, layers: Sequence[int]) -> Grown:
+    growth, max_tokens = choice.growth, choice.numbers.shape[1]
     patience = PATIENCE.get(stream.mask.device.type, USUAL_PATIENCE)
     logits = stream.ready(layers)[:, None]
     growth.remember({layer: stream.hidden[layer][:, None].expand(*growth.is_fed.shape, -1) for layer in layers})
     for position in range(max_tokens):
-        chosen: torch.Tensor | None = choose(logits, position)
+        chosen: torch.Tensor | None = choice(logits, position)
         growth.take(chosen, position)
         is_last = position == max_tokens - 1
         if is_last and not layers:
-            return
+            break
         if position % patience == patience - 1 or is_last:
             growth.check()
             chosen = growth.leave_behind(chosen)
         if chosen is None:
-            return
+            break
         logits, hidden = growth.stream.feed(chosen, layers)
         growth.remember(hidden)
+    return _grown(choice)
+
+
+def _grown(choice: Choice) -> Grown:
+    rows = choice.growth.rows()
+    if choice.figures is None:
+        return Grown([], rows)
+    per_prompt = choice.growth.per_prompt
+    drafts = rows[::per_prompt]
+    for row, logprobs, entropies, margins in zip(drafts, *choice.figures.tolist(), strict=True):
+        row.steps = [Step(*step) for step in zip(row.tokens, logprobs, entropies, margins, strict=False)]
+    return Grown(drafts, [row for number, row in enumerate(rows) if number % per_prompt])
 
 
 def _prompt_states(stream: Stream, layers: Sequence[int]) -> list[list[torch.Tensor]]:
