@@ -4,9 +4,9 @@
     python benchmarks/labelling.py --whole --model gguf:FILE --device cuda --questions 4000 --samples 20
 
 (a) a loop of single transformers `generate` calls, (b) one `generate(num_return_sequences=N)` per prompt, (c) knowgate
-with a copy of the prompt's keys and values for every answer, as it was; --ours leaves out (a) and (b). All draw N answers
-of 12 tokens, closed- and open-book, from the untruncated distribution of the model. End tokens are switched off, so that
-everybody generates the same number of tokens.
+with a copy of the prompt's keys and values for every answer, as it was; --ours leaves out (a) and (b). All draw N
+answers of 12 tokens, closed- and open-book, from the untruncated distribution of the model. End tokens are switched
+off, so that everybody generates the same number of tokens.
 
 --whole labels into a run folder as `knowgate label` does, with looking up, grading and writing, first without samples,
 then with N closed-book samples, and says how much of the memory that took. --data and --index: real questions and
@@ -85,7 +85,9 @@ def against_others(loaded: Any, options: argparse.Namespace) -> None:
     pairs = [(seconds(lambda: now.label(questions)), seconds(lambda: before.label(questions))) for _ in range(3)]
     ours, copies = (min(times) for times in zip(*pairs[1:], strict=True))  # the first time warms up
     print(f"knowgate label: {n / ours:.3f} questions/s (grading, hidden states and self-assessment included)")
-    print(f"(c) a copy of the prompt for every answer: {n / copies:.3f} questions/s: {copies / ours:.2f} x (aim >= 1.5)")
+    print(
+        f"(c) a copy of the prompt for every answer: {n / copies:.3f} questions/s: {copies / ours:.2f} x (aim >= 1.5)"
+    )
     if options.ours:
         return
     asked = [prompts.closed(q) for q in questions] + [prompts.open(q, q.contexts) for q in questions]
@@ -112,7 +114,10 @@ def whole_run(model: Any, options: argparse.Namespace) -> None:
             label(questions[:8], out=Path(folder, f"warm-{samples}"), **rest)
             fresh_peak(model)
             took = seconds(lambda rest=rest, samples=samples: label(questions, out=Path(folder, str(samples)), **rest))
-            print(f"{samples:>3} samples: {len(questions) / took:.1f} questions/s, {took:.1f} s, {peak(model)}", flush=True)
+            print(
+                f"{samples:>3} samples: {len(questions) / took:.1f} questions/s, {took:.1f} s, {peak(model)}",
+                flush=True,
+            )
 
 
 def fresh_peak(model: Any) -> None:

@@ -94,12 +94,13 @@ def test_looking_seldom_changes_no_answer(model, monkeypatch):
 
 
 def test_answers_that_have_ended_are_no_longer_fed(model, monkeypatch):
-    fed = []
-    monkeypatch.setattr(
-        growing.SharedStream,
-        "feed",
-        lambda self, tokens, layers, feed=growing.SharedStream.feed: fed.append(tokens.numel()) or feed(self, tokens, layers),
-    )
+    fed, feed = [], growing.SharedStream.feed
+
+    def counted(self, tokens, layers):
+        fed.append(tokens.numel())
+        return feed(self, tokens, layers)
+
+    monkeypatch.setattr(growing.SharedStream, "feed", counted)
     want = Want(draft_tokens=12, samples=20, sample_tokens=12, seed=1, resumable=False)
     like(model, stop=MANY).read(PROMPTS, want)
     assert fed[0] > 1.5 * fed[-1]

@@ -66,5 +66,7 @@ def test_answers_that_share_their_prompts_are_those_that_copy_them(smollm):
     vars(copying).update(loaded=smollm.loaded, shares=False)
     for ours, plain in zip(smollm.read(PROMPTS, want), copying.read(PROMPTS, want), strict=True):
         assert [token.text for token in ours.draft.tokens] == [token.text for token in plain.draft.tokens]
-        assert [t.logprob for t in ours.draft.tokens] == pytest.approx([t.logprob for t in plain.draft.tokens], abs=1e-4)
+        assert [t.logprob for t in ours.draft.tokens] == pytest.approx(
+            [t.logprob for t in plain.draft.tokens], abs=1e-4
+        )
         assert sum(a.text == b.text for a, b in zip(ours.samples, plain.samples, strict=True)) >= 3

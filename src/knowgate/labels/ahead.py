@@ -1,4 +1,4 @@
-"""What will be asked for soon, looked up beside the LLM: a thread goes through the questions in the order they will come.
+"""What will be asked for soon, looked up beside the LLM: a thread goes through the questions in the order they come.
 
 Knows a library and the order; not batches, whose sizes nobody knows yet. A question that was not looked up in time, or
 comes out of order, is looked up when it is asked for.
@@ -49,7 +49,9 @@ class Ahead:
             self._room = max(AT_ONCE, BATCHES * len(questions))
             self._is_awaited = True
             self._change.notify_all()
-            self._change.wait_for(lambda: self._is_over or not any(question.id in self._coming for question in questions))
+            self._change.wait_for(
+                lambda: self._is_over or not any(question.id in self._coming for question in questions)
+            )
             self._is_awaited = False
             taken = {question.id: self._found.pop(question.id, None) for question in questions}
             self._change.notify_all()

@@ -28,8 +28,8 @@ def draw(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: Sampling
 def draw_on_device(
     logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As many tokens for each row of logits as it has uniform numbers, and whether all logits were numbers: nobody waits
-    for the device to know it."""
+    """As many tokens for each row of logits as it has uniform numbers, and whether all logits were numbers: nobody
+    waits for the device to know it."""
     scaled = logits.float() / sampling.temperature
     if sampling.is_whole:
         return _pick(torch.softmax(scaled, dim=-1), uniforms, logits.shape[1] - 1)
@@ -66,9 +66,7 @@ def _reaching(scaled: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.T
         width *= 8
 
 
-def _pick(
-    shares: torch.Tensor, uniforms: torch.Tensor, last: torch.Tensor | int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _pick(shares: torch.Tensor, uniforms: torch.Tensor, last: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
     """Columns for each row. last: the last one that may be chosen, as a uniform number may be rounded up to 1."""
     cumulative = shares.cumsum(dim=-1)
     total = cumulative[:, -1:]

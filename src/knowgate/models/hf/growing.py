@@ -1,7 +1,7 @@
 """Drafts and samples from one prefill, chosen on the device: the host looks only now and then whether rows have ended.
 
-The same answers as `decoding` gives, where nobody goes on from them later. What was chosen stays on the device until all
-is done, and answers that have ended are left behind a few at a time. Knows tensors; not prompts, gates or text.
+The same answers as `decoding` gives, where nobody goes on from them later. What was chosen stays on the device until
+all is done, and answers that have ended are left behind a few at a time. Knows tensors; not prompts, gates or text.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -99,20 +99,35 @@ class LocalModel:
         return list(self.loaded.tokenizer.encode(text, add_special_tokens=special))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of the whole input, in the chat template where there is one.
+        """Token ids of the whole input, in the chat template where there is one."""
+        return self.encode_all([prompt])[0]
 
-        Those of the last prompts are kept: a prompt that was seen to fit the window is read next.
-        """
-        return self._encoded(prompt).tolist()
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """`encode` for many, in one go. Those of the last prompts are kept: one that was seen to fit the window is read
+        next."""
+        kept = self._encoded
+        fresh = [prompt for prompt in dict.fromkeys(prompts) if prompt not in kept]
+        for special in (False, True):
+            some = [prompt for prompt in fresh if self._is_chat(prompt) is not special]
+            texts = [prompt.text if special else self.render(prompt.text) for prompt in some]
+            kept.update(zip(some, self._tokenise_all(texts, special=special), strict=True))
+        ids = [kept[prompt].tolist() for prompt in prompts]
+        for prompt in list(kept)[: max(0, len(kept) - KEPT_PROMPTS)]:
+            del kept[prompt]
+        return ids
 
     @functools.cached_property
-    def _encoded(self) -> Callable[[Prompt], array[int]]:
-        return functools.lru_cache(maxsize=KEPT_PROMPTS)(lambda prompt: array("i", self._encode_anew(prompt)))
+    def _encoded(self) -> dict[Prompt, array[int]]:
+        return {}
 
-    def _encode_anew(self, prompt: Prompt) -> list[int]:
-        chat = not prompt.raw and bool(self.loaded.tokenizer.chat_template)
-        text = self.render(prompt.text) if chat else prompt.text
-        return self.tokenise(text, special=not chat)
+    def _is_chat(self, prompt: Prompt) -> bool:
+        return not prompt.raw and bool(self.loaded.tokenizer.chat_template)
+
+    def _tokenise_all(self, texts: list[str], *, special: bool) -> list[array[int]]:
+        if not texts:
+            return []
+        tokenised = self.loaded.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
+        return [array("i", ids) for ids in tokenised["input_ids"]]
 
     @functools.cached_property
     def token_text(self) -> Callable[[int], str]:

@@ -129,10 +129,10 @@ class HFModel(LocalModel, Backend):
         )
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        return [len(self.encode(prompt)) + max_tokens <= self.window for prompt in prompts]
+        return [len(ids) + max_tokens <= self.window for ids in self.encode_all(prompts)]
 
     def _encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
-        ids = [self.encode(prompt) for prompt in prompts]
+        ids = self.encode_all(prompts)
         for row in ids:
             if not row:
                 raise BadInput("the prompt is empty: ask something.")
@@ -176,7 +176,9 @@ class HFModel(LocalModel, Backend):
         self, stream: Stream, prompts: list[Prompt], want: Want, layers: list[int], ends: list[int]
     ) -> tuple[list[Row], list[int], list[Row]]:
         """Drafts, which of them the stream still holds for who goes on from there, and all samples."""
-        after, shared = layers if want.after_draft else [], self.shares and not want.resumable
+        after = layers if want.after_draft else []
+        # a single draft gains nothing, and is to the last bit what a stream gives
+        shared = self.shares and not want.resumable and (len(prompts) > 1 or want.samples > 0)
         if want.samples:
             check_sampling(want.sampling)
         if shared and want.samples and not ends and want.sample_tokens == want.draft_tokens:

@@ -1,8 +1,8 @@
 """Answers that grow from prompts whose keys and values are kept once, however many answers each prompt gets.
 
-Attention in two parts: all answers of a prompt ask its keys in one product, each asks its own beside it, and one softmax
-goes over both. Nothing of a prompt is copied, neither when an answer begins nor at any step. Knows caches and the shape
-(prompts x answers); not which tokens are chosen, or why.
+Attention in two parts: all answers of a prompt ask its keys in one product, each asks its own beside it, and one
+softmax goes over both. Nothing of a prompt is copied, neither when an answer begins nor at any step. Knows caches
+and the shape (prompts x answers); not which tokens are chosen, or why.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NAME = "knowgate_shared"  # among transformers' attention functions
 _active: ContextVar[Cache] = ContextVar(NAME)
 
 
-class Branch(CacheLayerMixin):
-    """One layer's keys and values: the prompts' (prompts x heads x tokens x width), which are only read, and the answers'
-    own (prompts x heads x answers x tokens x width), with room for all tokens that may come."""
+class Branch(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's keys and values: the prompts' (prompts x heads x tokens x width), which are only read, and the
+    answers' own (prompts x heads x answers x tokens x width), with room for all tokens that may come."""
 
     is_sliding = False
 
@@ -71,7 +71,7 @@ def _selected(own: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, leng
     return fresh
 
 
-class Branches(Cache):
+class Branches(Cache):  # type: ignore[misc]
     """The caches of all layers, and which tokens of the prompts are padding (added to their scores; None: none is)."""
 
     def __init__(self, prompts: Cache, mask: torch.Tensor, answers: int, room: int):
