@@ -1,17 +1,27 @@
-"""Questions labelled per second, against two plain ways to draw the same samples, in one process.
+"""Questions labelled per second, against plain ways to draw the same samples, in one process.
 
-    python benchmarks/labelling.py [--questions 4] [--samples 30]
+    python benchmarks/labelling.py [--model smollm] [--questions 4] [--samples 30] [--ours]
+    python benchmarks/labelling.py --whole --model gguf:FILE --device cuda --questions 4000 --samples 20
 
-(a) a loop of single transformers `generate` calls, (b) one `generate(num_return_sequences=N)` per prompt.
-All draw N answers of 12 tokens, closed- and open-book, from the untruncated distribution of the embedded model. End
-tokens are switched off in all three, so that everybody generates the same number of tokens.
+(a) a loop of single transformers `generate` calls, (b) one `generate(num_return_sequences=N)` per prompt, (c) knowgate
+with a copy of the prompt's keys and values for every answer, as it was; --ours leaves out (a) and (b). All draw N
+answers of 12 tokens, closed- and open-book, from the untruncated distribution of the model. End tokens are switched
+off, so that everybody generates the same number of tokens.
+
+--whole labels into a run folder as `knowgate label` does, with looking up, grading and writing, first without samples,
+then with N closed-book samples, and says how much of the memory that took. --data and --index: real questions and
+passages instead of made-up ones; --copies: the way it was (c).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import resource
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PASSAGE = (
@@ -29,13 +39,23 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def endless(model: Any) -> Any:
-    """The same model with no token that ends an answer."""
+def made_up(n: int, passages: int) -> list[Any]:
+    from knowgate.types import Passage, Question
+
+    return [
+        Question(f"Who designed the {TOPICS[i % 8]} number {i}?", id=str(i), answers=("Joseph Strauss",),
+                 contexts=tuple(Passage(f"p{j}", f"{j}. {PASSAGE}") for j in range(passages)))
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def twin(model: Any, **changed: Any) -> Any:
+    """The same weights; `changed`: `stop` (tokens that end an answer), `shares` (keys and values of prompts)."""
     from knowgate.models.hf.model import HFModel
 
-    twin = HFModel(model.source, model.label)
-    twin.__dict__.update(loaded=model.loaded, stop=frozenset(), prefixes=model.prefixes)
-    return twin
+    other = HFModel(model.source, model.label)
+    other.__dict__.update(loaded=model.loaded, prefixes=model.prefixes, **changed)
+    return other
 
 
 def library_calls(model: Any, prompts: list[Any], samples: int, at_once: int) -> None:
@@ -43,7 +63,7 @@ def library_calls(model: Any, prompts: list[Any], samples: int, at_once: int) ->
     import torch
 
     for prompt in prompts:
-        ids = torch.tensor([model.tokenise(model.render(prompt.text))])
+        ids = torch.tensor([model.tokenise(model.render(prompt.text))], device=model.loaded.device)
         for _ in range(samples // at_once):
             with torch.inference_mode():
                 model.loaded.model.generate(
@@ -52,38 +72,90 @@ def library_calls(model: Any, prompts: list[Any], samples: int, at_once: int) ->
                 )  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=int, default=4)
-    parser.add_argument("--samples", type=int, default=30)
-    options = parser.parse_args()
+def against_others(loaded: Any, options: argparse.Namespace) -> None:
     from knowgate.labels.grading import StringGrader
     from knowgate.labels.labeller import Labeller, Plan
-    from knowgate.models import load_model
     from knowgate.prompts.answer import AnswerPrompts
-    from knowgate.types import Passage, Question
 
-    model = endless(load_model("smollm"))
-    questions = [
-        Question(f"Who designed the {TOPICS[i % 8]} number {i}?", id=str(i), answers=("Joseph Strauss",),
-                 contexts=(Passage("p", PASSAGE),))
-        for i in range(options.questions)
-    ]  # fmt: skip
-    prompts = AnswerPrompts()
-    asked = [prompts.closed(q) for q in questions] + [prompts.open(q, q.contexts) for q in questions]
-    plan = Plan(samples=options.samples, max_tokens=TOKENS, layers=(15,))
-    labeller = Labeller(model, StringGrader(), plan)
-    labeller.label(questions[:1])  # warm up
-    ours = seconds(lambda: labeller.label(questions))
-    loop = seconds(lambda: library_calls(model, asked[:1] + asked[-1:], options.samples, 1)) * options.questions
-    at_once = seconds(lambda: library_calls(model, asked, options.samples, options.samples))
-    n = options.questions
+    n, questions, prompts = options.questions, made_up(options.questions, 1), AnswerPrompts()
+    plan = Plan(samples=options.samples, max_tokens=TOKENS, layers=(min(15, loaded.depth - 1),))
+    model = twin(loaded, stop=frozenset())
+    now = Labeller(model, StringGrader(), plan)
+    before = Labeller(twin(loaded, stop=frozenset(), shares=False), StringGrader(), plan)
+    pairs = [(seconds(lambda: now.label(questions)), seconds(lambda: before.label(questions))) for _ in range(3)]
+    ours, copies = (min(times) for times in zip(*pairs[1:], strict=True))  # the first time warms up
     print(f"knowgate label: {n / ours:.3f} questions/s (grading, hidden states and self-assessment included)")
+    print(
+        f"(c) a copy of the prompt for every answer: {n / copies:.3f} questions/s: {copies / ours:.2f} x (aim >= 1.5)"
+    )
+    if options.ours:
+        return
+    asked = [prompts.closed(q) for q in questions] + [prompts.open(q, q.contexts) for q in questions]
+    loop = seconds(lambda: library_calls(model, asked[:1] + asked[-1:], options.samples, 1)) * n
+    at_once = seconds(lambda: library_calls(model, asked, options.samples, options.samples))
     print(
         f"(a) loop of single generate calls (timed on one): {n / loop:.3f} questions/s: {loop / ours:.1f} x (aim >= 6)"
     )
     print(f"(b) generate(num_return_sequences={options.samples}): {n / at_once:.3f} questions/s: "
           f"{at_once / ours:.1f} x (aim >= 2)")  # fmt: skip
+
+
+def whole_run(model: Any, options: argparse.Namespace) -> None:
+    """As the command labels: rows on disk, the model warmed up on a few questions that do not count."""
+    from knowgate.datasets import load_questions
+    from knowgate.labels import label
+
+    n = options.questions
+    questions = load_questions(options.data, n) if options.data else made_up(n, 3)
+    model = twin(model, shares=False) if options.copies else model
+    with tempfile.TemporaryDirectory() as folder:
+        for samples in dict.fromkeys((0, options.samples)):
+            rest = {"model": model, "samples": samples, "open_samples": 0, "index": options.index or None}
+            label(questions[:8], out=Path(folder, f"warm-{samples}"), **rest)
+            fresh_peak(model)
+            took = seconds(lambda rest=rest, samples=samples: label(questions, out=Path(folder, str(samples)), **rest))
+            print(
+                f"{samples:>3} samples: {len(questions) / took:.1f} questions/s, {took:.1f} s, {peak(model)}",
+                flush=True,
+            )
+
+
+def fresh_peak(model: Any) -> None:
+    import torch
+
+    if model.loaded.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak(model: Any) -> str:
+    import torch
+
+    if model.loaded.device.type != "cuda":
+        return f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+    held, total = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[1]
+    return f"peak memory {held / 2**30:.1f} GiB, {held / total:.0%} of the card (aim <= 80 %)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="a GPU where there is one, unless said otherwise")
+    parser.add_argument("--questions", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=30)
+    parser.add_argument("--ours", action="store_true", help="leave out transformers' own generate")
+    parser.add_argument("--whole", action="store_true", help="label into a run folder, as the command does")
+    parser.add_argument("--data", default="", help="jsonl:FILE or bench:NAME/SPLIT, for --whole")
+    parser.add_argument("--index", default="", help="folder of an index, for --whole")
+    parser.add_argument("--copies", action="store_true", help="every answer copies its prompt's keys and values")
+    options = parser.parse_args()
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from knowgate.models import load_model
+
+    model: Any = load_model(options.model)
+    if options.device and model.loaded.device.type != options.device:
+        parser.error(f"there is no {options.device} here.")
+    (whole_run if options.whole else against_others)(model, options)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from knowgate.errors import DeviceError, OutOfMemory
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.session import label_run
-from knowgate.models.hf.batches import CUDA, limits_of, run_alone, run_batched
+from knowgate.models.hf.batches import CUDA, batches, limits_of, run_alone, run_batched
 from knowgate.models.hf.memory import PLANNED, SHARE, Room, appetite, held_back, is_pressure
 from knowgate.models.hf.model import HFModel
 from knowgate.runs.run_folder import RunFolder
@@ -59,7 +60,7 @@ def card(monkeypatch):
 def test_the_bytes_of_a_token_are_those_of_its_keys_and_values():
     need = appetite(model_of(**QWEN))
     assert need.row_token == 2 * 28_672
-    assert need.row == 16 * 151_936
+    assert need.row == 16 * 151_936 + 64 * 28_672  # logits, and an answer of 64 tokens
 
 
 def test_a_large_card_is_planned_for_a_quarter_of_what_is_free(card):
@@ -94,6 +95,19 @@ def test_during_a_pass_no_more_than_a_share_of_the_free_memory_may_be_taken(card
 
 def test_the_share_does_not_creep_up_from_pass_to_pass():
     assert Room(free=110 * GIB, used=10 * GIB, total=200 * GIB).most < 0.4
+
+
+def test_no_pass_takes_more_than_four_fifths_of_the_card():
+    assert Room(free=130 * GIB, used=60 * GIB, total=200 * GIB).most == pytest.approx((60 + SHARE * 130) / 200)
+    assert Room(free=90 * GIB, used=110 * GIB, total=200 * GIB).most == 0.8
+    assert Room(free=20 * GIB, used=180 * GIB, total=200 * GIB).most == 0.9  # weights that are there stay there
+
+
+def test_answers_that_share_their_prompts_need_no_room_for_copies(card):
+    card(free=2 * GIB)
+    assert limits_of(model_of(**QWEN), GPU, shared=True).row_tokens is None
+    assert list(batches([900] * 4, replace(CUDA, row_tokens=None), rows=2_000)) == [[0, 1, 2, 3]]
+    assert len(list(batches([900] * 4, replace(CUDA, row_tokens=1_000_000), rows=2_000))) == 4
 
 
 def test_on_a_cpu_nothing_is_asked():
@@ -191,7 +205,7 @@ def test_readings_under_memory_pressure_are_those_in_peace(llama):
 def test_a_gpu_that_fails_in_the_middle_of_a_run_leaves_the_finished_rows_and_the_run_goes_on(llama, tmp_path):
     plan, grader, folder = Plan(samples=1, max_tokens=3, open_book=False), StringGrader(), RunFolder(tmp_path / "run")
     with pytest.raises(DeviceError):
-        label_run(folder, QUESTIONS, Labeller(failing(llama, STICKY, after=9), grader, plan), data="d")
+        label_run(folder, QUESTIONS, Labeller(failing(llama, STICKY, after=5), grader, plan), data="d")
     finished = [row.id for row in folder.rows()]
     assert 0 < len(finished) < len(QUESTIONS)
     assert all(row.error is None for row in folder.rows())

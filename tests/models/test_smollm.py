@@ -8,6 +8,7 @@ import torch
 from knowgate import weights
 from knowgate.models import load_model
 from knowgate.models.gguf import converted
+from knowgate.models.hf.model import HFModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.types import Question, Want
@@ -57,3 +58,15 @@ def test_the_pipeline_skips_with_the_closed_book_answer(smollm):
     plain = smollm.generate(PROMPTS, max_tokens=TOKENS)
     assert [answer.text for answer in rag.answer_many(QUESTIONS)] == [row[0].text for row in plain]
     assert "Paris" in rag.answer(QUESTIONS[0]).text
+
+
+def test_answers_that_share_their_prompts_are_those_that_copy_them(smollm):
+    want = Want(draft_tokens=TOKENS, samples=4, sample_tokens=TOKENS, seed=0, resumable=False)
+    copying = HFModel(smollm.source)
+    vars(copying).update(loaded=smollm.loaded, shares=False)
+    for ours, plain in zip(smollm.read(PROMPTS, want), copying.read(PROMPTS, want), strict=True):
+        assert [token.text for token in ours.draft.tokens] == [token.text for token in plain.draft.tokens]
+        assert [t.logprob for t in ours.draft.tokens] == pytest.approx(
+            [t.logprob for t in plain.draft.tokens], abs=1e-4
+        )
+        assert sum(a.text == b.text for a, b in zip(ours.samples, plain.samples, strict=True)) >= 3

@@ -79,6 +79,7 @@ class Database:
             db.execute("PRAGMA secure_delete = ON")  # forgotten questions do not linger in free pages
             db.executescript(SCHEMA)
             db.execute("INSERT OR IGNORE INTO meta VALUES ('deletions', '0')")
+            db.execute("INSERT OR IGNORE INTO meta VALUES ('stamp', hex(randomblob(16)))")
             db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", [str(VERSION)])
             version = db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
         except (*DAMAGE, BadInput) as error:

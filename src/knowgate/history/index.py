@@ -1,111 +1,163 @@
-"""Vectors in memory with their row numbers: exact cosine up to half a million rows, usearch above."""
+"""Vectors with their row numbers: exact cosine up to a hundred thousand rows, above that the lists near a question.
+
+Lists are made in the background and kept beside the log; until they are there, search is exact. Rows that came since
+are compared exactly, and put into the lists when they are many. Knows rows and files; not the log.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import logging
 import threading
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.nearest import Hits, longest_row, nearest_rows, scored
+from knowgate.files import locked
+from knowgate.history.lists import Rows, open_lists, write_lists
+from knowgate.nearest import Hits, longest_row, nearest_rows
 from knowgate.types import Vector
 
-EXACT_ROWS = 500_000  # exact search takes some 15 ms per 100,000 rows of 384 on two cores
+log = logging.getLogger(__name__)
+EXACT_ROWS = 100_000  # exact search takes some 15 ms per 100,000 rows of 384 on two cores
+LOCK = ".lock"  # held by who writes lists, or wipes rows in them
+FRESH_ROWS = 20_000  # beside the lists, before they are put into them
 GROWTH = 1.5
-SPARE = 32
 Hit = tuple[int, float]
 
 
-class VectorIndex:
-    """Unit vectors that come and go, under rising numbers. Adding copies into room kept for growth, so it is cheap."""
+@dataclass(frozen=True)
+class Place:
+    """Where lists are kept, and whose they are."""
 
-    def __init__(self, width: int, exact_rows: int = EXACT_ROWS):
+    folder: Path
+    name: str
+    stamp: str
+
+
+class VectorIndex:
+    """Unit vectors that come and go, under rising numbers. Adding copies into room kept for growth, so it is cheap.
+
+    place: for lists; without one, search is always exact. exact_rows, fresh_rows: how many are searched so.
+    """
+
+    def __init__(
+        self, width: int, exact_rows: int = EXACT_ROWS, *, place: Place | None = None, fresh_rows: int = FRESH_ROWS
+    ):
         self._width = width
         self._exact_rows = exact_rows
+        self._fresh_rows = fresh_rows
+        self._place = place
         self._size = 0
         self._longest = 0.0
-        self._vectors: Vector = np.empty((1024, width), dtype=np.float32)
-        self._ids: NDArray[np.int64] = np.empty(1024, dtype=np.int64)
-        self._graph: Any = None
+        self._vectors: Vector = np.empty((0, width), dtype=np.float32)
+        self._ids: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._lists = open_lists(place.folder, place.name, width, place.stamp) if place else None
         self._builder: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._size
+        return self._size + (len(self._lists) if self._lists else 0)
 
     @property
     def width(self) -> int:
         return self._width
 
+    @property
+    def listed(self) -> int:
+        """The highest number in the lists: rows up to it need not be added. -1 where there are none."""
+        return self._lists.record.last if self._lists else -1
+
+    def reserve(self, rows: int) -> None:
+        """Room for so many more, so that adding them copies nothing."""
+        with self._lock:
+            if self._size + rows > len(self._ids):
+                self._grow(self._size + rows)
+
     def add(self, ids: Sequence[int], vectors: Vector) -> None:
         with self._lock:
             end = self._size + len(ids)
             if end > len(self._ids):
-                self._grow(max(end, int(len(self._ids) * GROWTH)))
+                self._grow(max(1024, end, int(len(self._ids) * GROWTH)))
             self._ids[self._size : end] = ids
             self._vectors[self._size : end] = vectors
             self._longest = max(self._longest, longest_row(vectors))
             self._size = end
-            if self._graph is not None:
-                self._graph.add(np.asarray(ids, dtype=np.uint64), vectors)
 
     def keep(self, ids: set[int]) -> None:
-        """Drop all other rows. New arrays: a graph that is being built still reads the old ones."""
+        """Drop all other rows that are not in lists; of those, what is gone is known to who looks it up.
+
+        New arrays: lists that are being made still read the old ones.
+        """
         with self._lock:
             kept = np.isin(self._ids[: self._size], np.fromiter(ids, dtype=np.int64, count=len(ids)))
             self._ids, self._vectors = self._ids[: self._size][kept], self._vectors[: self._size][kept]
-            self._size, self._graph = len(self._ids), None
+            self._size = len(self._ids)
 
     def nearest(self, queries: Vector, k: int) -> list[list[Hit]]:
         """(id, cosine) of the k nearest rows for each query, nearest first; equal ones in order of their ids."""
-        k = min(k, self._size)
+        k = min(k, len(self))
         if k == 0:
             return [[] for _ in queries]
-        if self._size > self._exact_rows and self._has_graph():
-            return self._approximate(queries, k)
-        return self._exact(queries, k)
+        self._make_lists()
+        with self._lock:
+            lists, ids, vectors = self._lists, self._ids[: self._size], self._vectors[: self._size]
+        fresh = [_hits(ids, hits) for hits in nearest_rows(vectors, queries, k, longest=self._longest)]
+        if lists is None:
+            return fresh
+        return [_best(near + lists.nearest(query, k), k) for near, query in zip(fresh, queries, strict=True)]
 
     def wait(self) -> None:
-        """Until the graph that is being built, if any, is ready."""
+        """Until the lists that are being made, if any, are ready."""
         builder = self._builder  # it takes itself away when it is done
         if builder is not None:
             builder.join()
 
-    def _has_graph(self) -> bool:
-        """Whether the graph is ready. Building one takes minutes, so it goes on beside exact search."""
-        if self._graph is None and self._builder is None and importlib.util.find_spec("usearch") is not None:
-            self._builder = threading.Thread(target=self._build, args=(self._size,), daemon=True)
-            self._builder.start()
-        return self._graph is not None
+    def _make_lists(self) -> None:
+        """Begin to, if there is need. It takes a minute or so for a million rows, beside exact search."""
+        if self._place is None or self._builder is not None or not self._has_many():
+            return
+        self._builder = threading.Thread(target=self._build, args=(self._place,), daemon=True)
+        self._builder.start()
 
-    def _exact(self, queries: Vector, k: int) -> list[list[Hit]]:
-        ids = self._ids[: self._size]
-        return [
-            _hits(ids, hits) for hits in nearest_rows(self._vectors[: self._size], queries, k, longest=self._longest)
-        ]
+    def _has_many(self) -> bool:
+        return self._size > (self._exact_rows if self._lists is None else self._fresh_rows)
 
-    def _approximate(self, queries: Vector, k: int) -> list[list[Hit]]:
-        """The graph names a few rows more than asked for; their cosines are not its own, which are rounded to f16."""
-        ids, vectors = self._ids[: self._size], self._vectors
-        keys = np.atleast_2d(self._graph.search(np.ascontiguousarray(queries), min(k + SPARE, len(ids))).keys)
-        rows = [_rows_of(ids, named.astype(np.int64)) for named in keys]
-        return [_hits(ids, scored(vectors, some, query).best(k)) for some, query in zip(rows, queries, strict=True)]
-
-    def _build(self, size: int) -> None:
-        from usearch.index import Index
-
-        graph = Index(ndim=self._width, metric="ip", dtype="f16")
-        ids, vectors = self._ids[:size].copy(), self._vectors
-        graph.add(ids.astype(np.uint64), vectors[:size])
-        with self._lock:
-            if size <= self._size and np.array_equal(self._ids[:size], ids):  # else rows were dropped meanwhile
-                if size < self._size:
-                    graph.add(self._ids[size : self._size].astype(np.uint64), self._vectors[size : self._size])
-                self._graph = graph
+    def _build(self, place: Place) -> None:
+        try:
+            self._open(place)  # another process may have made them
+            if self._has_many():
+                with locked(place.folder / LOCK, wait=False):
+                    self._write(place)
+        except BlockingIOError:
+            pass  # another process is at it: its lists are opened when they are there
+        except OSError as error:
+            log.warning("cannot keep lists of vectors in %s (%s): search stays exact", place.folder, error)
+            self._place = None
+        finally:
+            self._open(place)
             self._builder = None
+
+    def _write(self, place: Place) -> None:
+        there = open_lists(place.folder, place.name, self._width, place.stamp)
+        with self._lock:
+            ids, vectors = self._ids[: self._size], self._vectors[: self._size]
+        new = ids > (there.record.last if there else -1)
+        first = int(np.argmax(new)) if new.any() else len(ids)
+        sources = [Rows(ids[first:], vectors[first:])]
+        write_lists(place.folder, place.name, place.stamp, [there.rows(), *sources] if there else sources, there)
+
+    def _open(self, place: Place) -> None:
+        """Read the lists there are, and let go of the rows that are in them."""
+        lists = open_lists(place.folder, place.name, self._width, place.stamp)
+        if lists is None or lists.record.last <= self.listed:
+            return
+        with self._lock:
+            fresh = self._ids[: self._size] > lists.record.last
+            self._ids, self._vectors = self._ids[: self._size][fresh], self._vectors[: self._size][fresh]
+            self._size, self._lists = len(self._ids), lists
 
     def _grow(self, room: int) -> None:
         ids, vectors = np.empty(room, dtype=np.int64), np.empty((room, self._width), dtype=np.float32)
@@ -117,9 +169,5 @@ def _hits(ids: NDArray[np.int64], hits: Hits) -> list[Hit]:
     return [(int(ids[row]), float(score)) for row, score in zip(hits.rows, hits.scores, strict=True)]
 
 
-def _rows_of(ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Rising rows of the rising ids that are wanted; one that was dropped meanwhile has none."""
-    wanted = np.sort(wanted)
-    rows = np.searchsorted(ids, wanted)
-    known: NDArray[np.intp] = rows[ids[np.minimum(rows, len(ids) - 1)] == wanted]
-    return known
+def _best(hits: list[Hit], k: int) -> list[Hit]:
+    return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]

@@ -1,11 +1,13 @@
 """The log in an SQLite file: WAL mode, safe under several processes; nearest questions by cosine.
 
-The table is the truth. The index in memory follows it: rows added by any process are read in before a search, rows
-deleted by any process are dropped. Knows vectors and rows; not what the labels are used for.
+The table is the truth. The index follows it: rows added by any process are read in before a search, rows deleted by
+any process are dropped. What a large index keeps in a folder beside the file (`FILE-lists`) may be deleted at any time.
+Knows vectors and rows; not what the labels are used for.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,13 +19,16 @@ import numpy as np
 
 from knowgate.doors import user_path
 from knowgate.errors import BadInput, BadSetting
+from knowgate.files import locked, sha256_text
 from knowgate.history.chosen import ChosenEmbedder
 from knowgate.history.database import Database, broken_log
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope, question_key
-from knowgate.history.index import VectorIndex
+from knowgate.history.index import LOCK, Place, VectorIndex
+from knowgate.history.lists import wipe
 from knowgate.history.table import COLUMNS, INSERT, from_row, to_row
 from knowgate.types import Embedder, Neighbour, Vector
 
+PORTION = 10_000  # rows read at a time
 CURRENT = "(expires IS NULL OR expires > ?)"
 LARGEST = 1e15  # part of a vector; unit vectors have none above 1
 EXTRA = 8  # neighbours fetched beyond k, for those that fall away (the question itself, expired ones)
@@ -51,6 +56,7 @@ class SqliteHistory:
         self._embedder = ChosenEmbedder(self._db, embedder)
         self._lock = threading.Lock()
         self._followed: dict[Scope, _Followed] = {}
+        self._lists = self.path.with_name(f"{self.path.name}-lists")
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -69,29 +75,31 @@ class SqliteHistory:
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
         """Delete entries and their vectors, and wipe them from the file."""
         with self._db.transaction() as db:
-            count = 0
+            gone: list[int] = []
             for place in range(0, len(ids), 500):
                 some = list(ids[place : place + 500])
-                count += db.execute(f"DELETE FROM entries WHERE id IN ({_marks(some)})", some).rowcount
+                gone += _delete(db, f"id IN ({_marks(some)})", some)
             if contains:
-                count += db.execute(
-                    "DELETE FROM entries WHERE instr(lower(question), lower(?)) > 0", [contains]
-                ).rowcount
+                gone += _delete(db, "instr(lower(question), lower(?)) > 0", [contains])
         self._db.read("PRAGMA wal_checkpoint(TRUNCATE)", [])  # old pages leave the write-ahead file too
-        return count
+        self._wipe(gone)
+        return len(gone)
 
     def prune(self, *, now: float | None = None, keep_scope: Scope | None = None) -> int:
         """Delete what has expired, and, if a scope is given, what belongs to the same tenant's other models."""
         with self._db.transaction() as db:
-            count = db.execute(
-                "DELETE FROM entries WHERE expires IS NOT NULL AND expires <= ?", [now or time.time()]
-            ).rowcount
+            gone = _delete(db, "expires IS NOT NULL AND expires <= ?", [now or time.time()])
             if keep_scope is not None:
                 kept = [keep_scope.tenant, keep_scope.model, keep_scope.prompts]
-                count += db.execute(
-                    "DELETE FROM entries WHERE tenant = ? AND NOT (model = ? AND prompts = ?)", kept
-                ).rowcount
-        return count
+                gone += _delete(db, "tenant = ? AND NOT (model = ? AND prompts = ?)", kept)
+        self._wipe(gone)
+        return len(gone)
+
+    def _wipe(self, gone: Sequence[int]) -> None:
+        """Rows that are deleted leave the lists beside the log, too."""
+        if gone and self._lists.is_dir():
+            with locked(self._lists / LOCK):
+                wipe(self._lists, gone)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -117,7 +125,8 @@ class SqliteHistory:
         """The k most similar logged questions, most similar first; never the question itself, nothing expired."""
         if k < 1:
             raise BadSetting(f"k is {k}; at least 1 neighbour must be asked for.")
-        if not self.count(scope):
+        where, values = _where(scope)
+        if not self._db.read(f"SELECT 1 FROM entries{where} LIMIT 1", values):
             return [() for _ in questions]
         vectors, depth = self._embedder.embed(questions), k + EXTRA
         while True:
@@ -162,18 +171,35 @@ class SqliteHistory:
         deletions = self._deletions()
         followed = self._followed.get(scope)
         if followed is None:
-            width = len(self._embedder.embed(["width"])[0])
-            followed = self._followed.setdefault(scope, _Followed(VectorIndex(width), deletions=deletions))
+            index = self._new_index(scope)
+            followed = self._followed.setdefault(scope, _Followed(index, index.listed, deletions))
         where, values = _where(scope)
-        rows = self._db.read(f"SELECT id, vector FROM entries{where} AND id > ? ORDER BY id", [*values, followed.last])
-        if rows:
+        query = f"SELECT id, vector FROM entries{where} AND id > ? ORDER BY id LIMIT {PORTION}"
+        while rows := self._db.read(query, [*values, followed.last]):
             block = self._vectors([row[1] for row in rows], followed.index.width)
             followed.index.add([row[0] for row in rows], block)
             followed.last = rows[-1][0]
+            if len(rows) < PORTION:
+                break
         if deletions != followed.deletions:
-            followed.index.keep({row[0] for row in self._db.read(f"SELECT id FROM entries{where}", values)})
+            fresh = self._db.read(f"SELECT id FROM entries{where} AND id > ?", [*values, followed.index.listed])
+            followed.index.keep({row[0] for row in fresh})
             followed.deletions = deletions
         return followed.index
+
+    def _new_index(self, scope: Scope) -> VectorIndex:
+        """Empty, or with the lists kept beside the log; those of another state of the log, a restored one, count for
+        nothing. Room is made for all rows at once: a million of them are a gigabyte and a half."""
+        width = len(self._embedder.embed(["width"])[0])
+        newest = self._db.read("SELECT max(id) FROM entries", [])[0][0] or 0
+        stamp = str(self._db.read("SELECT value FROM meta WHERE key = 'stamp'", [])[0][0])
+        name = sha256_text(scope.tenant, scope.model, scope.prompts)[:16]
+        index = VectorIndex(width, place=Place(self._lists, name, stamp))
+        if index.listed > newest:
+            index = VectorIndex(width, place=Place(self._lists, name, f"{stamp} restored {newest}"))
+        if index.listed < 0:
+            index.reserve(self.count(scope))
+        return index
 
     def _by_id(self, ids: set[int]) -> dict[int, LogEntry]:
         found: dict[int, LogEntry] = {}
@@ -215,6 +241,13 @@ class SqliteHistory:
     def close(self) -> None:
         """Close this thread's connection."""
         self._db.close()
+
+
+def _delete(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[int]:
+    """Delete rows; gives their numbers."""
+    gone = [int(row[0]) for row in db.execute(f"SELECT id FROM entries WHERE {where}", list(values))]
+    db.execute(f"DELETE FROM entries WHERE {where}", list(values))
+    return gone
 
 
 def _marks(values: Collection[Any]) -> str:

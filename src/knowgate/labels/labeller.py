@@ -59,6 +59,10 @@ class LabelledBatch:
     vectors: Mapping[str, Vector] = field(default_factory=dict)
 
 
+Finish = Callable[[], LabelledBatch]
+LookUp = Callable[[Sequence[Question]], LookedUp]
+
+
 @dataclass(frozen=True)
 class Labeller:
     """Turns questions into label rows. A question that fails is a row with its error."""
@@ -69,6 +73,7 @@ class Labeller:
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     retriever: Retriever | None = None
     reranker: Reranker | None = None
+    look_up: LookUp | None = None  # in place of the library's
 
     def __post_init__(self) -> None:
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
@@ -88,22 +93,32 @@ class Labeller:
 
     def label(self, questions: Sequence[Question]) -> LabelledBatch:
         """Label a batch; if it fails as a whole, its questions are tried one by one."""
+        return self.begin(questions, apart=False)()
+
+    def begin(self, questions: Sequence[Question], *, apart: bool = True) -> Finish:
+        """`label` as far as it needs the LLM; the rest is done by whoever calls what this gives, in any thread."""
         try:
-            return self._batch(questions)
+            finish = self._answer(questions)
+            return finish if apart and self._can_finish_apart else _kept(finish())
         except DeviceError:  # every other question would fail, too
             raise
         except KnowgateError as error:
             if len(questions) == 1:
                 if isinstance(error, ServerError):
                     raise
-                return LabelledBatch([self._failed(questions[0], error)])
-        return self._one_by_one(questions)
+                return _kept(LabelledBatch([self._failed(questions[0], error)]))
+        return _kept(self._one_by_one(questions))
+
+    @property
+    def _can_finish_apart(self) -> bool:
+        """Whether nothing is left for an LLM once both ways are answered; a judge may be the very one that answers."""
+        return isinstance(self.grader, StringGrader) and not self.plan.mask and not self.plan.iterative
 
     def _one_by_one(self, questions: Sequence[Question]) -> LabelledBatch:
         parts, failures = [], []
         for question in questions:
             try:
-                parts.append(self._batch([question]))
+                parts.append(self._answer([question])())
             except DeviceError:
                 raise
             except KnowgateError as error:
@@ -129,21 +144,24 @@ class Labeller:
 
     # --- one batch --------------------------------------------------------------------------------
 
-    def _batch(self, questions: Sequence[Question]) -> LabelledBatch:
+    def _answer(self, questions: Sequence[Question]) -> Finish:
         """Looking up and grading go on in a thread of their own while the LLM answers."""
         start = time.perf_counter()
         with ThreadPoolExecutor(1, "knowgate-label") as beside:
-            looking = beside.submit(self.library.look_up, questions)
+            looking = beside.submit(self.look_up or self.library.look_up, questions)
             closed = self._read([self.prompts.closed(question) for question in questions], self.plan.samples, True)
             grading = self._beside(beside, lambda: self._closed(questions, closed))
             told = self._signals(questions, closed)
             found, prompts = self._evidence(questions, looking.result())
             opened = self._read_open(prompts)
-            rows = grading.result()
-        rows = [replace(row, signals=signals) for row, signals in zip(rows, told, strict=True)]
-        rows = self._open(rows, questions, found, opened)
-        share = (time.perf_counter() - start) / len(questions)
-        return LabelledBatch([replace(_compared(row), seconds=share) for row in rows], _vectors(closed))
+
+        def finish() -> LabelledBatch:
+            rows = [replace(row, signals=signals) for row, signals in zip(grading.result(), told, strict=True)]
+            rows = self._open(rows, questions, found, opened)
+            share = (time.perf_counter() - start) / len(questions)
+            return LabelledBatch([replace(_compared(row), seconds=share) for row in rows], _vectors(closed))
+
+        return finish
 
     def _beside(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
         """Grading by strings goes into the other thread; a judge may be the very LLM that is answering."""
@@ -169,8 +187,8 @@ class Labeller:
             seed=plan.seed,
             sample_layer=self.seakr_layer if seakr else None,
             sample_end=bool(seakr),
+            resumable=False,
         )
-        # handles hold the passes' caches; nobody goes on from here, so let go of them
         readings = self.model.read(prompts, want)
         return [replace(reading, resume=None, samples=reading.samples[:samples]) for reading in readings]
 
@@ -280,6 +298,10 @@ class Labeller:
             )
             for row, side, found, question, reading in zip(rows, sides, shares, questions, readings, strict=True)
         ]
+
+
+def _kept(batch: LabelledBatch) -> Finish:
+    return lambda: batch
 
 
 def graded(side: GradedAnswer, grades: Sequence[Grade], question: Question) -> GradedAnswer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import platform
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +13,8 @@ from importlib import metadata
 from typing import Any
 
 from knowgate.files import sha256_text
-from knowgate.labels.labeller import Labeller
+from knowgate.labels.labeller import LabelledBatch, Labeller
+from knowgate.labels.overlap import Overlap
 from knowgate.labels.plan import passages_shown
 from knowgate.labels.runner import LocalRunner
 from knowgate.runs import LabelRow, RunFolder, disk_error, settings_hash
@@ -20,6 +22,7 @@ from knowgate.types import Question, Runner
 
 log = logging.getLogger(__name__)
 LATER = ("open_prompts",)  # settings that runs did not keep at first
+PORTION = 64  # questions of like length that are labelled one after another
 PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s")
 
 
@@ -55,7 +58,7 @@ def label_run(
     retry_failed: bool = False,
     on_progress: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
-    """Label all questions that have no row yet; every finished batch is on disk before the next begins."""
+    """Label all questions that have no row yet; every finished batch is on disk before the next but one begins."""
     settings = describe(labeller, questions, data)
     with folder.exclusive(), _disk_errors(folder):
         folder.start(as_begun(folder, settings), {**about(), "depth": labeller.model.depth})
@@ -64,16 +67,47 @@ def label_run(
         done = folder.done()
         tally = Tally(len(questions), len(done), sum(error is not None for error in done.values()))
         on_progress(tally)
-        waiting = [question for question in questions if question.id not in done]
+        waiting = alike_together([question for question in questions if question.id not in done])
         start = time.perf_counter()
+
+        def keep(part: LabelledBatch) -> None:
+            nonlocal tally
+            folder.append(part.rows, part.vectors)
+            tally = tally.plus(part.rows, time.perf_counter() - start)
+            on_progress(tally)
+
         try:
-            for part in (runner or LocalRunner()).run(waiting, labeller.label):
-                folder.append(part.rows, part.vectors)
-                tally = tally.plus(part.rows, time.perf_counter() - start)
-                on_progress(tally)
+            _run(runner or LocalRunner(), waiting, labeller, keep)
         finally:
             _record(folder, tally)
     return tally
+
+
+def _run(
+    runner: Runner, waiting: Sequence[Question], labeller: Labeller, keep: Callable[[LabelledBatch], None]
+) -> None:
+    if not isinstance(runner, LocalRunner):  # one that may do any batch anywhere
+        for part in runner.run(waiting, labeller.label):
+            keep(part)
+        return
+    with Overlap(labeller, waiting, keep) as work:
+        for _ in runner.run(waiting, work):
+            pass
+
+
+def alike_together(questions: Sequence[Question]) -> list[Question]:
+    """Sorted by length over the whole run, so that a batch pads little, in portions that follow each other at random:
+    the time that is left can be told from the time it took. A run of a single portion stays as it is."""
+    if len(questions) <= PORTION:
+        return list(questions)
+    rising = sorted(questions, key=_length)
+    portions = [rising[place : place + PORTION] for place in range(0, len(rising), PORTION)]
+    random.Random(0).shuffle(portions)
+    return [question for portion in portions for question in portion]
+
+
+def _length(question: Question) -> int:
+    return len(question.text) + sum(len(passage.text) for passage in question.contexts)
 
 
 def _record(folder: RunFolder, tally: Tally) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ class Limits:
     prompts: int
     prompt_tokens: int
     rows: int  # answers generated side by side
-    row_tokens: int  # their prompts' tokens: every sampled answer holds a copy of its prompt's keys and values
+    row_tokens: int | None  # their prompts' tokens, where every sampled answer holds a copy of its prompt's cache
 
 
 HOST = torch.device("cpu")
@@ -29,16 +29,19 @@ CPU = Limits(prompts=64, prompt_tokens=4_096, rows=256, row_tokens=16_384)
 CUDA = Limits(prompts=2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000)
 
 
-def limits_of(model: Any, device: torch.device) -> Limits:
-    """Fixed on a CPU; on a GPU what the memory that is free now has room for, and no more than keeps it busy."""
+def limits_of(model: Any, device: torch.device, *, shared: bool = False) -> Limits:
+    """Fixed on a CPU; on a GPU what the memory that is free now has room for, and no more than keeps it busy.
+
+    shared: answers share their prompts' keys and values, so they need no room for copies of them.
+    """
     if device.type != "cuda":
-        return CPU
+        return replace(CPU, row_tokens=None) if shared else CPU
     planned, needs = room(device).planned, appetite(model)
     return Limits(
         prompts=CUDA.prompts,
         prompt_tokens=_at_most(CUDA.prompt_tokens, planned / needs.prompt_token),
         rows=_at_most(CUDA.rows, planned / needs.row),
-        row_tokens=_at_most(CUDA.row_tokens, planned / needs.row_token),
+        row_tokens=None if shared else _at_most(CUDA.row_tokens or 1, planned / needs.row_token),
     )
 
 
@@ -74,7 +77,7 @@ def _exceeds(limits: Limits, prompts: int, length: int, rows: int) -> bool:
         prompts > limits.prompts
         or prompts * length > limits.prompt_tokens
         or prompts * rows > limits.rows
-        or (rows > 1 and prompts * rows * length > limits.row_tokens)
+        or (rows > 1 and limits.row_tokens is not None and prompts * rows * length > limits.row_tokens)
     )
 
 

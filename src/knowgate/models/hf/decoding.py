@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from knowgate.errors import ModelError
-from knowgate.models.hf.drawing import draw
+from knowgate.models.hf.drawing import draw, no_numbers
 from knowgate.models.hf.half import Half, run_half
 from knowgate.models.hf.prefix import Prefixes
 from knowgate.types import Sampling
@@ -256,15 +255,20 @@ def _leave_finished(stream: Stream, rows: list[Row], alive: list[int]) -> list[i
 
 def measure(logits: torch.Tensor) -> list[Step]:
     """The most probable token of each row with its log-probability, entropy (nats) and top-two margin."""
+    tokens, first, entropy, margin = statistics(logits)
+    if not bool(torch.isfinite(first).all()):
+        raise no_numbers()
+    columns = (tokens.tolist(), first.tolist(), entropy.tolist(), margin.tolist())
+    return [Step(*values) for values in zip(*columns, strict=True)]
+
+
+def statistics(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The values of `Step` for each row, where the logits are."""
     logp = torch.log_softmax(logits.float(), dim=-1)
     top = logp.topk(2, dim=-1)
     entropy = -(logp.exp() * logp).nan_to_num().sum(dim=-1)  # a token forbidden outright has p log p = 0 * -inf
-    first = top.values[:, 0]
-    if not bool(torch.isfinite(first).all()):
-        raise ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
-    margin = top.values.exp()[:, 0] - top.values.exp()[:, 1]
-    columns = (top.indices[:, 0].tolist(), first.tolist(), entropy.tolist(), margin.tolist())
-    return [Step(*values) for values in zip(*columns, strict=True)]
+    best, second = top.values.unbind(dim=-1)
+    return top.indices[:, 0], best, entropy, best.exp() - second.exp()
 
 
 def sample(

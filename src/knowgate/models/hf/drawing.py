@@ -17,14 +17,29 @@ FEW = 256  # tokens among which top_p is looked for first
 
 def draw(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: Sampling) -> list[int]:
     """Inverse-CDF sampling: the token at which the cumulative probability passes the uniform number."""
+    numbers = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)[:, None]
+    tokens, are_finite = draw_on_device(logits, numbers, sampling)
+    if not bool(are_finite):
+        raise no_numbers()
+    drawn: list[int] = tokens[:, 0].tolist()
+    return drawn
+
+
+def draw_on_device(
+    logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As many tokens for each row of logits as it has uniform numbers, and whether all logits were numbers: nobody
+    waits for the device to know it."""
     scaled = logits.float() / sampling.temperature
     if sampling.is_whole:
-        drawn: list[int] = _pick(torch.softmax(scaled, dim=-1), uniforms, logits.shape[1] - 1).tolist()
-        return drawn
+        return _pick(torch.softmax(scaled, dim=-1), uniforms, logits.shape[1] - 1)
     kept, tokens = most_probable(scaled, sampling)
-    places = _pick(kept, uniforms, (kept > 0).sum(dim=-1) - 1)
-    chosen: list[int] = tokens.gather(1, places[:, None])[:, 0].tolist()
-    return chosen
+    places, are_finite = _pick(kept, uniforms, (kept > 0).sum(dim=-1, keepdim=True) - 1)
+    return tokens.gather(1, places), are_finite
+
+
+def no_numbers() -> ModelError:
+    return ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
 
 
 def most_probable(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,12 +66,9 @@ def _reaching(scaled: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.T
         width *= 8
 
 
-def _pick(shares: torch.Tensor, uniforms: NDArray[np.float64], last: torch.Tensor | int) -> torch.Tensor:
-    """A column for each row. last: the last one that may be chosen, as a uniform number may be rounded up to 1."""
+def _pick(shares: torch.Tensor, uniforms: torch.Tensor, last: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns for each row. last: the last one that may be chosen, as a uniform number may be rounded up to 1."""
     cumulative = shares.cumsum(dim=-1)
     total = cumulative[:, -1:]
-    if not bool(torch.isfinite(total).all()):
-        raise ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
-    target = torch.tensor(uniforms, dtype=torch.float32, device=shares.device)[:, None] * total
-    places = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return torch.minimum(places, torch.as_tensor(last, device=places.device))
+    places = torch.searchsorted(cumulative, uniforms * total, right=True)
+    return torch.minimum(places, torch.as_tensor(last, device=places.device)), torch.isfinite(total).all()

@@ -36,10 +36,11 @@ def read_labels(model: LocalModel, prompts: Sequence[MarkedTokens], columns: Seq
         use_cache=True,
     ).last_hidden_state
     width = tokens.shape[1]
-    return [
-        _logits(model.loaded.model, states[row, [width - len(prompt.ids) + mark for mark in prompt.marks]], columns)
-        for row, prompt in enumerate(prompts)
-    ]
+    line = [row for row, prompt in enumerate(prompts) for _ in prompt.marks]
+    place = [width - len(prompt.ids) + mark for prompt in prompts for mark in prompt.marks]
+    values = _logits(model.loaded.model, states[line, place], columns)
+    ends = np.cumsum([len(prompt.marks) for prompt in prompts])[:-1]
+    return [part.copy() for part in np.split(values, ends)]
 
 
 def _logits(model: Any, states: torch.Tensor, columns: Sequence[int]) -> Vector:

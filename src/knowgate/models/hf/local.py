@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -14,6 +14,7 @@ from knowgate.models.hf import load as hf_load
 from knowgate.models.hf.adapters import Adapters
 from knowgate.models.hf.batches import Work, limits_of, run_alone, run_batched
 from knowgate.models.hf.prefix import Prefixes
+from knowgate.models.hf.shared import can_share
 from knowgate.models.turns import as_text
 from knowgate.types import Prompt, Result
 
@@ -52,6 +53,11 @@ class LocalModel:
     @functools.cached_property
     def prefixes(self) -> Prefixes:
         return Prefixes()
+
+    @functools.cached_property
+    def shares(self) -> bool:
+        """Whether the answers to a prompt can share its keys and values."""
+        return can_share(self.loaded.model)
 
     def twin(self) -> Self:
         """The same weights, with beginnings of prompts of its own: those run with an adapter are no good without."""
@@ -93,20 +99,35 @@ class LocalModel:
         return list(self.loaded.tokenizer.encode(text, add_special_tokens=special))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of the whole input, in the chat template where there is one.
+        """Token ids of the whole input, in the chat template where there is one."""
+        return self.encode_all([prompt])[0]
 
-        Those of the last prompts are kept: a prompt that was seen to fit the window is read next.
-        """
-        return self._encoded(prompt).tolist()
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """`encode` for many, in one go. Those of the last prompts are kept: one that was seen to fit the window is read
+        next."""
+        kept = self._encoded
+        fresh = [prompt for prompt in dict.fromkeys(prompts) if prompt not in kept]
+        for special in (False, True):
+            some = [prompt for prompt in fresh if self._is_chat(prompt) is not special]
+            texts = [prompt.text if special else self.render(prompt.text) for prompt in some]
+            kept.update(zip(some, self._tokenise_all(texts, special=special), strict=True))
+        ids = [kept[prompt].tolist() for prompt in prompts]
+        for prompt in list(kept)[: max(0, len(kept) - KEPT_PROMPTS)]:
+            del kept[prompt]
+        return ids
 
     @functools.cached_property
-    def _encoded(self) -> Callable[[Prompt], array[int]]:
-        return functools.lru_cache(maxsize=KEPT_PROMPTS)(lambda prompt: array("i", self._encode_anew(prompt)))
+    def _encoded(self) -> dict[Prompt, array[int]]:
+        return {}
 
-    def _encode_anew(self, prompt: Prompt) -> list[int]:
-        chat = not prompt.raw and bool(self.loaded.tokenizer.chat_template)
-        text = self.render(prompt.text) if chat else prompt.text
-        return self.tokenise(text, special=not chat)
+    def _is_chat(self, prompt: Prompt) -> bool:
+        return not prompt.raw and bool(self.loaded.tokenizer.chat_template)
+
+    def _tokenise_all(self, texts: list[str], *, special: bool) -> list[array[int]]:
+        if not texts:
+            return []
+        tokenised = self.loaded.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
+        return [array("i", ids) for ids in tokenised["input_ids"]]
 
     @functools.cached_property
     def token_text(self) -> Callable[[int], str]:
@@ -123,7 +144,8 @@ class LocalModel:
     def batched(self, ids: list[list[int]], work: Work[Result], rows: int = 1) -> list[Result]:
         loaded = self.loaded
         with self.adapters.turn:
-            return run_batched(ids, limits_of(loaded.model, loaded.device), work, rows, loaded.device)
+            limits = limits_of(loaded.model, loaded.device, shared=self.shares)
+            return run_batched(ids, limits, work, rows, loaded.device)
 
     def alone(self, work: Callable[[], Result]) -> Result:
         """Work on a single question, in its turn like all that runs the weights."""

@@ -17,6 +17,7 @@ import torch
 from knowgate.errors import DeviceError, OutOfMemory
 
 SHARE = 0.6  # of the free memory, at most, with all that the allocator keeps for later
+MOST = 0.8  # of the card, whatever is free
 PLANNED = 0.25  # of it, by what a pass is known to need; caches grow by copies, which leaves as much again unusable
 # cuDNN and cuBLAS have no error for memory: under pressure they find no plan, or fail to get their workspace
 PRESSURE = (
@@ -50,8 +51,9 @@ class Room:
 
     @property
     def most(self) -> float:
-        """The share of the card that this process may hold during a pass."""
-        return min(1.0, (self.used + SHARE * self.free) / self.total)
+        """The share of the card that this process may hold during a pass; what it holds already is not taken away."""
+        held = self.used / self.total
+        return max(held, min(MOST, held + SHARE * self.free / self.total))
 
     @property
     def planned(self) -> float:
@@ -95,6 +97,9 @@ class Appetite:
     row: int
 
 
+ANSWER = 64  # tokens of an answer to have room for
+
+
 def appetite(model: Any) -> Appetite:
     """Worked out from the model's sizes."""
     config = model.config.get_text_config()
@@ -108,7 +113,7 @@ def appetite(model: Any) -> Appetite:
     return Appetite(
         prompt_token=2 * cache + states + 4 * inner * size,
         row_token=2 * cache,  # a step writes a longer copy beside the cache it replaces
-        row=4 * 4 * int(config.vocab_size),  # logits and what is made of them, in four bytes
+        row=4 * 4 * int(config.vocab_size) + ANSWER * cache,  # logits and what is made of them, in four bytes
     )
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from knowgate.errors import BadInput, BadSetting, ModelError
 from knowgate.models.backend import Backend
 from knowgate.models.hf import decoding as hf_stream
+from knowgate.models.hf import growing
 from knowgate.models.hf.decoding import Row, Stream
 from knowgate.models.hf.half import can_stop
 from knowgate.models.hf.labels import cut_prompt, label_ids, read_labels
@@ -128,10 +129,10 @@ class HFModel(LocalModel, Backend):
         )
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        return [len(self.encode(prompt)) + max_tokens <= self.window for prompt in prompts]
+        return [len(ids) + max_tokens <= self.window for ids in self.encode_all(prompts)]
 
     def _encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
-        ids = [self.encode(prompt) for prompt in prompts]
+        ids = self.encode_all(prompts)
         for row in ids:
             if not row:
                 raise BadInput("the prompt is empty: ask something.")
@@ -157,9 +158,8 @@ class HFModel(LocalModel, Backend):
         )
         blocks = {x: _vector(stream.hidden[x]) for x in layers}  # off the device in one piece
         before = [{names[x]: blocks[x][i].copy() for x in layers} for i in range(len(places))]
-        samples, states = self._sample(stream, [prompts[place] for place in places], want, ends)
-        rows = [Row() for _ in places]
-        alive = hf_stream.draft(stream, rows, want.draft_tokens, self.stop, layers if want.after_draft else ())
+        rows, alive, drawn = self._answer(stream, [prompts[place] for place in places], want, layers, ends)
+        samples, states = self._per_prompt(drawn, len(places), ends)
         return [
             Reading(
                 draft=self._completion(row, measured=True) if want.draft_tokens else None,
@@ -172,25 +172,41 @@ class HFModel(LocalModel, Backend):
             for i, row in enumerate(rows)
         ]
 
+    def _answer(
+        self, stream: Stream, prompts: list[Prompt], want: Want, layers: list[int], ends: list[int]
+    ) -> tuple[list[Row], list[int], list[Row]]:
+        """Drafts, which of them the stream still holds for who goes on from there, and all samples."""
+        after = layers if want.after_draft else []
+        # a single draft gains nothing, and is to the last bit what a stream gives
+        shared = self.shares and not want.resumable and (len(prompts) > 1 or want.samples > 0)
+        if want.samples:
+            check_sampling(want.sampling)
+        if shared and want.samples and not ends and want.sample_tokens == want.draft_tokens:
+            grown = growing.draft_and_sample(stream, _all_uniforms(prompts, want), want.sampling, self.stop, after)
+            return grown.drafts, [], grown.samples
+        drawn = self._sample(stream, prompts, want, ends) if want.samples else []
+        if shared:
+            return growing.draft(stream, want.draft_tokens, self.stop, after), [], drawn
+        rows = [Row() for _ in prompts]
+        return rows, hf_stream.draft(stream, rows, want.draft_tokens, self.stop, after), drawn
+
     def _sample_layers(self, want: Want) -> list[int]:
         return self._layers([want.sample_layer]) if want.samples and want.sample_layer is not None else []
 
-    def _sample(
-        self, stream: Stream, prompts: list[Prompt], want: Want, layers: list[int]
+    def _sample(self, stream: Stream, prompts: list[Prompt], want: Want, ends: list[int]) -> list[Row]:
+        source = stream if self.shares else stream.copy(range(len(prompts)), repeat=want.samples)
+        draw = growing.sample if self.shares else hf_stream.sample
+        uniforms = _all_uniforms(prompts, want)
+        return draw(source, uniforms, want.sampling, self.stop, ends, past_end=want.sample_end)
+
+    def _per_prompt(
+        self, drawn: list[Row], prompts: int, ends: list[int]
     ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
         """Each prompt's samples, and the states at their ends if a layer is given."""
-        if not want.samples:
-            return [()] * len(prompts), [None] * len(prompts)
-        check_sampling(want.sampling)
-        copies = stream.copy(range(len(prompts)), repeat=want.samples)
-        uniforms = np.concatenate([_uniforms(prompt, want) for prompt in prompts])
-        rows = hf_stream.sample(copies, uniforms, want.sampling, self.stop, layers, past_end=want.sample_end)
-        drawn = [self._completion(row, measured=False) for row in rows]
-        parts = [slice(i * want.samples, (i + 1) * want.samples) for i in range(len(prompts))]
-        states = [
-            _vector(torch.stack([row.after[layers[0]] for row in rows[part]])) if layers else None for part in parts
-        ]
-        return [tuple(drawn[part]) for part in parts], states
+        said, each = [self._completion(row, measured=False) for row in drawn], len(drawn) // prompts
+        parts = [slice(i * each, (i + 1) * each) for i in range(prompts)]
+        states = [_vector(torch.stack([row.after[ends[0]] for row in drawn[part]])) if ends else None for part in parts]
+        return [tuple(said[part]) for part in parts], states
 
     def _go_on(self, resume: Sequence[object], max_tokens: int) -> list[Completion]:
         """Continue drafts; those that came from one pass go on side by side."""
@@ -254,6 +270,10 @@ def _vector(state: torch.Tensor) -> Vector:
     if not np.isfinite(values).all():
         raise ModelError("the model gave NaN or infinite hidden states: its weights or number format are bad.")
     return values
+
+
+def _all_uniforms(prompts: Sequence[Prompt], want: Want) -> NDArray[np.float64]:
+    return np.concatenate([_uniforms(prompt, want) for prompt in prompts])
 
 
 def _uniforms(prompt: Prompt, want: Want) -> NDArray[np.float64]:

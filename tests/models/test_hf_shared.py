@@ -1,0 +1,85 @@
+"""Attention in two parts, against the plain one over keys and values that are repeated for every answer."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import DynamicCache
+
+from knowgate.models.hf.shared import Branches, attend, can_share, sharing
+
+
+class Attention:
+    """As much of an attention layer as is asked for."""
+
+    layer_idx = 0
+
+
+def config(**values):
+    return SimpleNamespace(
+        get_text_config=lambda: SimpleNamespace(_attn_implementation="sdpa", **values), _attn_implementation="sdpa"
+    )
+
+
+@pytest.mark.parametrize(("heads", "groups", "answers"), [(2, 3, 4), (1, 1, 1), (3, 2, 5)])
+def test_two_parts_are_the_attention_over_all_tokens(heads, groups, answers):
+    torch.manual_seed(0)
+    prompts, length, width, steps = 3, 7, 8, 4
+    keys, values = torch.randn(2, prompts, heads, length, width)
+    mask = torch.tensor([[1] * 7, [1, 1, 0, 0, 1, 1, 1], [0] * 6 + [1]])  # padding may follow a shared beginning
+    branches = Branches(DynamicCache([(keys, values)]), mask, answers, room=steps)
+    model, own = SimpleNamespace(config=config()), []
+    for step in range(steps):
+        query = torch.randn(prompts * answers, heads * groups, 1, width)
+        own.append(torch.randn(2, prompts * answers, heads, 1, width))
+        with sharing(model, branches):
+            given = branches.update(own[-1][0], own[-1][1], 0)
+            ours, _ = attend(Attention(), query, *given, None, scaling=0.3)
+        all_keys, all_values = (
+            torch.cat([part.repeat_interleave(answers, dim=0), *(pair[i] for pair in own)], dim=2)
+            for i, part in enumerate((keys, values))
+        )
+        seen = torch.cat([mask.bool().repeat_interleave(answers, 0), torch.ones(prompts * answers, step + 1).bool()], 1)
+        plain = scaled_dot_product_attention(
+            query, all_keys, all_values, attn_mask=seen[:, None, None], scale=0.3, enable_gqa=True
+        )
+        torch.testing.assert_close(ours, plain.transpose(1, 2), atol=1e-5, rtol=1e-5)
+
+
+def test_answers_that_are_kept_keep_their_own_keys():
+    keys = torch.arange(2.0)[:, None, None, None].expand(2, 1, 3, 1)
+    branches = Branches(DynamicCache([(keys, keys)]), torch.ones(2, 3), answers=3, room=2)
+    branches.update(torch.arange(6.0)[:, None, None, None], torch.arange(6.0)[:, None, None, None], 0)
+    branches.select(torch.tensor([1]), torch.tensor([[1]]), torch.tensor([[2, 0]]))
+    own, _ = branches.update(torch.tensor([8.0, 9.0])[:, None, None, None], torch.zeros(2, 1, 1, 1), 0)
+    assert own.flatten().tolist() == [5.0, 8.0, 3.0, 9.0]
+    assert branches.layers[0].prompt_keys.flatten().tolist() == [1.0] * 3
+
+
+def test_the_models_own_attention_is_back_after_an_error():
+    text = SimpleNamespace(_attn_implementation="sdpa")
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
+    with contextlib.suppress(RuntimeError), sharing(model, SimpleNamespace()):
+        assert text._attn_implementation != "sdpa"
+        raise RuntimeError
+    assert text._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("values", "shares"),
+    [
+        ({}, True),
+        ({"layer_types": ["full_attention"]}, True),
+        ({"sliding_window": None}, True),
+        ({"sliding_window": 4096}, False),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, False),
+        ({"attn_logit_softcapping": 50.0}, False),
+    ],
+)
+def test_only_plain_attention_is_shared(values, shares):
+    assert can_share(SimpleNamespace(config=config(**values), _supports_attention_backend=True)) == shares
+    assert not can_share(SimpleNamespace(config=config(**values)))
