@@ -96,7 +96,7 @@ class Labeller:
             if len(questions) == 1:
                 if isinstance(error, ServerError):
                     raise
-                return LabelledBatch([self._failed(questions[0], error)])
+                return self.failed(questions[0], str(error))
         return self._one_by_one(questions)
 
     def _one_by_one(self, questions: Sequence[Question]) -> LabelledBatch:
@@ -108,13 +108,14 @@ class Labeller:
                 raise
             except KnowgateError as error:
                 failures.append(error)
-                parts.append(LabelledBatch([self._failed(question, error)]))
+                parts.append(self.failed(question, str(error)))
         if len(failures) == len(questions) and all(isinstance(error, NOT_THEIRS) for error in failures):
             raise failures[0]  # the server or the GPU is at fault, not the questions
         return join(parts)
 
-    def _failed(self, question: Question, error: Exception) -> LabelRow:
-        return replace(self._blank(question), error=str(error))
+    def failed(self, question: Question, why: str) -> LabelledBatch:
+        """The row of a question that could not be labelled."""
+        return LabelledBatch([replace(self._blank(question), error=why)])
 
     def _blank(self, question: Question) -> LabelRow:
         return LabelRow(
