@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting, MissingExtra, ServerError
+from knowgate.evaluation import evaluate
 from knowgate.labels import label
 from knowgate.labels.labeller import Labeller
 from knowgate.labels.plan import Plan
@@ -22,9 +24,10 @@ from knowgate.labels.ray.runner import RayRunner
 from knowgate.labels.recipe import LabelRecipe, identity
 from knowgate.labels.runner import LocalRunner
 from knowgate.labels.session import label_run
+from knowgate.preferences import PreferenceFolder, prefer
 from knowgate.prompts import AnswerPrompts
 from knowgate.retrieval import build_index, load_retriever
-from knowgate.runs import RunFolder
+from knowgate.runs import RunFolder, read_needs
 from knowgate.types import Passage, Question
 from tests.support.processes import python
 
@@ -34,7 +37,9 @@ SMALL = LocalRunner(first=4, largest=4)
 
 def questions(n=16):
     return [
-        Question(f"What is word{i} of the list?", f"q{i}", (f"word{i}",), contexts=(Passage(f"p{i}", f"It is word{i}."),))
+        Question(
+            f"What is word{i} of the list?", f"q{i}", (f"word{i}",), contexts=(Passage(f"p{i}", f"It is word{i}."),)
+        )
         for i in range(n)
     ]
 
@@ -193,7 +198,11 @@ def test_every_question_has_one_row_equal_to_the_local_ones_whatever_dies(nodes,
     label_run(here, questions(), labeller(index), data="d", runner=SMALL)
     made = labeller(index)
     runner = RayRunner(
-        Cluster(nodes.address, Share(workers=3)), Trouble(recipe(index), str(tmp_path)), made.failed, identity(made), SMALL
+        Cluster(nodes.address, Share(workers=3)),
+        Trouble(recipe(index), str(tmp_path)),
+        made.failed,
+        identity(made),
+        SMALL,
     )
     tally = label_run(there, questions(), made, data="d", runner=runner)
     local, far = by_id(here), by_id(there)
@@ -237,7 +246,9 @@ def test_a_machine_with_another_version_is_refused_by_name(nodes, tmp_path):
     (other / "version.py").write_text('VERSION = "0.0.9"\n')
     node = nodes.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(other.parent)}, object_store_memory=100 << 20)
     try:
-        with pytest.raises(BadSetting, match=r"other versions of knowgate than this one \(.*: 0\.0\.9\. Install the same"):
+        with pytest.raises(
+            BadSetting, match=r"other versions of knowgate than this one \(.*: 0\.0\.9\. Install the same"
+        ):
             label(questions(2), model="fake", out=tmp_path / "run", runner=f"ray:{nodes.address}")
     finally:
         nodes.remove_node(node)
@@ -248,6 +259,34 @@ def test_a_machine_with_another_model_is_refused(nodes, tmp_path):
     runner = RayRunner(Cluster(nodes.address), recipe(), made.failed, {**identity(made), "model": "another"}, SMALL)
     with pytest.raises(BadSetting, match=r"other files than this one: its model is fake-\w+, not another"):
         label_run(RunFolder(tmp_path / "run"), questions(2), made, data="d", runner=runner)
+
+
+def test_preferences_and_decisions_made_on_a_cluster_are_those_made_here(nodes, tmp_path):
+    far = f"ray:{nodes.address}?workers=2"
+    table = {"word1 of": {"closed": "x", "open": "word1", "when": "It is"}}
+    (tmp_path / "model.json").write_text(json.dumps(table))
+    model = f"fake:{tmp_path / 'model.json'}"
+    asked = [
+        replace(question, contexts=(*question.contexts, Passage("n", "Nothing is said here.")))
+        for question in questions(8)
+    ]
+    run = label(asked, model=model, samples=0, layers="none", out=tmp_path / "run")
+    for name, runner in (("here", None), ("there", far)):
+        counts = prefer(run, tmp_path / name, source="benefit", model=model, candidates=2, runner=runner)
+        assert (counts.done, counts.failed) == (8, 0)
+    here, there = ({row.id: row for row in PreferenceFolder(tmp_path / name).rows()} for name in ("here", "there"))
+    assert there == here
+    assert there["q1"].candidates[0].shift == 1
+
+    gates = ["prompt", "logprob:mean"]
+    evaluate(gates, data=asked, model=model, out=tmp_path / "eval-here", resamples=0)
+    evaluate(gates, data=asked, model=model, out=tmp_path / "eval-there", resamples=0, runner=far)
+    needs = [
+        {item.gate: item.needs for item in read_needs(next((tmp_path / name / "runs").iterdir()))}
+        for name in ("eval-here", "eval-there")
+    ]
+    assert set(needs[0]) == set(gates)
+    assert needs[1] == needs[0]
 
 
 def test_importing_the_labels_loads_no_ray():

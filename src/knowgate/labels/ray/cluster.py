@@ -155,7 +155,9 @@ class Crew:
 def machines(ray: Any) -> list[Machine]:
     found = [node for node in ray.nodes() if node["Alive"]]
     return [
-        Machine(node["NodeID"], node["NodeManagerAddress"], *(_amount(node["Resources"], key) for key in ("CPU", "GPU")))
+        Machine(
+            node["NodeID"], node["NodeManagerAddress"], *(_amount(node["Resources"], key) for key in ("CPU", "GPU"))
+        )
         for node in found
     ]
 
@@ -200,9 +202,14 @@ def check_versions(ray: Any, nodes: Sequence[Machine]) -> None:
 
     asked = ray.remote(num_cpus=0, max_retries=2)(_version_teller())
     told = ray.get(
-        [asked.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote() for node in nodes]
+        [
+            asked.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote()
+            for node in nodes
+        ]
     )
-    other = [f"{node.host}: {version or 'none'}" for node, version in zip(nodes, told, strict=True) if version != VERSION]
+    other = [
+        f"{node.host}: {version or 'none'}" for node, version in zip(nodes, told, strict=True) if version != VERSION
+    ]
     if other:
         raise BadSetting(
             f"the machines of the Ray cluster have other versions of knowgate than this one ({VERSION}): "
@@ -215,9 +222,9 @@ def _version_teller() -> Any:
 
     def told() -> str:
         try:
-            from knowgate.version import VERSION as there
+            from knowgate import version
         except ImportError:
             return ""
-        return str(there)
+        return version.VERSION
 
     return told

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from knowgate import errors
@@ -48,7 +49,7 @@ class Place:
 
     def enter(self) -> None:
         """Paths in the recipe are those of whoever started the run; without a share, a GPU is not touched."""
-        if os.path.isdir(self.folder):
+        if Path(self.folder).is_dir():
             os.chdir(self.folder)
         if not self.gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
