@@ -86,10 +86,14 @@ class LocalModel:
     def depth(self) -> int:
         return int(self.config.get_text_config().num_hidden_layers) + 1
 
+    @property
+    def has_template(self) -> bool:
+        return bool(self.loaded.tokenizer.chat_template)
+
     def render(self, text: str) -> str:
         """The text as a user turn, up to where the answer begins. Models without a chat template get it bare."""
         tokenizer = self.loaded.tokenizer
-        if not tokenizer.chat_template:
+        if not self.has_template:
             return text
         turn = [{"role": "user", "content": as_text(text, tokenizer.all_special_tokens)}]
         return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
@@ -109,7 +113,7 @@ class LocalModel:
         return functools.lru_cache(maxsize=KEPT_PROMPTS)(lambda prompt: array("i", self._encode_anew(prompt)))
 
     def _encode_anew(self, prompt: Prompt) -> list[int]:
-        chat = not prompt.raw and bool(self.loaded.tokenizer.chat_template)
+        chat = not prompt.raw and self.has_template
         text = self.render(prompt.text) if chat else prompt.text
         return self.tokenise(text, special=not chat)
 

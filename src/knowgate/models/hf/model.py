@@ -6,24 +6,23 @@ Knows nothing of gates or retrieval.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, BadSetting, ModelError
 from knowgate.models.backend import Backend
 from knowgate.models.hf import decoding as hf_stream
 from knowgate.models.hf.decoding import Row, Stream
 from knowgate.models.hf.half import can_stop
-from knowgate.models.hf.labels import cut_prompt, label_ids, read_labels
+from knowgate.models.hf.labels import read_labels
 from knowgate.models.hf.local import LocalModel
 from knowgate.models.hf.pieces import BROKEN, GrowingText
 from knowgate.models.hf.score import AnsweredPrompt, mean_logprobs
-from knowgate.models.sampling import check_sampling
+from knowgate.models.marked import cut_prompt, label_ids
+from knowgate.models.sampling import check_sampling, uniforms_of
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Token, Vector, Want
 
 
@@ -183,7 +182,7 @@ class HFModel(LocalModel, Backend):
             return [()] * len(prompts), [None] * len(prompts)
         check_sampling(want.sampling)
         copies = stream.copy(range(len(prompts)), repeat=want.samples)
-        uniforms = np.concatenate([_uniforms(prompt, want) for prompt in prompts])
+        uniforms = np.concatenate([uniforms_of(prompt, want) for prompt in prompts])
         rows = hf_stream.sample(copies, uniforms, want.sampling, self.stop, layers, past_end=want.sample_end)
         drawn = [self._completion(row, measured=False) for row in rows]
         parts = [slice(i * want.samples, (i + 1) * want.samples) for i in range(len(prompts))]
@@ -254,11 +253,3 @@ def _vector(state: torch.Tensor) -> Vector:
     if not np.isfinite(values).all():
         raise ModelError("the model gave NaN or infinite hidden states: its weights or number format are bad.")
     return values
-
-
-def _uniforms(prompt: Prompt, want: Want) -> NDArray[np.float64]:
-    """Random numbers that depend on the seed and the prompt alone."""
-    if want.seed is None:
-        return np.random.default_rng().random((want.samples, want.sample_tokens))
-    key = hashlib.sha256(f"{want.seed}\0{prompt.text}".encode()).digest()
-    return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).random((want.samples, want.sample_tokens))
