@@ -18,6 +18,15 @@ def smollm():
     return load_model("smollm")
 
 
+@pytest.fixture(scope="session")
+def smollm_llamacpp():
+    """The same weights, run by llama.cpp in-process; only for tests marked `model`."""
+    pytest.importorskip("xllamacpp", reason="needs the extra 'llamacpp'")
+    from knowgate.models import gguf_behind, load_model
+
+    return load_model(f"llamacpp:{gguf_behind('smollm')}")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """In parallel (`make test`) a file stays in one process; the tests of the embedded model share one process, too."""

@@ -33,8 +33,8 @@ def plugged_section() -> Iterator[str]:
         return
     yield "\n### Plugged into another LLM (Table 4)\n"
     yield (
-        "A judge that learnt from one LLM decides for another by its own verdict: accuracy (retrieval rate) / random as "
-        'often. A judge reads the question alone. AUROC: of "does not know", where 0.5 is chance.\n'
+        "A judge that learnt from one LLM decides for another by its own verdict: accuracy (retrieval rate) / random "
+        'as often. A judge reads the question alone. AUROC: of "does not know", where 0.5 is chance.\n'
     )
     yield table(COLUMNS, [*((*line, "–") for line in PAPER), *rows])
 

@@ -13,7 +13,8 @@ from knowgate.labels.labeller import Labeller, Plan
 from knowgate.labels.session import label_run
 from knowgate.models.fake import FakeModel
 from knowgate.models.hf import decoding as hf_stream
-from knowgate.models.hf.model import HFModel, _uniforms
+from knowgate.models.hf.model import HFModel
+from knowgate.models.sampling import uniforms_of
 from knowgate.prompts.answer import AnswerPrompts
 from knowgate.runs.readings import recorded
 from knowgate.runs.run_folder import RunFolder
@@ -220,7 +221,7 @@ def test_the_states_of_a_reading_are_those_of_its_samples(model):
     ids = model.tokenise(model.render(PROMPTS[1].text))
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, [ids], model.pad, model.loaded.device, [2])
-        rows = hf_stream.sample(stream.copy([0], repeat=4), _uniforms(PROMPTS[1], want), Sampling(), model.stop)
+        rows = hf_stream.sample(stream.copy([0], repeat=4), uniforms_of(PROMPTS[1], want), Sampling(), model.stop)
     expected = [direct(model, ids + row.tokens, 2) for row in rows]
     np.testing.assert_allclose(reading.sample_states, expected, atol=2e-4)
     assert set(reading.hidden) == {1}

@@ -60,10 +60,13 @@ def long_answers():
     return FakeModel({prompt.text: f"answer {i} has five words" for i, prompt in enumerate(PROMPTS)})
 
 
-@pytest.fixture(params=["fake", "replay", "openai", pytest.param("smollm", marks=pytest.mark.model)])
+LOCAL = [pytest.param(name, marks=pytest.mark.model) for name in ("smollm", "smollm_llamacpp")]
+
+
+@pytest.fixture(params=["fake", "replay", "openai", *LOCAL])
 def model(request, tmp_path):
-    if request.param == "smollm":
-        return request.getfixturevalue("smollm")
+    if "smollm" in request.param:
+        return request.getfixturevalue(request.param)
     if request.param == "openai":
         quick = Patience(timeout=120, total=360, retries=1, backoff=0.0)
         return OpenAIModel("m", "http://server.test/v1", patience=quick, transport=httpx.MockTransport(ChatServer()))

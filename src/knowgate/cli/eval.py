@@ -13,7 +13,7 @@ from rich.text import Text
 from knowgate.cli.console import WORDS, print_json, say_page
 from knowgate.cli.gate_specs import split_specs
 from knowgate.cli.label import labelling_bar
-from knowgate.cli.options import Candidates, Rerank
+from knowgate.cli.options import Candidates, Rerank, RunnerSpec
 from knowgate.cli.paths import path
 from knowgate.cli.tables import print_text, wide_console
 from knowgate.cli.weighing import weighing_bar
@@ -100,6 +100,7 @@ def eval_(
     search_seconds: Annotated[
         float, typer.Option(min=0, help="For latency: how long a search takes.")
     ] = SEARCH_SECONDS,
+    runner: RunnerSpec = "local",
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
 ) -> None:
@@ -131,6 +132,7 @@ def eval_(
             record=record,
             resamples=resamples,
             seed=seed,
+            runner=runner,
             on_progress=show,
             on_weighed=weighed,
         )

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from knowgate.cli.console import WORDS
-from knowgate.cli.options import Candidates, Prompts, Rerank
+from knowgate.cli.options import Candidates, Prompts, Rerank, RunnerSpec
 from knowgate.cli.progress import question_bar
 from knowgate.files import write_text
 from knowgate.labels import Tally, compare_graders, make_sets
@@ -71,6 +71,7 @@ def label(
     lang: Annotated[str | None, typer.Option(help="Force the prompt language: en or zh.")] = None,
     prompts: Prompts = None,
     retry_failed: Annotated[bool, typer.Option(help="Try questions again that failed before.")] = False,
+    runner: RunnerSpec = "local",
     compare: Annotated[
         bool, typer.Option("--compare-graders", help="Print how far graders agree on this run.")
     ] = False,
@@ -97,7 +98,7 @@ def label(
                 top_k=top_k,
                 max_tokens=max_tokens,
                 grade=grade,
-                judge=judging,
+                judge=judging if runner == "local" else judge,
                 judge_prompt=judge_prompt,
                 mask=mask,
                 mask_samples=mask_samples,
@@ -111,6 +112,7 @@ def label(
                 lang=lang,
                 prompts=prompts,
                 retry_failed=retry_failed,
+                runner=runner,
                 on_progress=last.then(show),
             )
     except KeyboardInterrupt:

@@ -56,3 +56,12 @@ Prompts = Annotated[
         "--prompts", parser=path, metavar="free|FILE", help="Wording: free (answers at length), or your own TOML file."
     ),
 ]
+RunnerSpec = Annotated[
+    str,
+    typer.Option(
+        "--runner",
+        metavar="local|ray[:ADDRESS]",
+        help="Where the LLM runs: local (this process), ray:local, ray (a running cluster) or ray:HOST:PORT; options "
+        "follow a '?': 'ray:local?workers=2', 'ray?workers=8&gpus=0.5'. Needs the extra 'ray'.",
+    ),
+]

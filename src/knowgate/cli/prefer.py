@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import WORDS
-from knowgate.cli.options import Labels, Lang, Limit, Prompts, Seed
+from knowgate.cli.options import Labels, Lang, Limit, Prompts, RunnerSpec, Seed
 from knowgate.cli.paths import path
 from knowgate.cli.progress import Show, progress
 from knowgate.pipeline import Settings, build_prompts
@@ -51,6 +51,7 @@ def prefer(
     seed: Seed = 0,
     lang: Lang = None,
     prompts: Prompts = None,
+    runner: RunnerSpec = "local",
 ) -> None:
     """Measure what each candidate passage does to the LLM: the data `fit reranker` learns from. Resumable.
 
@@ -61,7 +62,8 @@ def prefer(
         with progress("measuring", "questions", WORDS) as show:
             counts = prefer_labelled(
                 labels, out, source=source, gate=gate, index=index, data=data, candidates=candidates, top=top,
-                cut=cut, model=model, split=split, limit=limit, seed=seed, prompts=wording, watch=_watching(show),
+                cut=cut, model=model, split=split, limit=limit, seed=seed, prompts=wording, runner=runner,
+                watch=_watching(show),
             )  # fmt: skip
     except KeyboardInterrupt:
         WORDS.print(f"{len(PreferenceFolder(out).done())} questions are safe in {out}; the same command goes on.")

@@ -23,7 +23,7 @@ from knowgate.labels import CANDIDATES, Tally
 from knowgate.prompts import load_answer_prompts
 from knowgate.runs import Runs, Trial, load_trial, run_paths
 from knowgate.statistics import RESAMPLES, Bools, Draws
-from knowgate.types import Arbiter, Gate, Model, Reranker, Retriever
+from knowgate.types import Arbiter, Gate, Model, Reranker, Retriever, Runner
 
 GateLike = str | Path | Gate
 MODEL = "smollm"  # answers questions where none is named
@@ -54,6 +54,7 @@ def evaluate(
     record: bool = False,
     resamples: int = RESAMPLES,
     seed: int = 0,
+    runner: str | Runner | None = None,
     on_progress: Callable[[Tally], None] = lambda tally: None,
     on_weighed: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
@@ -76,6 +77,7 @@ def evaluate(
     price_retrieval, price_wrong: of one search and of one wrong answer, in any currency; where rows have answers after
     several rounds of retrieval, the evaluation then has a table of skipping, one retrieval and several, chosen by
     expected gain.
+    runner: where the LLM runs, 'local' or a Ray cluster as in `label`; model, index and gates by name.
     record: keep what all gates said beside the rows, for whoever has the rows alone. resamples, seed: of the bootstrap.
 
     Example:
@@ -92,12 +94,12 @@ def evaluate(
     if data is not None and out is not None:
         made = answer_now(
             asked, data, model=llm, prompts=prompts, index=index, rerank=rerank, candidates=candidates, k=k, out=out,
-            limit=limit, plug_in=plug_in, on_progress=on_progress,
+            limit=limit, plug_in=plug_in, runner=runner, on_progress=on_progress,
         )  # fmt: skip
         runs, named = made.runs, made.gates
     elif model is not None:
         wording = load_answer_prompts(Path(prompts)) if prompts is not None else None
-        named = ask_now(asked, run_paths(runs or []), model=model, prompts=wording, plug_in=plug_in)
+        named = ask_now(asked, run_paths(runs or []), model=model, prompts=wording, plug_in=plug_in, runner=runner)
     try:
         trial = load_trial(run_paths(runs or []))
         looking = [] if second_look is None else [str(second_look)]

@@ -6,34 +6,24 @@ What they decide is kept beside the rows, timed, so that the run can be evaluate
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from knowgate.datasets import Data, data_name
 from knowgate.errors import BadSetting
-from knowgate.gates import (
-    bind_gate,
-    far_share,
-    folder_of,
-    gate_name,
-    is_told,
-    load_gate,
-    measure_distances,
-    read_questions,
-    score_both,
-)
-from knowgate.labels import CANDIDATES, Tally, label
+from knowgate.evaluation.deciding import Decided, Decider, DecideRecipe, LiveGate, bound, cannot_decide
+from knowgate.gates import far_share, gate_name, is_told
+from knowgate.labels import CANDIDATES, LocalRunner, Tally, far_runner, is_far, label, named
 from knowgate.models import as_model
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
 from knowgate.rerank import as_reranker
 from knowgate.retrieval import as_retriever
 from knowgate.runs import RecordedNeeds, RunFolder, Trial, load_trial, question_of, read_needs, write_needs
-from knowgate.types import Gate, Model, Reranker, Retriever
+from knowgate.types import Gate, Model, Reranker, Retriever, Runner
 
 log = logging.getLogger(__name__)
-BATCH = 32
+BATCHES = LocalRunner(first=32, largest=32)
 MAX_TOKENS = 32
 LAYERS = "mid,late"
 AUTO = "auto"  # stands for all gates that the rows allow
@@ -45,19 +35,6 @@ class LiveRuns:
 
     runs: list[Path]
     gates: list[str]
-
-
-@dataclass(frozen=True)
-class LiveGate:
-    """A gate bound to the LLM, under the name its needs are recorded by.
-
-    lasting: the name says all about the gate, so that needs on record under it are its own. A folder may have been
-    fitted or calibrated again since, and so may an object; a log may have grown. They decide anew.
-    """
-
-    name: str
-    gate: Gate
-    lasting: bool
 
 
 def answer_now(
@@ -73,6 +50,7 @@ def answer_now(
     k: int | None = None,
     limit: int | None = None,
     plug_in: bool = False,
+    runner: str | Runner | None = None,
     on_progress: Callable[[Tally], None] = lambda tally: None,
 ) -> LiveRuns:
     """Label the questions and let the gates decide on them. data: one or several specs, between commas, or questions.
@@ -85,19 +63,22 @@ def answer_now(
     retriever = as_retriever(index) if index is not None else None
     reranker = as_reranker(rerank) if rerank is not None else None
     names = record_names(gates)
-    bound = [
-        _bound(name, gate, llm, wording, plug_in=plug_in)
+    deciding = [
+        bound(name, gate, llm, wording, plug_in=plug_in)
         for name, gate in zip(names, gates, strict=True)
         if gate != AUTO
     ]
+    specs = [gate for gate in gates if gate != AUTO]
+    far = _far(runner, model, deciding, specs, wording, plug_in=plug_in)
     runs = []
     for part in parts:
         run = label(
             part,
-            model=llm,
+            model=model if far else llm,
             prompts=prompts,
-            index=retriever,
-            rerank=reranker,
+            index=index if far else retriever,
+            rerank=rerank if far else reranker,
+            runner=runner,
             candidates=candidates,
             k=k,
             out=Path(out) / "runs" / folder_name(part),
@@ -107,7 +88,7 @@ def answer_now(
             limit=limit,
             on_progress=on_progress,
         )
-        decide_on(run, llm, wording, bound)
+        decide_on(run, deciding, lambda some: Decider(llm, wording, some), far)
         runs.append(run.path)
     return LiveRuns(runs, names)
 
@@ -119,6 +100,7 @@ def ask_now(
     model: str | Model,
     prompts: AnswerPrompts | None = None,
     plug_in: bool = False,
+    runner: str | Runner | None = None,
 ) -> list[str | Gate]:
     """Let gates decide on recorded questions that need more than the rows hold; what they say is kept beside the rows.
 
@@ -128,10 +110,33 @@ def ask_now(
     _check_same(trial, llm, wording)
     asked = [gate for gate in gates if gate != AUTO and not is_told(trial, gate, plug_in=plug_in)]
     names = dict(zip(map(id, asked), record_names(asked), strict=True))
-    bound = [_bound(names[id(gate)], gate, llm, wording, plug_in=plug_in) for gate in asked]
+    deciding = [bound(names[id(gate)], gate, llm, wording, plug_in=plug_in) for gate in asked]
+    far = _far(runner, model, deciding, asked, wording, plug_in=plug_in)
     for run in runs:
-        decide_on(RunFolder(run), llm, wording, bound)
+        decide_on(RunFolder(run), deciding, lambda some: Decider(llm, wording, some), far)
     return [names.get(id(gate), gate) for gate in gates]
+
+
+def _far(
+    runner: str | Runner | None,
+    model: str | Model,
+    deciding: Sequence[LiveGate],
+    gates: Sequence[str | Gate],
+    prompts: AnswerPrompts,
+    *,
+    plug_in: bool,
+) -> Callable[[Sequence[LiveGate]], Runner] | None:
+    """How to have gates decide on a cluster, if that is wished. deciding: the same gates, bound here."""
+    if not is_far(runner):
+        return None
+    spec = str(named("model", model))
+    specs = {one.name: str(named("gate", gate)) for one, gate in zip(deciding, gates, strict=True)}
+
+    def made(some: Sequence[LiveGate]) -> Runner:
+        recipe = DecideRecipe(spec, tuple(specs[one.name] for one in some), prompts, plug_in)
+        return far_runner(str(runner), recipe, cannot_decide, {"wording": prompts.fingerprint})
+
+    return made
 
 
 def _check_same(trial: Trial, model: Model, prompts: AnswerPrompts) -> None:
@@ -169,34 +174,31 @@ def record_names(gates: Sequence[str | Gate]) -> list[str]:
     return names
 
 
-def _bound(name: str, gate: str | Gate, model: Model, prompts: AnswerPrompts, *, plug_in: bool) -> LiveGate:
-    loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-    reads_log = type(loaded).recall is not Gate.recall  # which may have grown since
-    lasting = isinstance(gate, str) and folder_of(gate) is None and not reads_log
-    return LiveGate(name, bind_gate(loaded, model, prompts), lasting)
+def decide_on(
+    run: RunFolder,
+    gates: Sequence[LiveGate],
+    decider: Callable[[Sequence[Gate]], Decider],
+    far: Callable[[Sequence[LiveGate]], Runner] | None = None,
+) -> None:
+    """Needs of gates that have none on record; a batch at a time, as the pipeline would.
 
-
-def decide_on(run: RunFolder, model: Model, prompts: AnswerPrompts, gates: Sequence[LiveGate]) -> None:
-    """Needs of gates that have none on record; a batch at a time, as the pipeline would."""
+    far: makes the runner that has them all decide elsewhere; here, one gate follows the other.
+    """
     questions = [question_of(row) for row in run.rows() if row.error is None]
     have = {item.gate for item in read_needs(run.path)}
-    for one in gates:
-        if not questions or (one.lasting and one.name in have):
-            continue
-        log.info("%s decides on %d questions", one.name, len(questions))
-        start = time.perf_counter()
-        needs: list[float] = []
-        raws: list[float] = []
-        distances: list[float | None] = []
-        for first in range(0, len(questions), BATCH):
-            part = questions[first : first + BATCH]
-            readings = read_questions(model, [one.gate], part, prompts)
-            scored = score_both(one.gate, part, readings)
-            needs += scored.needs
-            raws += scored.raw or []
-            distances += measure_distances(one.gate, part, readings)
-        seconds = (time.perf_counter() - start) / len(questions)
-        ids = [question.id for question in questions]
-        by_id, raw = dict(zip(ids, needs, strict=True)), dict(zip(ids, raws, strict=False))
-        about, far = one.gate.note, far_share(distances)
-        write_needs(run.path, [RecordedNeeds(one.name, one.gate.threshold, by_id, about, seconds, raw, far)])
+    asked = [one for one in gates if questions and not (one.lasting and one.name in have)]
+    for some in ([asked] if asked else []) if far else [[one] for one in asked]:
+        log.info("%s decides on %d questions", ", ".join(one.name for one in some), len(questions))
+        runner: Runner = far(some) if far else BATCHES
+        said = [Decided() for _ in some]
+        for part in runner.run(questions, decider([one.gate for one in some]).decide):
+            for so_far, more in zip(said, part, strict=True):
+                so_far.add(more)
+        write_needs(run.path, [_recorded(one, told) for one, told in zip(some, said, strict=True)])
+
+
+def _recorded(one: LiveGate, said: Decided) -> RecordedNeeds:
+    seconds = said.seconds / len(said.needs)
+    return RecordedNeeds(
+        one.name, one.gate.threshold, said.needs, one.gate.note, seconds, said.raw, far_share(said.distances)
+    )

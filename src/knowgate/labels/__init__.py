@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from knowgate.labels.mask import is_mask, says_mask
     from knowgate.labels.plan import CANDIDATES, Plan, passages_shown
     from knowgate.labels.runner import LocalRunner
+    from knowgate.labels.running import far_runner, is_far, named, near_runner
     from knowgate.labels.session import Tally, about, fingerprint_questions, label_run
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -32,15 +33,19 @@ __all__ = [
     "about",
     "compare_graders",
     "entries_of",
+    "far_runner",
     "fingerprint_questions",
     "golds",
     "import_answers",
+    "is_far",
     "is_mask",
     "label",
     "label_run",
     "load_grader",
     "make_sets",
+    "named",
     "named_layers",
+    "near_runner",
     "passages_shown",
     "says_mask",
     "scope_of",

@@ -14,6 +14,8 @@ from knowgate.labels.grading import load_grader
 from knowgate.labels.labeller import Labeller
 from knowgate.labels.layers import layer_numbers
 from knowgate.labels.plan import CANDIDATES, FOUND, Plan
+from knowgate.labels.recipe import LabelRecipe, identity
+from knowgate.labels.running import far_runner, is_far, named, near_runner
 from knowgate.labels.session import Tally, label_run
 from knowgate.models import as_model, check_sampling
 from knowgate.prompts import load_answer_prompts
@@ -21,7 +23,7 @@ from knowgate.rerank import as_reranker, other_llm
 from knowgate.retrieval import as_retriever
 from knowgate.runs import RunFolder
 from knowgate.signals import SAMPLES
-from knowgate.types import Model, Reranker, Retriever
+from knowgate.types import Model, Reranker, Retriever, Runner
 
 log = logging.getLogger(__name__)
 MOST = 1_000_000  # samples, tokens or passages of one question
@@ -57,6 +59,7 @@ def label(
     lang: str | None = None,
     prompts: str | Path | None = None,
     retry_failed: bool = False,
+    runner: str | Runner | None = None,
     on_progress: Callable[[Tally], None] = lambda tally: None,
 ) -> RunFolder:
     """Answer questions closed- and open-book, sample, grade, and keep it all in the folder `out`.
@@ -75,6 +78,7 @@ def label(
     k: passages; 3 from an index, all of the questions' own, unless given.
     layers: hidden states to keep: mid, late, last, numbers, or 'none'. seakr: also how far apart samples end.
     prompts: 'free' (answers at length, with reasons) or a TOML file with your own wording; lang forces 'en' or 'zh'.
+    runner: 'local', or a Ray cluster: 'ray:local?workers=2', 'ray:HOST:PORT?gpus=0.5'; model, index and judge by name.
     retry_failed: try questions again that failed before. on_progress: told how far the run is, batch by batch.
 
     Example:
@@ -83,6 +87,7 @@ def label(
     _check_rerank(rerank, candidates, k, closed_book=closed_book)
     _check_counts(samples=(samples, 0), open_samples=(open_samples, 0), max_tokens=(max_tokens, 1), k=(k, 1))
     _check_counts(mask_samples=(mask_samples, 0))
+    far = is_far(runner)
     if mask_samples and not mask:
         raise BadSetting("--mask-samples are answers to MASK passages: add --mask.")
     check_within(temperature, "the temperature", most=100)
@@ -107,12 +112,34 @@ def label(
         iterative=iterative,
     )
     check_sampling(plan.sampling)
-    grader = load_grader(grade, as_model(judge) if judge is not None else None, _style(judge_prompt))
+    style = _style(judge_prompt)
+    grader = load_grader(grade, as_model(judge) if judge is not None else None, style)
     retriever = as_retriever(index) if index is not None else None
     wording = load_answer_prompts(Path(prompts) if prompts is not None else None, lang)
     folder = RunFolder(user_path(out))
     labeller = Labeller(llm, grader, plan, wording, retriever, _reranker(rerank, llm))
-    label_run(folder, questions, labeller, data=data_name(data), retry_failed=retry_failed, on_progress=on_progress)
+    doing = near_runner(runner) if not far else None
+    if far:
+        recipe = LabelRecipe(
+            model=named("model", model) or "",
+            grade=grade,
+            judge=named("judge", judge),
+            judge_prompt=style,
+            plan=plan,
+            prompts=wording,
+            index=named("index", index),
+            rerank=named("reranker", rerank),
+        )
+        doing = far_runner(str(runner), recipe, labeller.failed, identity(labeller))
+    label_run(
+        folder,
+        questions,
+        labeller,
+        data=data_name(data),
+        runner=doing,
+        retry_failed=retry_failed,
+        on_progress=on_progress,
+    )
     return folder
 
 

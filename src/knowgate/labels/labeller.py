@@ -106,7 +106,7 @@ class Labeller:
             if len(questions) == 1:
                 if isinstance(error, ServerError):
                     raise
-                return _kept(LabelledBatch([self._failed(questions[0], error)]))
+                return _kept(self.failed(questions[0], str(error)))
         return _kept(self._one_by_one(questions))
 
     @property
@@ -123,13 +123,14 @@ class Labeller:
                 raise
             except KnowgateError as error:
                 failures.append(error)
-                parts.append(LabelledBatch([self._failed(question, error)]))
+                parts.append(self.failed(question, str(error)))
         if len(failures) == len(questions) and all(isinstance(error, NOT_THEIRS) for error in failures):
             raise failures[0]  # the server or the GPU is at fault, not the questions
         return join(parts)
 
-    def _failed(self, question: Question, error: Exception) -> LabelRow:
-        return replace(self._blank(question), error=str(error))
+    def failed(self, question: Question, why: str) -> LabelledBatch:
+        """The row of a question that could not be labelled."""
+        return LabelledBatch([replace(self._blank(question), error=why)])
 
     def _blank(self, question: Question) -> LabelRow:
         return LabelRow(

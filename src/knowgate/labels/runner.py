@@ -31,6 +31,10 @@ class LocalRunner:
             start = time.perf_counter()
             yield work(batch)
             place += len(batch)
-            took = time.perf_counter() - start
-            if took < self.seconds:
-                size = min(self.largest, size * (4 if took < self.seconds / 4 else 2))
+            size = self.next_size(size, time.perf_counter() - start)
+
+    def next_size(self, size: int, took: float) -> int:
+        """How many after a batch of `size` that took so many seconds."""
+        if took >= self.seconds:
+            return size
+        return min(self.largest, size * (4 if took < self.seconds / 4 else 2))

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from knowgate.models.backend import Backend
     from knowgate.models.gguf import gguf_behind
     from knowgate.models.gguf_writing import GgufKind, check_writable, write_gguf
-    from knowgate.models.hf.labels import head_logits, label_ids, read_labels
+    from knowgate.models.hf.labels import head_logits, read_labels
     from knowgate.models.hf.load import explained, quiet
     from knowgate.models.hf.memory import is_pressure
     from knowgate.models.hf.model import HFModel
     from knowgate.models.hf.quantised import check_bits
     from knowgate.models.llamacpp import LlamaCpp
-    from knowgate.models.marked import MarkedTokens
+    from knowgate.models.marked import MarkedTokens, label_ids
     from knowgate.models.openai.model import OpenAIModel
     from knowgate.models.openai.parts import GatheredReply
     from knowgate.models.openai.reply import read_choices
@@ -73,6 +73,9 @@ MODELS = {
     ),
     "hf": Entry("knowgate.models.hf.model:HFModel", "hf:NAME_OR_DIR, any causal LLM in transformers", extra="local"),
     "gguf": Entry("knowgate.models.gguf:open_gguf", "gguf:FILE, converted once to safetensors", extra="local"),
+    "llamacpp": Entry(
+        "knowgate.models.llama.model:open_llamacpp", "llamacpp:FILE.gguf, run by llama.cpp in-process", extra="llamacpp"
+    ),
     "openai": Entry("knowgate.models.openai.model:open_openai", "openai:MODEL@URL, any OpenAI-compatible server"),
     "replay": Entry("knowgate.models.replay:ReplayModel", "replay:DIR, recorded outputs of an earlier run"),
     "fake": Entry("knowgate.models.fake:open_fake", "fake[:FILE], answers from a table; for tests and examples"),

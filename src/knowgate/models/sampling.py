@@ -5,13 +5,14 @@ Plain numpy, for one short distribution; `hf.decoding` does the same for batches
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import BadSetting
-from knowgate.types import Sampling
+from knowgate.types import Prompt, Sampling, Want
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -34,3 +35,11 @@ def sharpened(probabilities: NDArray[np.float64], sampling: Sampling) -> NDArray
     shares = np.zeros_like(scaled)
     shares[order] = best / best.sum()
     return shares
+
+
+def uniforms_of(prompt: Prompt, want: Want) -> NDArray[np.float64]:
+    """Random numbers, one for each token of each sample, that depend on the seed and the prompt alone."""
+    if want.seed is None:
+        return np.random.default_rng().random((want.samples, want.sample_tokens))
+    key = hashlib.sha256(f"{want.seed}\0{prompt.text}".encode()).digest()
+    return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).random((want.samples, want.sample_tokens))

@@ -12,16 +12,15 @@ from pathlib import Path
 from knowgate.datasets import load_questions
 from knowgate.doors import check_seed, check_whole
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import ProbeGate, load_gate
-from knowgate.labels import load_grader
+from knowgate.labels import far_runner, is_far, named, near_runner
 from knowgate.models import as_model
-from knowgate.preferences.measure import Benefit, Confidence, Likelihood, Preferrer, Source
+from knowgate.preferences.recipe import PreferRecipe, identity
 from knowgate.preferences.record import TOP, PreferenceFolder
-from knowgate.preferences.session import PreferenceCounts, prefer_run
+from knowgate.preferences.session import BATCH, PreferenceCounts, prefer_run
 from knowgate.prompts import AnswerPrompts
 from knowgate.retrieval import load_retriever
 from knowgate.runs import RunFolder, question_of
-from knowgate.types import Model, Question
+from knowgate.types import Model, Question, Runner
 
 CANDIDATES = 20
 SOURCES = ("confidence", "benefit", "likelihood")
@@ -48,6 +47,7 @@ def prefer(
     limit: int | None = None,
     seed: int = 0,
     prompts: AnswerPrompts | None = None,
+    runner: str | Runner | None = None,
     watch: Callable[[PreferenceCounts], None] = lambda counts: None,
 ) -> PreferenceCounts:
     """Measure what each candidate passage does to the LLM that was labelled; the same call goes on where it stopped.
@@ -55,20 +55,25 @@ def prefer(
     source: likelihood (of the gold answer; the default), benefit (answers turned right) or confidence (shift of the
     fitted probe `gate`; the default where there is one). Candidates come from `index`, from the contexts of `data`, or
     from the runs' own passages. cut: tokens they are all cut to, as a control. split: puts all questions in train, dev
-    or test; None divides them as `fit` does.
+    or test; None divides them as `fit` does. runner: 'local', or a Ray cluster as in `label`.
     """
     source = source or ("confidence" if gate else DEFAULT_SOURCE)
     _check(source, split, index, data, cut)
     check_whole(candidates, "the number of candidates", least=2)
     check_whole(top, "top")
     check_seed(seed)
+    far = is_far(runner)
     folders = _folders(runs)
     questions = _questions(folders, data, limit, has_index=index is not None)
     llm = _model(folders, model)
-    measuring = _source(source, llm, gate, prompts or AnswerPrompts())
-    preferrer = Preferrer(measuring, load_retriever(index) if index else None, candidates, top, seed, split, cut)
-    named = data or ", ".join(str(folder.settings().get("data", folder.path.name)) for folder in folders)
-    return prefer_run(PreferenceFolder(Path(out)), questions, preferrer, data=named, on_progress=watch)
+    wording, spec = prompts or AnswerPrompts(), named("model", model or folders[0].settings()["model"]) if far else ""
+    recipe = PreferRecipe(spec or "", source, gate, wording, index, candidates, top, seed, split, cut)
+    preferrer = recipe.preferrer(llm, load_retriever(index) if index else None)
+    doing: Runner = near_runner(runner) or BATCH
+    if far:
+        doing = far_runner(str(runner), recipe, preferrer.failed, identity(preferrer))
+    made_of = data or ", ".join(str(folder.settings().get("data", folder.path.name)) for folder in folders)
+    return prefer_run(PreferenceFolder(Path(out)), questions, preferrer, data=made_of, runner=doing, on_progress=watch)
 
 
 def _check(source: str, split: str | None, index: str | None, data: str | None, cut: int | None) -> None:
@@ -124,18 +129,3 @@ def _model(folders: Sequence[RunFolder], given: str | Model | None) -> Model:
                 f"{llm.name} ({llm.fingerprint}). Label with this model, or give the other as --model."
             )
     return llm
-
-
-def _source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> Source:
-    if name == "benefit":
-        return Benefit(llm, load_grader("contains", None, "implies"), prompts)
-    if name == "likelihood":
-        return Likelihood(llm, prompts)
-    probe = load_gate(gate) if gate else None
-    if not isinstance(probe, ProbeGate):
-        given = f"is '{gate}'" if gate else "is missing"
-        raise BadSetting(
-            f"--source confidence reads a fitted probe; --gate {given}. "
-            "Fit one: knowgate fit probe --target known --balanced --labels RUN --out DIR"
-        )
-    return Confidence(llm, probe.bind(llm, prompts.fingerprint), prompts)

@@ -179,8 +179,12 @@ class Preferrer:
         except DeviceError:
             raise
         except KnowgateError as error:
-            split = self.split or split_names([question.text], self.seed)[0]
-            return Preference(question.id, question.text, split, answers=question.answers, error=str(error))
+            return self.failed(question, str(error))[0]
+
+    def failed(self, question: Question, why: str) -> list[Preference]:
+        """The row of a question that could not be measured."""
+        split = self.split or split_names([question.text], self.seed)[0]
+        return [Preference(question.id, question.text, split, answers=question.answers, error=why)]
 
     def _find(self, questions: Sequence[Question]) -> list[list[Passage]]:
         found = self._search(questions)

@@ -11,7 +11,7 @@ from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Retriever
 
 if TYPE_CHECKING:
-    from knowgate.retrieval.counting import count_holding
+    from knowgate.retrieval.counting import count_holding, texts_holding
     from knowgate.retrieval.in_turn import Placed, passages_in_turn
     from knowgate.retrieval.index import IndexReport, build_index
     from knowgate.retrieval.rounds import MOST_ROUNDS, follow_up, has_new, merged
@@ -31,6 +31,7 @@ __all__ = [
     "load_retriever",
     "merged",
     "passages_in_turn",
+    "texts_holding",
 ]
 
 GROUP = "knowgate.retrievers"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from knowgate.text import landmarks, skimmed, spaced
-from knowgate.types import Retriever
+from knowgate.types import Passage, Retriever
 
 
 @runtime_checkable
@@ -34,8 +34,18 @@ def _texts(retriever: Retriever, phrases: Sequence[str], most: int) -> Iterator[
         yield from (retriever.texts_with(phrase, most, landmarks(phrase)) for phrase in phrases)
         return
     for phrase, found in zip(phrases, retriever.search(phrases, most), strict=True):
-        words = landmarks(phrase)
-        yield [passage.text for passage in found if has_all(skimmed(passage.text), words)]
+        yield _holding(found, landmarks(phrase))
+
+
+def texts_holding(retriever: Retriever, query: str, k: int, words: Sequence[str]) -> list[str]:
+    """What `texts_with` promises, of any retriever."""
+    if isinstance(retriever, SkimmingRetriever):
+        return retriever.texts_with(query, k, words)
+    return _holding(retriever.search([query], k)[0], words)
+
+
+def _holding(found: Sequence[Passage], words: Sequence[str]) -> list[str]:
+    return [passage.text for passage in found if has_all(skimmed(passage.text), words)]
 
 
 def has_all(text: str, words: Sequence[str]) -> bool:

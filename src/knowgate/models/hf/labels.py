@@ -1,8 +1,4 @@
-"""Logits of label tokens at marked positions of a prompt, all in one forward pass.
-
-Knows tokenisation in place: text up to a label and the label itself are tokenised apart, because some tokenizers
-merge 'Answer:' and 'true' into other tokens when they stand together.
-"""
+"""Logits of label tokens at marked positions of a prompt, all in one forward pass."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from knowgate.errors import BadSetting, ModelError
+from knowgate.errors import ModelError
 from knowgate.models.hf.decoding import pad_left
 from knowgate.models.hf.local import LocalModel
 from knowgate.models.marked import MarkedTokens
-from knowgate.types import LabelPrompt, Vector
+from knowgate.types import Vector
 
 
 def read_labels(model: LocalModel, prompts: Sequence[MarkedTokens], columns: Sequence[int]) -> list[Vector]:
@@ -63,28 +59,3 @@ def head_logits(model: Any, states: torch.Tensor, columns: Sequence[int] | None 
     if cap := getattr(config, "final_logit_softcapping", None):
         logits = cap * torch.tanh(logits / cap)
     return logits
-
-
-def label_ids(model: LocalModel, labels: Sequence[str]) -> list[int]:
-    """First token of each label as it stands in place; labels that begin alike cannot be told apart."""
-    ids = [model.tokenise(label)[0] for label in labels if label]
-    if len(ids) < len(labels) or len(set(ids)) < len(ids):
-        raise BadSetting(f"the labels {', '.join(map(repr, labels))} do not begin with different tokens.")
-    return ids
-
-
-def cut_prompt(model: LocalModel, prompt: LabelPrompt, labels: Sequence[int]) -> MarkedTokens:
-    """Token ids of the prefix and of each part, tokenised apart; `labels` are the tokens that may begin a part."""
-    chat = not prompt.raw and bool(model.loaded.tokenizer.chat_template)
-    if chat and (len(prompt.parts) > 1 or prompt.prefix):
-        raise BadSetting("a user turn has one label position, at its end; use raw=True for several.")
-    ids = [] if chat else model.tokenise(prompt.prefix, special=True)
-    prefix, marks = len(ids), list[int]()
-    for number, part in enumerate([model.render(prompt.parts[0])] if chat else prompt.parts):
-        piece = model.tokenise(part)
-        if number and piece[0] not in labels:
-            raise BadSetting(f"the label at the start of '{part[:20]}' is not one token in place; choose other labels.")
-        ids += piece
-        marks.append(len(ids) - 1)
-    model.check_length(len(ids), 1)
-    return MarkedTokens(ids, marks, prefix)

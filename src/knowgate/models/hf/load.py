@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from knowgate import weights
 from knowgate.doors import read_json
@@ -64,6 +64,13 @@ def load(name_or_dir: str, bits: int = 0) -> Loaded:
             name_or_dir, dtype=dtype, local_files_only=local, **loading_options(bits)
         )
     return Loaded(model.eval() if bits else _moved(model, device, name_or_dir), tokenizer, device)
+
+
+def load_config(name_or_dir: str) -> Any:
+    """What is said about the model beside its weights."""
+    local = _is_local(name_or_dir)
+    with quiet(), explained(name_or_dir):
+        return AutoConfig.from_pretrained(name_or_dir, local_files_only=local)
 
 
 def number_format(device: torch.device) -> torch.dtype:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from knowgate.errors import BadInput
 from knowgate.models.hf import load as hf_load
@@ -39,8 +39,13 @@ class LocalModel:
     @functools.cached_property
     def fingerprint(self) -> str:
         local = Path(self.source).is_dir()
-        commit = None if local else getattr(self.loaded.model.config, "_commit_hash", None)
+        commit = None if local else getattr(self.config, "_commit_hash", None)
         return hf_load.fingerprint(self.source, commit)
+
+    @functools.cached_property
+    def config(self) -> Any:
+        """Known without the weights: whoever has the work done elsewhere never loads them."""
+        return self.loaded.model.config if "loaded" in vars(self) else hf_load.load_config(self.source)
 
     @functools.cached_property
     def loaded(self) -> hf_load.Loaded:
@@ -85,12 +90,16 @@ class LocalModel:
 
     @property
     def depth(self) -> int:
-        return int(self.loaded.model.config.get_text_config().num_hidden_layers) + 1
+        return int(self.config.get_text_config().num_hidden_layers) + 1
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self.loaded.tokenizer.chat_template)
 
     def render(self, text: str) -> str:
         """The text as a user turn, up to where the answer begins. Models without a chat template get it bare."""
         tokenizer = self.loaded.tokenizer
-        if not tokenizer.chat_template:
+        if not self.has_template:
             return text
         turn = [{"role": "user", "content": as_text(text, tokenizer.all_special_tokens)}]
         return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
@@ -121,7 +130,7 @@ class LocalModel:
         return {}
 
     def _is_chat(self, prompt: Prompt) -> bool:
-        return not prompt.raw and bool(self.loaded.tokenizer.chat_template)
+        return not prompt.raw and self.has_template
 
     def _tokenise_all(self, texts: list[str], *, special: bool) -> list[array[int]]:
         if not texts:

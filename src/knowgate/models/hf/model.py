@@ -6,13 +6,11 @@ Knows nothing of gates or retrieval.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, BadSetting, ModelError
 from knowgate.models.backend import Backend
@@ -20,11 +18,12 @@ from knowgate.models.hf import decoding as hf_stream
 from knowgate.models.hf import growing
 from knowgate.models.hf.decoding import Row, Stream
 from knowgate.models.hf.half import can_stop
-from knowgate.models.hf.labels import cut_prompt, label_ids, read_labels
+from knowgate.models.hf.labels import read_labels
 from knowgate.models.hf.local import LocalModel
 from knowgate.models.hf.pieces import BROKEN, GrowingText
 from knowgate.models.hf.score import AnsweredPrompt, mean_logprobs
-from knowgate.models.sampling import check_sampling
+from knowgate.models.marked import cut_prompt, label_ids
+from knowgate.models.sampling import check_sampling, uniforms_of
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Token, Vector, Want
 
 
@@ -182,7 +181,13 @@ class HFModel(LocalModel, Backend):
         if want.samples:
             check_sampling(want.sampling)
         if shared and want.samples and not ends and want.sample_tokens == want.draft_tokens:
-            grown = growing.draft_and_sample(stream, _all_uniforms(prompts, want), want.sampling, self.stop, after)
+            grown = growing.draft_and_sample(
+                stream,
+                np.concatenate([uniforms_of(prompt, want) for prompt in prompts]),
+                want.sampling,
+                self.stop,
+                after,
+            )
             return grown.drafts, [], grown.samples
         drawn = self._sample(stream, prompts, want, ends) if want.samples else []
         if shared:
@@ -196,7 +201,7 @@ class HFModel(LocalModel, Backend):
     def _sample(self, stream: Stream, prompts: list[Prompt], want: Want, ends: list[int]) -> list[Row]:
         source = stream if self.shares else stream.copy(range(len(prompts)), repeat=want.samples)
         draw = growing.sample if self.shares else hf_stream.sample
-        uniforms = _all_uniforms(prompts, want)
+        uniforms = np.concatenate([uniforms_of(prompt, want) for prompt in prompts])
         return draw(source, uniforms, want.sampling, self.stop, ends, past_end=want.sample_end)
 
     def _per_prompt(
@@ -270,15 +275,3 @@ def _vector(state: torch.Tensor) -> Vector:
     if not np.isfinite(values).all():
         raise ModelError("the model gave NaN or infinite hidden states: its weights or number format are bad.")
     return values
-
-
-def _all_uniforms(prompts: Sequence[Prompt], want: Want) -> NDArray[np.float64]:
-    return np.concatenate([_uniforms(prompt, want) for prompt in prompts])
-
-
-def _uniforms(prompt: Prompt, want: Want) -> NDArray[np.float64]:
-    """Random numbers that depend on the seed and the prompt alone."""
-    if want.seed is None:
-        return np.random.default_rng().random((want.samples, want.sample_tokens))
-    key = hashlib.sha256(f"{want.seed}\0{prompt.text}".encode()).digest()
-    return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).random((want.samples, want.sample_tokens))

@@ -1,0 +1,264 @@
+"""A GGUF model run by llama.cpp in this process: tokens in rows go in, logits and hidden states come out.
+
+All rows share one memory of keys and values; what is common to several is copied between rows by reference. Knows
+tokens and rows; not prompts, answers or what is done with the logits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knowgate.errors import ModelError, WeightsError
+from knowgate.models.llama.library import CALLBACK, OUTPUTS_EACH, SEE, check_layout, heard, library
+from knowgate.types import Vector
+
+MOST_CELLS = 8_192  # tokens that all rows together can hold; memory is taken for them at the start
+ROWS = 64  # side by side; row 0 holds what prompts begin with
+AT_ONCE = 512  # tokens computed together
+SELF_TEST = "The Eiffel Tower stands in Paris, the capital of France, and was built in 1889."
+TOLERANCE = 0.1  # nats; what float order and quantised activations come to is below 0.05
+
+
+@dataclass(frozen=True)
+class Fed:
+    """One token of a row. wanted: its logits, and its states where layers are."""
+
+    token: int
+    position: int
+    row: int
+    wanted: bool = False
+
+
+@dataclass
+class Seen:
+    """What the eval callback takes down while tokens are computed: layer -> states of all tokens, or of wanted ones."""
+
+    names: dict[bytes, int] = field(default_factory=dict)
+    states: dict[int, Vector] = field(default_factory=dict)
+
+
+class Engine:
+    """The model in `file`, loaded. For one thread at a time. Layers are numbered as transformers does: 0 embeddings."""
+
+    def __init__(self, file: Path):
+        self._lib = lib = library()
+        heard.clear()
+        self._model = lib.llama_model_load_from_file(os.fsencode(file), lib.llama_model_default_params())
+        if not self._model:
+            raise _cannot_open(file)
+        if lib.llama_model_has_encoder(self._model) or lib.llama_model_is_recurrent(self._model):
+            raise WeightsError(f"'{file}' is no decoder with attention; llamacpp: runs only those. Use another model.")
+        self.vocabulary = lib.llama_model_get_vocab(self._model)
+        self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocabulary))
+        self.width, self.depth = int(lib.llama_model_n_embd(self._model)), int(lib.llama_model_n_layer(self._model)) + 1
+        self.cells = min(MOST_CELLS, int(lib.llama_model_n_ctx_train(self._model)))
+        self._seen = Seen()
+        self._see = SEE(self._look)  # kept: llama.cpp holds a pointer to it
+        self._context = self._new_context(file)
+        self._memory = lib.llama_get_memory(self._context)
+        self._batch = lib.llama_batch_init(AT_ONCE, 0, 1)
+
+    @property
+    def template(self) -> str:
+        """The chat template, as Jinja; '' where there is none."""
+        return str((self._lib.llama_model_chat_template(self._model, None) or b"").decode())
+
+    def _new_context(self, file: Path) -> Any:
+        lib, settings = self._lib, self._lib.llama_context_default_params()
+        unified = check_layout(bytes(settings.bytes))
+        struct.pack_into("<4I", settings.bytes, 0, self.cells, AT_ONCE, AT_ONCE, ROWS)
+        struct.pack_into("<I", settings.bytes, OUTPUTS_EACH, 0)
+        struct.pack_into("<Q", settings.bytes, CALLBACK, ctypes.cast(self._see, ctypes.c_void_p).value or 0)
+        settings.bytes[unified] = 1
+        context = lib.llama_init_from_model(self._model, settings)
+        if not context:
+            raise _cannot_open(file)
+        shapes = [
+            int(f(context)) for f in (lib.llama_n_ctx, lib.llama_n_ctx_seq, lib.llama_n_batch, lib.llama_n_seq_max)
+        ]
+        if not (shapes[0] == shapes[1] >= self.cells and shapes[2:] == [AT_ONCE, ROWS]):
+            raise ModelError(f"llama.cpp took other settings than it was given ({shapes}); use gguf:FILE instead.")
+        cores = cores_to_use()
+        lib.llama_set_n_threads(context, cores, cores)
+        return context
+
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def tokenise(self, text: str, *, special: bool) -> list[int]:
+        """special: with what the model wants at the beginning of a text."""
+        raw = text.encode()
+        room = len(raw) + 8
+        ids = (ctypes.c_int32 * room)()
+        n = self._lib.llama_tokenize(self.vocabulary, raw, len(raw), ids, room, special, True)
+        if n < 0:
+            raise ModelError(f"llama.cpp could not tokenise a text of {len(raw)} bytes.")
+        return list(ids[:n])
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens; a character that is cut off in the middle is a replacement character."""
+        given, room = (ctypes.c_int32 * len(ids))(*ids), 64 * len(ids) + 64
+        text = ctypes.create_string_buffer(room)
+        arguments = (self.vocabulary, given, len(ids), text, room, False, not skip_special_tokens)
+        n = self._lib.llama_detokenize(*arguments)
+        if n < 0:
+            raise ModelError("llama.cpp could not write out the tokens of an answer.")
+        return text.raw[:n].decode(errors="replace")
+
+    def ends(self, token: int) -> bool:
+        return bool(self._lib.llama_vocab_is_eog(self.vocabulary, token))
+
+    def special(self, token: int) -> bool:
+        return bool(self._lib.llama_vocab_is_control(self.vocabulary, token))
+
+    def spelling(self, token: int) -> str:
+        """A token as it stands in the vocabulary."""
+        return str((self._lib.llama_vocab_get_text(self.vocabulary, token) or b"").decode(errors="replace"))
+
+    @property
+    def bos(self) -> str:
+        return self._named(self._lib.llama_vocab_bos(self.vocabulary))
+
+    @property
+    def eos(self) -> str:
+        return self._named(self._lib.llama_vocab_eos(self.vocabulary))
+
+    def _named(self, token: int) -> str:
+        """A token that a vocabulary may lack."""
+        return self.spelling(token) if token >= 0 else ""
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        self._lib.llama_memory_clear(self._memory, False)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first tokens of a row in another, too."""
+        self._lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def cut(self, row: int, length: int = 0) -> None:
+        """Keep so many tokens of a row."""
+        self._lib.llama_memory_seq_rm(self._memory, row, length, -1)
+
+    def feed(self, tokens: Sequence[Fed], layers: Sequence[int] = ()) -> tuple[Vector, dict[int, Vector]]:
+        """Logits of the wanted tokens, in their order, and their states by layer."""
+        logits: list[Vector] = []
+        states: dict[int, list[Vector]] = {layer: [] for layer in layers}
+        for start in range(0, len(tokens), AT_ONCE):
+            part = tokens[start : start + AT_ONCE]
+            self._compute(part, layers)
+            places = [place for place, one in enumerate(part) if one.wanted]
+            logits += [self._logits(place) for place in places]
+            for layer in layers if places else ():
+                states[layer].append(self._rows(layer, len(part), places))
+        found = {layer: np.concatenate(blocks) for layer, blocks in states.items() if blocks}
+        return np.stack(logits) if logits else np.empty((0, self.n_vocab), dtype=np.float32), found
+
+    def _compute(self, part: Sequence[Fed], layers: Sequence[int]) -> None:
+        batch = self._batch
+        for place, one in enumerate(part):
+            batch.token[place], batch.pos[place] = one.token, one.position
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, one.row
+            batch.logits[place] = one.wanted
+        batch.n_tokens = len(part)
+        self._seen.names = {name: layer for layer in layers for name in self._tensors(layer)}
+        self._seen.states = {}
+        status = self._lib.llama_decode(self._context, batch)
+        if status:
+            raise ModelError(f"llama.cpp could not compute {len(part)} tokens (status {status}): {_complaint()}")
+
+    def _logits(self, place: int) -> Vector:
+        pointer = self._lib.llama_get_logits_ith(self._context, place)
+        if not pointer:
+            raise ModelError("llama.cpp gave no logits where they were asked for.")
+        values: Vector = np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
+        if not np.isfinite(values).any() or np.isnan(values).any():
+            raise ModelError("the model gave NaN instead of token probabilities: its weights are bad.")
+        return values
+
+    # --- hidden states ----------------------------------------------------------------------------
+
+    def _tensors(self, layer: int) -> tuple[bytes, ...]:
+        """What llama.cpp calls it; the last of several counts. transformers' last one is behind the final norm."""
+        if layer == self.depth - 1:
+            return (b"result_norm",)
+        return (f"l_out-{layer - 1}".encode(),) if layer else (b"embd", b"inp_embd")
+
+    def _look(self, tensor: Any, ask: bool, _: Any) -> bool:
+        """Called by llama.cpp for every tensor: first whether it is wanted, then with its values."""
+        if not self._seen.names:
+            return not ask
+        layer = self._seen.names.get(self._lib.ggml_get_name(tensor))
+        if ask or layer is None:
+            return layer is not None or not ask
+        size = self._lib.ggml_nbytes(tensor)
+        if size == 4 * self._lib.ggml_nelements(tensor):
+            block = np.empty(size // 4, dtype=np.float32)
+            self._lib.ggml_backend_tensor_get(tensor, block.ctypes.data, 0, size)
+            self._seen.states[layer] = block.reshape(-1, self.width)
+        return True
+
+    def _rows(self, layer: int, n_tokens: int, places: Sequence[int]) -> Vector:
+        """The last layers are computed for wanted tokens alone."""
+        block = self._seen.states.get(layer)
+        if block is None or len(block) not in (n_tokens, len(places)):
+            raise ModelError(f"llama.cpp did not give the hidden states of layer {layer} of this model.")
+        rows: Vector = block[list(places)] if len(block) == n_tokens else block
+        return rows
+
+    # --- is it right? -----------------------------------------------------------------------------
+
+    def self_test(self) -> float:
+        """The largest difference, in nats, between log-probabilities from one pass and token by token."""
+        ids = self.tokenise(SELF_TEST, special=True)
+        self.clear()
+        together, _ = self.feed([Fed(token, place, 1, wanted=True) for place, token in enumerate(ids)])
+        single = [self.feed([Fed(token, place, 2, wanted=True)])[0][0] for place, token in enumerate(ids)]
+        self.clear()
+        following = ids[1:]
+        pairs = zip(log_softmax(together)[:-1], log_softmax(np.stack(single))[:-1], following, strict=True)
+        return max(abs(float(one[token] - other[token])) for one, other, token in pairs)
+
+
+def check_numbers(engine: Engine, file: Path) -> None:
+    """A runtime whose two ways of computing the same differ is wrong in one of them."""
+    if not (off := engine.self_test()) <= TOLERANCE:
+        raise ModelError(
+            f"llama.cpp computes '{file}' wrongly here: log-probabilities from one pass and token by token differ by "
+            f"{off:.2f} nats (allowed: {TOLERANCE}). Use gguf:{file}, or another release of xllamacpp."
+        )
+
+
+def log_softmax(logits: Vector) -> NDArray[np.float32]:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    result: NDArray[np.float32] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def cores_to_use() -> int:
+    """As many as this process may use; OMP_NUM_THREADS has a say, as it has for torch."""
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    if named.isdigit() and int(named):
+        return int(named)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cannot_open(file: Path) -> WeightsError:
+    return WeightsError(
+        f"llama.cpp cannot open '{file}': {_complaint()}. It must be a GGUF file of an architecture that it knows; "
+        "transformers may know others: gguf:FILE."
+    )
+
+
+def _complaint() -> str:
+    """The most telling of what it said: the first line names the cause, those after it who noticed."""
+    said = [line.partition(": ")[2] or line for line in heard]
+    return said[0].rstrip(".") if said else "it does not say why"

@@ -1,0 +1,384 @@
+"""A GGUF file run by llama.cpp in this process (`llamacpp:FILE.gguf`), with everything a gate can ask for.
+
+`engine` holds weights and rows, `rows` generates; here prompts become rows and rows become readings. The fingerprint is
+not that of `gguf:FILE`: llama.cpp computes with the quantised weights, transformers with what they stand for, so a gate
+fitted on one meets slightly other numbers on the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from knowgate.doors import user_path
+from knowgate.errors import BadInput, BadSetting, WeightsError
+from knowgate.models.backend import Backend
+from knowgate.models.hf.pieces import BROKEN, GrowingText
+from knowgate.models.llama.engine import ROWS, Engine, Fed, check_numbers, log_softmax
+from knowgate.models.llama.rows import Row, choose, feed_last, grow
+from knowgate.models.llama.vocabulary import Vocabulary, file_digest
+from knowgate.models.marked import MarkedTokens, cut_prompt, label_ids
+from knowgate.models.sampling import check_sampling, uniforms_of
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Token, Vector, Want
+
+SHARED = 16  # tokens that prompts must begin with alike before it pays to compute them once
+TOGETHER = 2_048  # tokens of prompts and answers side by side: every row looks through all of them
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Where the draft of one prompt stopped. Its row stays in the engine until something else needs the room."""
+
+    ids: list[int] = field(repr=False)
+    row: Row = field(repr=False)
+    time: int  # of the engine's memory in which the row is
+
+    def copy_row(self, limit: int) -> Row:
+        row = self.row
+        return Row(row.place, len(self.ids), limit, tokens=list(row.tokens), steps=list(row.steps), end=row.end)
+
+
+@dataclass
+class Memory:
+    """What is in the engine. time: goes on whenever rows are thrown away; prefix: the tokens of row 0."""
+
+    time: int = 0
+    prefix: list[int] = field(default_factory=list)
+
+
+def open_llamacpp(value: str) -> LlamaModel:
+    return LlamaModel(value)
+
+
+@dataclass(frozen=True)
+class LlamaModel(Backend):
+    """The model in a GGUF file. Nothing is loaded before it is used; for one thread at a time."""
+
+    source: str
+    turn: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
+    memory: Memory = field(default_factory=Memory, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return f"llamacpp:{self.source}"
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        return frozenset(Signal)
+
+    @functools.cached_property
+    def file(self) -> Path:
+        file = user_path(self.source)
+        if not file.is_file():
+            raise WeightsError(f"there is no GGUF file '{file}'. Check the path; all kinds of models: knowgate models")
+        return file
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return f"llamacpp-{file_digest(self.file)[:16]}"
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """Loaded, and found to compute the same in one pass as token by token."""
+        engine = Engine(self.file)
+        check_numbers(engine, self.file)
+        return engine
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.engine)
+
+    @property
+    def depth(self) -> int:
+        return self.engine.depth
+
+    @property
+    def window(self) -> int:
+        return self.engine.cells
+
+    # --- text -------------------------------------------------------------------------------------
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self.vocabulary.template)
+
+    def render(self, text: str) -> str:
+        return self.vocabulary.render(text)
+
+    def tokenise(self, text: str, *, special: bool = False) -> list[int]:
+        return self.engine.tokenise(text, special=special)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        chat = not prompt.raw and self.has_template
+        return self.tokenise(self.render(prompt.text) if chat else prompt.text, special=not chat)
+
+    def check_length(self, n_tokens: int, room: int) -> None:
+        if n_tokens + room > self.window:
+            raise BadInput(
+                f"the prompt has {n_tokens} tokens and the answer may take {room}, but {self.name} sees only "
+                f"{self.window}. Shorten the question, or use fewer or shorter passages."
+            )
+
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        return [len(self.encode(prompt)) + max_tokens <= self.window for prompt in prompts]
+
+    def _encode(self, prompts: Sequence[Prompt], room: int) -> list[list[int]]:
+        ids = [self.encode(prompt) for prompt in prompts]
+        for row in ids:
+            if not row:
+                raise BadInput("the prompt is empty: ask something.")
+            self.check_length(len(row), room)
+        return ids
+
+    # --- what a model does ------------------------------------------------------------------------
+
+    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+        if want.samples:
+            check_sampling(want.sampling)
+        room = max(want.draft_tokens, want.sample_tokens if want.samples else 0)
+        with self.turn:
+            ids = self._encode(prompts, room)
+            readings: dict[int, Reading] = {}
+            for places in self._groups([len(row) for row in ids], want, room):
+                got = self._pass([prompts[place] for place in places], [ids[place] for place in places], want)
+                readings |= dict(zip(places, got, strict=True))
+        return [readings[place] for place in range(len(prompts))]
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        n: int = 1,
+        seed: int | None = None,
+        resume: Sequence[object] | None = None,
+    ) -> list[list[Completion]]:
+        if resume is not None:
+            if temperature > 0 or n != 1:
+                raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
+            handles = [_handle(item) for _, item in zip(prompts, resume, strict=True)]
+            return [[self._finish(handle, max_tokens)] for handle in handles]
+        if temperature == 0:
+            drafts = self.read(prompts, Want(draft_tokens=max_tokens, resumable=False))
+            return [[reading.draft or Completion("")] * n for reading in drafts]
+        want = Want(samples=n, sample_tokens=max_tokens, sampling=Sampling(temperature), seed=seed, resumable=False)
+        return [list(reading.samples) for reading in self.read(prompts, want)]
+
+    def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
+        """A piece per token, as soon as its characters are whole; of a draft that goes on, first the draft."""
+        handle = self._begin(prompt, max_tokens) if resume is None else _handle(resume)
+        row, text = handle.copy_row(max_tokens), GrowingText(self.vocabulary)
+        if piece := text.take(row.tokens):
+            yield piece
+        for _ in self._growing(handle, row):
+            if piece := text.take(row.tokens):
+                yield piece
+        completion = self._completion(row, measured=True)
+        if rest := text.finish(completion.text):
+            yield rest
+        return completion
+
+    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        with self.turn:
+            columns = label_ids(self, labels)
+            return [self._labels(cut_prompt(self, prompt, columns), columns) for prompt in prompts]
+
+    def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
+        """Mean log-probability per token of each answer after its prompt."""
+        with self.turn:
+            said = [self.tokenise(answer.strip()) for answer in answers]
+            if not all(said):
+                raise BadInput("an answer to be scored is empty.")
+            asked = self._encode(prompts, max(map(len, said), default=0))
+            return [self._score(ids, answer) for ids, answer in zip(asked, said, strict=True)]
+
+    # --- one pass ---------------------------------------------------------------------------------
+
+    def _groups(self, lengths: Sequence[int], want: Want, room: int) -> list[list[int]]:
+        """Prompts that are run side by side: as rows and memory allow, those of like length together."""
+        rows = 1 + want.samples
+        if rows >= ROWS:
+            raise BadSetting(
+                f"llamacpp: draws at most {ROWS - 2} samples of a prompt at once; {want.samples} were asked."
+            )
+        groups: list[list[int]] = []
+        used = self.window
+        for place in sorted(range(len(lengths)), key=lambda number: lengths[number]):
+            size = lengths[place] + rows * room
+            most = max(size, min(TOGETHER, self.window))
+            if used + size > most or (len(groups[-1]) + 1) * rows >= ROWS:
+                groups.append([])
+                used = 0
+            groups[-1].append(place)
+            used += size
+        return groups
+
+    def _pass(self, prompts: Sequence[Prompt], ids: Sequence[list[int]], want: Want) -> list[Reading]:
+        layers, ends = (
+            self._layers(want.layers),
+            self._layers([want.sample_layer] if want.sample_layer is not None else []),
+        )
+        kept = sorted({*layers, *ends}) if want.samples else sorted(set(layers))
+        logits, before = self._prefill(ids, kept)
+        states = [{layer: before[layer][i] for layer in kept} for i in range(len(ids))]
+        drafts = [Row(1 + i, len(row), want.draft_tokens, states=states[i]) for i, row in enumerate(ids)]
+        samples = self._sample_rows(prompts, ids, want, states)
+        flat = [row for rows in samples for row in rows]
+        origin = [i for i, rows in enumerate(samples) for _ in rows]
+        watched = sorted({*(layers if want.after_draft else ()), *(ends if flat else ())})
+        for _ in grow(self.engine, [*drafts, *flat], np.concatenate([logits, logits[origin]]), want.sampling, watched):
+            pass
+        if want.after_draft and layers:
+            self._see_ends(drafts, watched, ends=False)
+        if ends and flat:
+            self._see_ends(flat, watched, ends=want.sample_end)
+        return [
+            Reading(
+                draft=self._completion(draft, measured=True) if want.draft_tokens else None,
+                hidden={name: states[i][layer] for name, layer in zip(want.layers, layers, strict=True)},
+                hidden_after={name: draft.states[layer] for name, layer in zip(want.layers, layers, strict=True)}
+                if want.after_draft
+                else {},
+                samples=tuple(self._completion(row, measured=False) for row in samples[i]),
+                resume=Handle(ids[i], draft, self.memory.time) if want.resumable else None,
+                sample_states=np.stack([row.states[ends[0]] for row in samples[i]]) if ends and samples[i] else None,
+            )
+            for i, draft in enumerate(drafts)
+        ]
+
+    def _prefill(
+        self, ids: Sequence[list[int]], layers: Sequence[int], prefix: int = 0
+    ) -> tuple[Vector, dict[int, Vector]]:
+        """Run prompts in rows 1, 2, ...; what they begin with alike only once. prefix: tokens that later ones share."""
+        self.memory.time += 1
+        shared = prefix or (_common(ids) if len(ids) > 1 else 0)
+        shared = shared if shared >= SHARED else 0
+        self._hold(ids[0][:shared])
+        fed: list[Fed] = []
+        for row, tokens in enumerate(ids, start=1):
+            if shared:
+                self.engine.copy(0, row, shared)
+            last = len(tokens) - 1
+            fed += [Fed(tokens[p], p, row, wanted=p == last) for p in range(shared, len(tokens))]
+        return self.engine.feed(fed, layers)
+
+    def _hold(self, prefix: list[int]) -> None:
+        """Row 0 holds this beginning; all other rows are empty."""
+        if not prefix or self.memory.prefix != prefix:
+            self.engine.clear()
+            self.memory.prefix = prefix
+            self.engine.feed([Fed(token, place, 0) for place, token in enumerate(prefix)])
+            return
+        for row in range(1, ROWS):
+            self.engine.cut(row)
+
+    def _sample_rows(
+        self, prompts: Sequence[Prompt], ids: Sequence[list[int]], want: Want, states: Sequence[dict[int, Vector]]
+    ) -> list[list[Row]]:
+        """Rows that begin as copies of their prompt's."""
+        free = iter(range(1 + len(ids), ROWS))
+        made: list[list[Row]] = []
+        for i, prompt in enumerate(prompts):
+            uniforms = list(uniforms_of(prompt, want)) if want.samples else []
+            made.append([Row(next(free), len(ids[i]), want.sample_tokens, u, states=states[i]) for u in uniforms])
+            for row in made[-1]:
+                self.engine.copy(1 + i, row.place, len(ids[i]))
+        return made
+
+    def _see_ends(self, rows: Sequence[Row], layers: Sequence[int], *, ends: bool) -> None:
+        """States at the last token of each row, or at the one that ended it; those without any keep their prompt's."""
+        unfed = [row for row in rows if (row.finished and ends) or (not row.finished and row.tokens)]
+        if unfed:
+            feed_last(self.engine, unfed, layers, ends=ends)
+
+    def _labels(self, prompt: MarkedTokens, columns: Sequence[int]) -> Vector:
+        shared = prompt.prefix if prompt.prefix >= SHARED and prompt.prefix <= prompt.marks[0] else 0
+        self.memory.time += 1
+        self._hold(prompt.ids[:shared])
+        if shared:
+            self.engine.copy(0, 1, shared)
+        marks = set(prompt.marks)
+        rest = range(shared, len(prompt.ids))
+        logits, _ = self.engine.feed([Fed(prompt.ids[place], place, 1, wanted=place in marks) for place in rest])
+        return logits[:, list(columns)]
+
+    def _score(self, ids: list[int], answer: list[int]) -> float:
+        self.memory.time += 1
+        self._hold([])
+        tokens = [*ids, *answer[:-1]]
+        fed = [Fed(token, place, 1, wanted=place >= len(ids) - 1) for place, token in enumerate(tokens)]
+        logp = log_softmax(self.engine.feed(fed)[0])
+        return float(np.mean([logp[place, token] for place, token in enumerate(answer)]))
+
+    # --- going on ---------------------------------------------------------------------------------
+
+    def _begin(self, prompt: Prompt, max_tokens: int) -> Handle:
+        with self.turn:
+            ids = self._encode([prompt], max_tokens)[0]
+        return Handle(ids, Row(1, len(ids), 0), time=-1)
+
+    def _finish(self, handle: Handle, max_tokens: int) -> Completion:
+        row = handle.copy_row(max_tokens)
+        for _ in self._growing(handle, row):
+            pass
+        return self._completion(row, measured=True)
+
+    def _growing(self, handle: Handle, row: Row) -> Iterator[None]:
+        """Extend a copy of the handle's row. Whatever ran in between, it is put back where it was."""
+        time = handle.time
+        while not row.is_over:
+            with self.turn:
+                logits = self._at(handle, row, time)
+                time = self.memory.time
+                choose([row], logits, Sampling(), self.engine)
+            yield
+
+    def _at(self, handle: Handle, row: Row, time: int) -> Vector:
+        """Logits of the row's next token."""
+        before = [*handle.ids, *row.tokens[:-1]] if row.tokens else handle.ids
+        if time != self.memory.time or not row.tokens:
+            logits, _ = self._prefill([[*handle.ids, *row.tokens]], ())
+            row.place = 1
+            return logits
+        row.length = len(before)
+        self.engine.cut(row.place, row.length)
+        return feed_last(self.engine, [row])
+
+    def _completion(self, row: Row, *, measured: bool) -> Completion:
+        text = self.vocabulary.decode(row.tokens, skip_special_tokens=True).strip()
+        if not row.finished:
+            text = text.rstrip(BROKEN)  # cut off in the middle of a character
+        tokens = None
+        if measured:
+            spelled = [self.vocabulary.decode([step.token], skip_special_tokens=False) for step in row.steps]
+            steps = zip(spelled, row.steps, strict=True)
+            tokens = tuple(Token(word, step.logprob, step.entropy, step.margin) for word, step in steps)
+        return Completion(text, tokens, row.finished, len(row.tokens))
+
+    def _layers(self, asked: Sequence[int]) -> list[int]:
+        """Layer numbers counted from the front."""
+        for layer in asked:
+            if not -self.depth <= layer < self.depth:
+                raise BadSetting(f"{self.name} has hidden states 0 to {self.depth - 1}; layer {layer} was asked.")
+        return [layer % self.depth for layer in asked]
+
+
+def _handle(item: object) -> Handle:
+    if not isinstance(item, Handle):
+        raise BadSetting("resume takes the handles of this model's own readings.")
+    return item
+
+
+def _common(ids: Sequence[list[int]]) -> int:
+    """Tokens that all begin with; of each at least one is left to be computed."""
+    shortest = min(ids, key=len)
+    for place, token in enumerate(shortest[:-1]):
+        if any(other[place] != token for other in ids):
+            return place
+    return len(shortest) - 1

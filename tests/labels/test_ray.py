@@ -1,0 +1,293 @@
+"""Labelling on a real Ray cluster of two machines on loopback: every id once, whatever dies; failures are rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from knowgate.errors import BadSetting, MissingExtra, ServerError
+from knowgate.evaluation import evaluate
+from knowgate.labels import label
+from knowgate.labels.labeller import Labeller
+from knowgate.labels.plan import Plan
+from knowgate.labels.ray import cluster as ray_cluster
+from knowgate.labels.ray.cluster import Cluster, Crew, Machine, Share, crew_for
+from knowgate.labels.ray.runner import RayRunner
+from knowgate.labels.recipe import LabelRecipe, identity
+from knowgate.labels.runner import LocalRunner
+from knowgate.labels.session import label_run
+from knowgate.preferences import PreferenceFolder, prefer
+from knowgate.prompts import AnswerPrompts
+from knowgate.retrieval import build_index, load_retriever
+from knowgate.runs import RunFolder, read_needs
+from knowgate.types import Passage, Question
+from tests.support.processes import python
+
+KILLED, POISON, BROKEN = "q7", "q11", "q13"
+SMALL = LocalRunner(first=4, largest=4)
+
+
+def questions(n=16):
+    return [
+        Question(
+            f"What is word{i} of the list?", f"q{i}", (f"word{i}",), contexts=(Passage(f"p{i}", f"It is word{i}."),)
+        )
+        for i in range(n)
+    ]
+
+
+# --- what a spec means ----------------------------------------------------------------------------
+
+
+def test_a_spec_names_the_cluster_and_what_each_worker_gets():
+    assert Cluster.from_spec("ray") == Cluster("auto", Share())
+    assert Cluster.from_spec("ray:local?workers=2") == Cluster("local", Share(workers=2))
+    assert Cluster.from_spec("ray:10.0.0.5:6379?workers=8&gpus=0.5") == Cluster("10.0.0.5:6379", Share(8, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("spark", "unknown runner 'spark'. Known: local, ray"),
+        ("ray:nowhere", "no address of a Ray cluster. Write ray:HOST:PORT"),
+        ("ray:local?hands=2", "unknown option 'hands'. Known options: workers, gpus, cpus"),
+        ("ray:local?workers=-1", "workers"),
+        ("ray:local?gpus=many", "must be a number"),
+    ],
+)
+def test_a_bad_spec_is_refused_before_anything_is_loaded(spec, said, tmp_path):
+    with pytest.raises(BadSetting, match=said.replace("?", r"\?")):
+        label(questions(1), model="fake", out=tmp_path / "run", runner=spec)
+    assert not (tmp_path / "run").exists()
+
+
+def test_workers_take_a_gpu_each_or_the_cores_of_a_machine():
+    gpus = [Machine("a", "h1", 16, 4), Machine("b", "h2", 16, 4)]
+    cores = [Machine("a", "h1", 8, 0), Machine("b", "h2", 8, 0)]
+    assert crew_for(Share(), gpus) == Crew(8, 1, 1)
+    assert crew_for(Share(gpus=0.5), gpus) == Crew(16, 1, 0.5)
+    assert crew_for(Share(), cores) == Crew(2, 8, 0)
+    assert crew_for(Share(workers=4), cores) == Crew(4, 4, 0)
+    with pytest.raises(BadSetting, match=r"9 workers with 1 cores and 1 GPUs each do not fit .*: 8 would"):
+        crew_for(Share(workers=9), gpus)
+
+
+def test_a_cluster_that_does_not_answer_is_a_sentence(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ServerError, match=rf"no Ray cluster answers at 127.0.0.1:{port} .*ray start --head"):
+        label(questions(1), model="fake", out=tmp_path / "run", runner=f"ray:127.0.0.1:{port}")
+
+
+def test_a_model_of_this_process_cannot_be_sent_away(tmp_path):
+    from knowgate.models.fake import FakeModel
+
+    with pytest.raises(BadSetting, match="the model must be given by its name, not as a FakeModel"):
+        label(questions(1), model=FakeModel(), out=tmp_path / "run", runner="ray:local")
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r"knowgate\[ray\]"):
+        ray_cluster.import_ray()
+
+
+# --- a real cluster -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Two machines, one with two cores and one with one, and this process connected to them."""
+    pytest.importorskip("ray", reason="needs the extra 'ray'")
+    ray_cluster.import_ray()
+    from ray.cluster_utils import Cluster as TestCluster
+
+    few = {"prestart_worker_first_driver": False}  # processes that nobody asked for take their time
+    head = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False, "_system_config": few}
+    made = TestCluster(initialize_head=True, head_node_args=head)
+    made.add_node(num_cpus=1, object_store_memory=100 << 20)
+    with Cluster(made.address).connected():
+        yield made
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    out = tmp_path_factory.mktemp("index")
+    lines = [f'{{"id": "p{i}", "text": "The list has word{i} in it."}}\n' for i in range(16)]
+    (out / "passages.jsonl").write_text("".join(lines))
+    build_index(out / "passages.jsonl", out / "built", kind="bm25")
+    return out / "built"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A recipe whose workers die and fail over some questions, and write down where they are."""
+
+    recipe: LabelRecipe
+    folder: str
+
+    @property
+    def index(self):
+        return self.recipe.index
+
+    def make(self, retriever):
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        shelf = retriever._shelf._actor_id.hex() if retriever is not None else "-"
+        (Path(self.folder) / f"worker-{os.getpid()}").write_text(f"{node} {shelf}")
+        return TroubledWork(self.recipe.make(retriever), Path(self.folder))
+
+
+@dataclass(frozen=True)
+class TroubledWork:
+    work: object
+    folder: Path
+
+    @property
+    def identity(self):
+        return self.work.identity
+
+    def __call__(self, asked: Sequence[Question]):
+        ids = {question.id for question in asked}
+        if POISON in ids or (KILLED in ids and not (self.folder / "killed").exists()):
+            (self.folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if BROKEN in ids:
+            raise RuntimeError("an unforeseen fault")
+        return self.work(asked)
+
+
+def labeller(index=None):
+    from knowgate.labels.grading import load_grader
+    from knowgate.models import load_model
+
+    retriever = load_retriever(str(index)) if index else None
+    return Labeller(load_model("fake"), load_grader("contains"), Plan(samples=5, layers=(1, 2)), retriever=retriever)
+
+
+def recipe(index=None):
+    here = labeller(index)
+    return LabelRecipe("fake", "contains", None, "implies", here.plan, AnswerPrompts(), str(index) if index else None)
+
+
+def by_id(folder):
+    """The rows without what differs from start to start: time, and where states lie."""
+    rows = list(folder.rows())
+    assert len({row.id for row in rows}) == len(rows)
+    return {row.id: replace(row, seconds=0.0, vector=None) for row in rows}
+
+
+def states(folder, ids):
+    rows = {row.id: row for row in folder.rows()}
+    return folder.vectors([rows[key] for key in sorted(ids)], "before.1")
+
+
+def test_every_question_has_one_row_equal_to_the_local_ones_whatever_dies(nodes, index, tmp_path):
+    here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+    label_run(here, questions(), labeller(index), data="d", runner=SMALL)
+    made = labeller(index)
+    runner = RayRunner(
+        Cluster(nodes.address, Share(workers=3)),
+        Trouble(recipe(index), str(tmp_path)),
+        made.failed,
+        identity(made),
+        SMALL,
+    )
+    tally = label_run(there, questions(), made, data="d", runner=runner)
+    local, far = by_id(here), by_id(there)
+    assert (tmp_path / "killed").exists()
+    assert set(far) == set(local)
+    assert tally.failed == 2
+    assert "2 workers died over this question" in far[POISON].error
+    assert far[BROKEN].error == "RuntimeError: an unforeseen fault"
+    whole = set(far) - {POISON, BROKEN}
+    assert {key: far[key] for key in whole} == {key: local[key] for key in whole}
+    assert far["q0"].passages
+    assert far["q0"].answer_frequency == 1
+    np.testing.assert_array_equal(states(there, whole), states(here, whole))
+    told = [file.read_text().split() for file in tmp_path.glob("worker-*")]
+    assert len(told) > 3  # those that died had successors
+    assert len({node for node, _ in told}) == 2
+    assert len({(node, shelf) for node, shelf in told}) == 2  # one index on each machine
+
+
+def test_a_run_that_was_interrupted_goes_on_and_finished_rows_are_not_made_again(nodes, tmp_path):
+    def stop(tally):
+        if tally.done >= 4:
+            raise KeyboardInterrupt
+
+    spec = f"ray:{nodes.address}?workers=2"
+    options = {"model": "fake", "samples": 2, "layers": "none", "out": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        label(questions(), runner=spec, on_progress=stop, **options)
+    before = (tmp_path / "run" / "labels.jsonl").read_text()
+    assert 4 <= len(before.splitlines()) < 16
+    folder = label(questions(), runner=spec, **options)
+    assert (folder.path / "labels.jsonl").read_text().startswith(before)
+    plain = label(questions(), **{**options, "out": tmp_path / "plain"})
+    assert by_id(folder) == by_id(plain)
+
+
+def test_a_machine_with_another_version_is_refused_by_name(nodes, tmp_path):
+    other = tmp_path / "other" / "knowgate"
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    (other / "version.py").write_text('VERSION = "0.0.9"\n')
+    node = nodes.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(other.parent)}, object_store_memory=100 << 20)
+    try:
+        with pytest.raises(
+            BadSetting, match=r"other versions of knowgate than this one \(.*: 0\.0\.9\. Install the same"
+        ):
+            label(questions(2), model="fake", out=tmp_path / "run", runner=f"ray:{nodes.address}")
+    finally:
+        nodes.remove_node(node)
+
+
+def test_a_machine_with_another_model_is_refused(nodes, tmp_path):
+    made = labeller()
+    runner = RayRunner(Cluster(nodes.address), recipe(), made.failed, {**identity(made), "model": "another"}, SMALL)
+    with pytest.raises(BadSetting, match=r"other files than this one: its model is fake-\w+, not another"):
+        label_run(RunFolder(tmp_path / "run"), questions(2), made, data="d", runner=runner)
+
+
+def test_preferences_and_decisions_made_on_a_cluster_are_those_made_here(nodes, tmp_path):
+    far = f"ray:{nodes.address}?workers=2"
+    table = {"word1 of": {"closed": "x", "open": "word1", "when": "It is"}}
+    (tmp_path / "model.json").write_text(json.dumps(table))
+    model = f"fake:{tmp_path / 'model.json'}"
+    asked = [
+        replace(question, contexts=(*question.contexts, Passage("n", "Nothing is said here.")))
+        for question in questions(8)
+    ]
+    run = label(asked, model=model, samples=0, layers="none", out=tmp_path / "run")
+    for name, runner in (("here", None), ("there", far)):
+        counts = prefer(run, tmp_path / name, source="benefit", model=model, candidates=2, runner=runner)
+        assert (counts.done, counts.failed) == (8, 0)
+    here, there = ({row.id: row for row in PreferenceFolder(tmp_path / name).rows()} for name in ("here", "there"))
+    assert there == here
+    assert there["q1"].candidates[0].shift == 1
+
+    gates = ["prompt", "logprob:mean"]
+    evaluate(gates, data=asked, model=model, out=tmp_path / "eval-here", resamples=0)
+    evaluate(gates, data=asked, model=model, out=tmp_path / "eval-there", resamples=0, runner=far)
+    needs = [
+        {item.gate: item.needs for item in read_needs(next((tmp_path / name / "runs").iterdir()))}
+        for name in ("eval-here", "eval-there")
+    ]
+    assert set(needs[0]) == set(gates)
+    assert needs[1] == needs[0]
+
+
+def test_importing_the_labels_loads_no_ray():
+    assert "ray" not in python("import sys, knowgate.labels.label_data; print(*sys.modules)").split()
