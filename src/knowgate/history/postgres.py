@@ -1,8 +1,8 @@
 """The log in PostgreSQL with pgvector: one log for many machines, nearest questions by a graph (HNSW) in the database.
 
-A scope of a few thousand entries is searched exactly. In larger ones the graph is walked on until enough rows pass the
-filters (iterative scans); where even that finds too few, as for a small scope in a huge table, it is exact again. Knows
-vectors and rows; not what the labels are used for.
+A scope of a few thousand entries is searched exactly, as is all while there is no graph. In larger ones it is walked
+on until enough rows pass the filters (iterative scans); where even that finds too few, as for a small scope in a huge
+table, it is exact again. Knows vectors and rows; not what the labels are used for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
 from knowgate.history.chosen import ChosenEmbedder, Embedding
 from knowgate.history.entries import Known, LogEntry, Outcome, Scope
 from knowgate.history.neighbours import DEEPER, EXTRA, draw, neighbours
-from knowgate.history.postgres_tables import HISTORY, WIDEST_GRAPH, WIDEST_INLINE
+from knowgate.history.postgres_graph import Graph
+from knowgate.history.postgres_tables import HISTORY, WIDEST_INLINE
 from knowgate.history.table import COLUMNS, INSERT, from_row, to_row
 from knowgate.postgres import Writing, as_vector, open_postgres, read_database_address, storable
 from knowgate.types import Embedder, Neighbour, Vector
@@ -45,6 +46,7 @@ class PostgresHistory:
         self._db = open_postgres(read_database_address(address), HISTORY, GRAPH)
         self._embedder = ChosenEmbedder(self._db, embedder)
         self._exact_rows = exact_rows
+        self._graph = Graph(self._db)
 
     @property
     def path(self) -> str:
@@ -79,14 +81,12 @@ class PostgresHistory:
         db.executemany(INSERT, rows)
 
     def _widen(self, db: Writing, width: int) -> None:
-        """The first one to fill a log says how wide its vectors are; only then can there be a graph."""
+        """The first one to fill a log says how wide its vectors are: a graph needs to know."""
         made = db.execute("INSERT INTO meta VALUES ('width', ?) ON CONFLICT DO NOTHING", [str(width)])
         if made.rowcount:
             db.execute(f"ALTER TABLE entries ALTER COLUMN vector TYPE vector({width:d})")
             if width <= WIDEST_INLINE:
                 db.execute("ALTER TABLE entries ALTER COLUMN vector SET STORAGE PLAIN")
-            if width <= WIDEST_GRAPH:
-                db.execute("CREATE INDEX by_vector ON entries USING hnsw (vector vector_ip_ops)")
 
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
         """Delete entries and their vectors, and wipe them from the table and the graph."""
@@ -165,7 +165,7 @@ class PostgresHistory:
         if not size:
             return [() for _ in questions]
         vectors = self._embedder.embed([storable(question) for question in questions])
-        exact = size <= self._exact_rows
+        exact = size <= self._exact_rows or not self._graph.is_there
         return [
             self._nearest(question, as_vector(vector), k, scope, leave_out, exact)
             for question, vector in zip(questions, vectors, strict=True)
@@ -196,6 +196,10 @@ class PostgresHistory:
         rows = self._db.read(query, [vector, *_values(scope), time.time(), left_out, depth])
         rows.sort(key=lambda row: (row[-1], row[0]))
         return [(self._entry(row[:-1]), -float(row[-1])) for row in rows]
+
+    def wait(self) -> None:
+        """Until the graph that is being built, if any, is ready."""
+        self._graph.wait()
 
     def embed(self, questions: Sequence[str]) -> Vector:
         """The vectors this log compares by."""

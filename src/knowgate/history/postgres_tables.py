@@ -5,7 +5,6 @@ from __future__ import annotations
 from knowgate.history.database import COLUMNS
 from knowgate.postgres import Part
 
-WIDEST_GRAPH = 2_000  # pgvector's limit for HNSW over 32-bit numbers; wider vectors are searched exactly
 WIDEST_INLINE = 1_500  # with its vector in it a row must fit a page of 8 kB
 STEPS = (
     (

@@ -101,8 +101,11 @@ class Postgres:
                 connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [where])
             yield Writing(connection)
 
-    def alone(self, statements: Sequence[str], notice: Callable[[str], None]) -> None:
-        """One after the other on one connection, outside of any transaction. notice: hears what the server warns of."""
+    def alone(self, statements: Sequence[str], notice: Callable[[str], None], turn: str = "") -> bool:
+        """One after the other on one connection, outside of any transaction. notice: hears what the server warns of.
+
+        turn: False, and nothing is done, while somebody else, in any process, is at it.
+        """
 
         def hear(diagnostic: psycopg.errors.Diagnostic) -> None:
             if diagnostic.severity_nonlocalized == "WARNING":
@@ -111,11 +114,19 @@ class Postgres:
         with self.connection() as connection:
             connection.add_notice_handler(hear)
             try:
+                if turn and not self._takes(connection, turn):
+                    return False
                 for statement in statements:
                     connection.execute(statement.encode())
+                return True
             finally:
                 connection.remove_notice_handler(hear)
                 connection.close()  # with what was set on it
+
+    def _takes(self, connection: Connection, turn: str) -> bool:
+        where = f"{self.address.schema}/{turn}"
+        row = connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [where]).fetchone()
+        return bool(row and row[0])
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
