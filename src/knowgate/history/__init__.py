@@ -12,6 +12,7 @@ from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Embedder
 
 if TYPE_CHECKING:
+    from knowgate.history.copying import copy_history
     from knowgate.history.entries import Known, LogEntry, Outcome, Scope, Source, question_key
     from knowgate.history.exchange import LAST_SECOND, entry_of, entry_record
 else:
@@ -25,6 +26,7 @@ __all__ = [
     "STORES",
     "Scope",
     "Source",
+    "copy_history",
     "entry_of",
     "entry_record",
     "log_exists",

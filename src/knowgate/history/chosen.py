@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
+from knowgate.history.entries import Embedding
 from knowgate.types import Embedder, Vector
 
 NAME, DIGEST = "embedder_name", "embedder"  # in the log's table `meta`; logs of earlier versions have no name
@@ -27,14 +27,6 @@ class Writing(Protocol):
     """A transaction that writes."""
 
     def execute(self, query: str, values: Sequence[Any], /) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """name: None where it cannot be opened by name. fingerprint: None of a log that nobody filled."""
-
-    name: str | None
-    fingerprint: str | None
 
 
 class ChosenEmbedder:

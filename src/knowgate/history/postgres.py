@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
-from knowgate.history.chosen import ChosenEmbedder, Embedding
-from knowgate.history.entries import Known, LogEntry, Outcome, Scope
+from knowgate.history.chosen import ChosenEmbedder
+from knowgate.history.entries import Embedding, Known, LogEntry, Outcome, Scope
 from knowgate.history.neighbours import DEEPER, EXTRA, draw, neighbours
 from knowgate.history.postgres_graph import Graph
 from knowgate.history.postgres_tables import HISTORY, WIDEST_INLINE
@@ -62,6 +62,10 @@ class PostgresHistory:
     def embedding(self) -> Embedding:
         """What it was filled with."""
         return self._embedder.kept
+
+    def compares_by(self, embedding: Embedding) -> bool:
+        """Whether vectors of that embedding are such as this log compares by."""
+        return embedding.fingerprint == self._embedder.fingerprint
 
     # --- writing ----------------------------------------------------------------------------------
 

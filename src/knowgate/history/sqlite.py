@@ -17,9 +17,9 @@ import numpy as np
 
 from knowgate.doors import user_path
 from knowgate.errors import BadInput, BadSetting
-from knowgate.history.chosen import ChosenEmbedder, Embedding
+from knowgate.history.chosen import ChosenEmbedder
 from knowgate.history.database import Database, broken_log
-from knowgate.history.entries import Known, LogEntry, Outcome, Scope
+from knowgate.history.entries import Embedding, Known, LogEntry, Outcome, Scope
 from knowgate.history.index import Hit, VectorIndex
 from knowgate.history.neighbours import DEEPER, EXTRA, draw, neighbours
 from knowgate.history.table import COLUMNS, INSERT, from_row, to_row
@@ -112,6 +112,10 @@ class SqliteHistory:
     def embedding(self) -> Embedding:
         """What it was filled with."""
         return self._embedder.kept
+
+    def compares_by(self, embedding: Embedding) -> bool:
+        """Whether vectors of that embedding are such as this log compares by."""
+        return embedding.fingerprint == self._embedder.fingerprint
 
     def scopes(self) -> dict[Scope, int]:
         """How many entries each scope has."""

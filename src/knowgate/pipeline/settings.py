@@ -66,7 +66,7 @@ class Settings(BaseModel):
     second_look: Words | None = None
     """Folder of a fitted kbm gate that drops useless passages."""
     log: Words | None = None
-    """Log (SQLite file) that grows with use: retrieved questions, known where both answers agree."""
+    """Log (SQLite file, postgresql://...) that grows with use: retrieved questions, known where both answers agree."""
     log_drafts: bool = False
     """With log: also answer from memory where the gate reads no whole draft, so that there is something to compare."""
     k: K = 3

@@ -43,7 +43,7 @@ def without_password(text: str) -> str:
     """The text with logins of addresses and secret parameters hidden; other texts as they are."""
     if "://" not in text:
         return text
-    hidden = re.sub(r"(postgres(?:ql)?://)[^\s?]*@", r"\1***@", text)  # to the last @: a password may hold a slash
+    hidden = re.sub(r"(postgres(?:ql)?://)[^\s?]*:[^\s?]*@", r"\1***@", text)  # to the last @: passwords hold slashes
     names = "|".join(SECRET)
     return re.sub(rf"([?&](?:{names})=)[^&\s]*", r"\1***", hidden)
 
