@@ -128,7 +128,7 @@ def _bytes_of(server) -> bytes:
 
 
 def test_a_large_log_is_swept_and_says_what_is_left_to_do(server, monkeypatch, caplog):
-    monkeypatch.setattr("knowgate.history.postgres.SMALL", 0)
+    monkeypatch.setattr("knowgate.postgres.database.SMALL", 0)
     log = log_at(server.address())
     log.add([entry("one"), entry("two")])
     assert log.forget(contains="one") == 1

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError
+from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.history.chosen import ChosenEmbedder
 from knowgate.history.entries import Embedding, Known, LogEntry, Outcome, Scope
 from knowgate.history.neighbours import DEEPER, EXTRA, draw, neighbours
@@ -29,8 +29,6 @@ CURRENT = "(expires IS NULL OR expires > ?)"
 OF_SCOPE = "tenant = ? AND model = ? AND prompts = ?"
 EXACT_ROWS = 5_000  # of a scope: exact search of so many of 384 takes as long as a few steps in a large graph
 PAGE = 1_000  # rows read at a time
-SMALL = 64 << 20  # bytes of a table that is written anew in seconds; nothing forgotten is left in its files then
-PATIENCE = "5s"  # for the turn to do that
 # more rows than the default of 40 are looked at: recall above .99 at 100,000 rows; then on until the filters are passed
 GRAPH = (("hnsw.iterative_scan", "relaxed_order"), ("hnsw.ef_search", "120"))
 log = logging.getLogger(__name__)
@@ -100,23 +98,8 @@ class PostgresHistory:
                 query = "DELETE FROM entries WHERE position(lower(?) IN lower(question)) > 0"
                 count += db.execute(query, [storable(contains)]).rowcount
         if count:
-            self._wipe()
+            self._db.sweep(["entries"], log.warning)
         return int(count)
-
-    def _wipe(self) -> None:
-        """Deleted rows stay in the files until they are swept: a small table is written anew, a large one swept."""
-        small = self._db.read("SELECT pg_total_relation_size('entries') <= ?", [SMALL])[0][0]
-        try:
-            sweep = "VACUUM (FULL) entries" if small else "VACUUM entries"
-            self._db.alone([f"SET lock_timeout = '{PATIENCE}'", sweep], log.warning)
-        except KnowgateError as error:
-            log.warning("Deleted, but not yet swept from the files of the database: %s", error)
-        if not small:
-            log.warning(
-                "Deleted and swept. The log is large, so its file was not written anew: free space in it may hold "
-                "traces until it is used again. In a quiet hour: VACUUM FULL %s.entries;",
-                self._db.address.schema,
-            )
 
     def prune(self, *, now: float | None = None, keep_scope: Scope | None = None) -> int:
         """Delete what has expired, and, if a scope is given, what belongs to the same tenant's other models."""

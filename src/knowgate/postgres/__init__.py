@@ -11,8 +11,9 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.postgres.address import DatabaseAddress, is_postgres, read_database_address, without_password
-    from knowgate.postgres.database import Postgres, Writing, open_postgres
-    from knowgate.postgres.tables import Part
+    from knowgate.postgres.database import Postgres, Writing
+    from knowgate.postgres.opening import open_postgres
+    from knowgate.postgres.part import Part
     from knowgate.postgres.values import as_vector, storable
 else:
     __getattr__, __dir__ = hand_on(__name__)

@@ -5,10 +5,8 @@ Statements are written with question marks, as for SQLite, so that both can shar
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -19,13 +17,16 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 from knowgate.errors import KnowgateError
 from knowgate.postgres.address import DatabaseAddress
 from knowgate.postgres.failures import failure, unreachable
-from knowgate.postgres.tables import Connection, Part, enter, is_there, prepare
+from knowgate.postgres.part import Part
+from knowgate.postgres.tables import Connection, enter, is_there, prepare
 
 Result = TypeVar("Result")
 CONNECTIONS = 8  # of one process, at most
 PATIENCE = 10.0  # seconds for a connection, of the pool or new
 IDLE = 120.0  # seconds after which a connection that nobody needs is closed
 TRIES = 5
+SMALL = 64 << 20  # bytes of a table that is written anew in seconds
+TURN = "5s"  # to wait for the turn to do that
 CROSSED = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 TROUBLE = (psycopg.Error, PoolTimeout, PoolClosed)
 logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # what fails is said once, in our own words
@@ -123,6 +124,21 @@ class Postgres:
                 connection.remove_notice_handler(hear)
                 connection.close()  # with what was set on it
 
+    def sweep(self, tables: Sequence[str], notice: Callable[[str], None]) -> None:
+        """What was deleted stays in the files until it is swept; a small table is written anew instead."""
+        for table in tables:
+            is_small = self.read("SELECT pg_total_relation_size(?) <= ?", [table, SMALL])[0][0]
+            statement = f"VACUUM (FULL) {table}" if is_small else f"VACUUM {table}"
+            try:
+                self.alone([f"SET lock_timeout = '{TURN}'", statement], notice)
+            except KnowgateError as error:
+                notice(f"Deleted, but not yet swept from the files of the database: {error}")
+            if not is_small:
+                notice(
+                    "Deleted and swept. The table is large, so it was not written anew: free space in its file may "
+                    f"hold traces until it is used again. In a quiet hour: VACUUM FULL {self.address.schema}.{table};"
+                )
+
     def _takes(self, connection: Connection, turn: str) -> bool:
         where = f"{self.address.schema}/{turn}"
         row = connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [where]).fetchone()
@@ -199,26 +215,3 @@ class Postgres:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
-
-
-def open_postgres(address: DatabaseAddress, part: Part, settings: tuple[tuple[str, str], ...] = ()) -> Postgres:
-    """The same one for the same tables in a process, so that connections are shared."""
-    return _opened(os.getpid(), address, part.name, lambda: Postgres(address, part, settings))
-
-
-_OPEN: dict[tuple[int, DatabaseAddress, str], Postgres] = {}
-_OPENING = threading.Lock()
-
-
-def _opened(process: int, address: DatabaseAddress, part: str, make: Callable[[], Postgres]) -> Postgres:
-    with _OPENING:
-        if not _OPEN:
-            atexit.register(_close_all)
-        return _OPEN.setdefault((process, address, part), make())
-
-
-def _close_all() -> None:
-    for (process, *_), database in list(_OPEN.items()):
-        if process == os.getpid():
-            with contextlib.suppress(KnowgateError):
-                database.close()

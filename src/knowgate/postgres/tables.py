@@ -6,8 +6,7 @@ is one that a newer knowgate made, and tables of somebody else. One process migr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -16,28 +15,12 @@ from psycopg import sql
 from knowgate.errors import ArtefactError, BadSetting, KnowgateError
 from knowgate.postgres.address import DatabaseAddress
 from knowgate.postgres.failures import not_whole
+from knowgate.postgres.part import Part
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 VERSIONS = "CREATE TABLE IF NOT EXISTS versions (part TEXT PRIMARY KEY, version INTEGER NOT NULL)"
 TURN = 7_206_113_301  # any number: the lock of those who migrate
 OLDEST_VECTOR = (0, 8)  # has iterative scans: with filters an older one finds too few rows
-
-
-@dataclass(frozen=True)
-class Part:
-    """Tables that belong together. steps: statements that lead to version 1, 2, ... tables: columns as they are then.
-
-    has_vectors: pgvector is needed.
-    """
-
-    name: str
-    steps: tuple[tuple[str, ...], ...]
-    tables: Mapping[str, frozenset[str]]
-    has_vectors: bool = False
-
-    @property
-    def version(self) -> int:
-        return len(self.steps)
 
 
 def enter(connection: Connection, address: DatabaseAddress) -> None:

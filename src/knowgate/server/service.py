@@ -11,7 +11,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from knowgate.doors import user_path
 from knowgate.history import HistoryStore
 from knowgate.pipeline import Settings
 from knowgate.server.answering import answer_prompt
@@ -70,10 +69,9 @@ class Service:
         if self.options.otel:
             self.spans = Spans(open_provider(), keeps_questions=self.options.keep_questions)
         if self.door.file is not None:
-            self.meter = Meter(self.door.file)
+            self.meter = Meter(self.door.file, database=self.options.database)
         if self.options.decisions is not None:
-            path = user_path(self.options.decisions)
-            self.log = DecisionLog(path, keeps_questions=self.options.keep_questions)
+            self.log = DecisionLog(self.options.decisions, keeps_questions=self.options.keep_questions)
         self.recent = Recent(keeps_texts=self.options.keep_questions or self.keeper.rag.log is not None)
 
     def learn(self, settings: Settings) -> None:
