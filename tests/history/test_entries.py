@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -269,3 +271,43 @@ def test_writers_of_the_same_questions_in_other_orders_do_not_block_each_other(p
         writers = [stack.enter_context(child(command)) for command in commands]
         assert [writer.wait() for writer in writers] == [0, 0]
     assert open_history(place, HashEmbedder()).count(Scope("m", "p")) == 40
+
+
+ENDLESS = """
+import itertools, sys
+from knowgate.history import Known, LogEntry, Scope, open_history
+from tests.support.hash_embedder import HashEmbedder
+
+log = open_history(sys.argv[1], HashEmbedder())
+for i in itertools.count():
+    log.add([LogEntry(f"{sys.argv[2]} question{i} part{j}", Known.KNOWN, Scope("m", "p")) for j in range(3)])
+    print(i, flush=True)  # acknowledged
+"""
+
+
+def acknowledged_until(place, kill, count=25):
+    """Two processes write until there is enough; then comes a sudden end. What each of them acknowledged."""
+    with ExitStack() as stack:
+        command = [sys.executable, "-c", ENDLESS, place]
+        writers = {
+            name: stack.enter_context(child([*command, name], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
+            for name in ("one", "two")
+        }
+        said = {name: [int(writer.stdout.readline()) for _ in range(count)] for name, writer in writers.items()}
+        kill(list(writers.values()))
+        for name, writer in writers.items():
+            said[name] += [int(line) for line in writer.stdout.read().split()]
+    return said
+
+
+def check_kept(place, said):
+    kept = {one.question for one in open_history(place, HashEmbedder()).entries()}
+    for name, numbers in said.items():
+        assert numbers == list(range(len(numbers)))
+        assert {f"{name} question{i} part{j}" for i in numbers for j in range(3)} <= kept
+    assert len(kept) % 3 == 0  # what was not acknowledged is there as a whole or not at all
+
+
+def test_no_acknowledged_entry_is_lost_when_writers_are_killed(place):
+    said = acknowledged_until(place, lambda writers: [writer.send_signal(signal.SIGKILL) for writer in writers])
+    check_kept(place, said)

@@ -11,6 +11,7 @@ import pytest
 from knowgate.errors import ArtefactError, BadSetting, KnowgateError
 from knowgate.history import Known, LogEntry, Scope, log_exists, open_history
 from knowgate.history.postgres import PostgresHistory
+from tests.history.test_entries import acknowledged_until, check_kept
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.postgres_server import postgres_server
 
@@ -277,3 +278,12 @@ def test_a_log_lives_on_when_the_server_was_started_anew(monkeypatch):
         server.start()
     log.add([entry("two")])
     assert log.count(SCOPE) == 2
+
+
+def test_no_acknowledged_entry_is_lost_when_the_server_itself_is_killed():
+    """All of its processes, in the middle of writing; what it says after its recovery counts."""
+    server = postgres_server()
+    address = server.address()
+    said = acknowledged_until(address, lambda writers: server.kill())
+    server.start()
+    check_kept(address, said)

@@ -6,8 +6,10 @@ import atexit
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from importlib import util
 from pathlib import Path
@@ -48,6 +50,17 @@ class PostgresServer:
 
     def stop(self, how: str = "immediate") -> None:
         self._run("pg_ctl", "-D", str(self.folder / "data"), "-m", how, "-w", "stop")
+
+    def kill(self) -> None:
+        """SIGKILL, for the server and all of its processes at once."""
+        import psutil
+
+        leader = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
+        everyone = [leader, *(child.pid for child in psutil.Process(leader).children(recursive=True))]
+        for process in everyone:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(one) for one in everyone if psutil.pid_exists(one)], timeout=10)
 
     def start(self) -> None:
         options = f"-c listen_addresses='' -k {self.folder} {FAST}"

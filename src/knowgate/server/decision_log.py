@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.history import question_key
 from knowgate.postgres import without_password
+from knowgate.server.problems import Problem
 from knowgate.server.store import TROUBLE, Store, open_store
 
 Result = TypeVar("Result")
@@ -122,7 +123,11 @@ class DecisionLog:
 
     async def _beside(self, work: Callable[[], Result]) -> Result:
         """After all that waits to be written."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except TROUBLE as error:
+            log.warning("The log of decisions cannot be used: %s", error)
+            raise Problem(503, "the log of decisions cannot be used at the moment.", "log_down") from error
 
     def close(self) -> None:
         """Until everything is written."""

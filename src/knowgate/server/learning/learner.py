@@ -67,16 +67,15 @@ class Learner:
             skips = not trace.decision.retrieve or Note.WOULD_SKIP in trace.decision.notes
             self.auditor.put(Job(trace.id, trace.asked, trace.question, drawn, skips, closed, opened))
 
-    def learn(self, id: str, rating: str, correction: str | None, found: Mapping[str, Any]) -> bool:
-        """Whether feedback told something about the LLM, which is then in the history. found: about the decision."""
+    async def learn(self, id: str, rating: str, correction: str | None, found: Mapping[str, Any]) -> bool:
+        """Whether feedback told something about the LLM: then it is in the history, on disk. found: of the decision."""
         self.recent.add(id, {"rating": rating})
         question = found.get("question")
         if self.labelling.history is None or not isinstance(question, str):
             return False
         label = by_feedback(rating, correction, {**found, "retrieved": bool(found.get("passages"))})
-        if label is not None:
-            self.labelling.put(question, label, Source.HUMAN)
-        return label is not None
+        written = None if label is None else self.labelling.put(question, label, Source.HUMAN)
+        return written is not None and await asyncio.wrap_future(written)
 
     @property
     def record(self) -> dict[str, Any]:
