@@ -137,6 +137,22 @@ def test_workers_share_the_log_of_decisions_and_the_counters(words, tmp_path):
     assert rows(tmp_path / "d.db") == set(ids)
 
 
+def test_the_dashboard_of_any_worker_shows_what_all_of_them_did(words, tmp_path):
+    with served(tmp_path, *words[:-2], "--workers", "2") as server:  # decisions are not kept
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: ask(server.address), range(40)))
+
+        def shown():
+            """Each connection may meet another worker."""
+            found = [httpx.get(f"{server.address}/v1/dashboard", timeout=60).json() for _ in range(8)]
+            return [(one["figures"]["requests"], one["figures"]["arms"]["all"]["retrieved"]) for one in found]
+
+        until(lambda: shown() == [({"2xx": 40}, 40)] * 8)
+        found = httpx.get(f"{server.address}/v1/dashboard", timeout=60).json()
+    assert sum(found["figures"]["needs"]["retrieved"]) == 40
+    assert sum(map(sum, found["figures"]["minutes"])) == 40
+
+
 def test_workers_that_cannot_start_end_the_server_with_a_sentence(stub, made, tmp_path):
     words = ["--upstream", stub.url, "--gate", "nosuch", "--docs", str(made.docs), "--workers", "2"]
     with served(tmp_path, *words, is_up=False) as server:

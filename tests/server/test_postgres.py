@@ -58,6 +58,21 @@ def test_an_alarm_of_one_server_is_heard_by_the_other(serve, stub, database):
     assert learnt(third)["a"]["loss"]["alarm"]
 
 
+def test_the_dashboard_shows_what_all_servers_did_and_nothing_that_one_forgot(serve, database):
+    options = {"decisions": database, "keep_questions": True}
+    (first, _), (second, _) = (serve(gate="always", options=options) for _ in range(2))
+    ask(first)
+    ask(second, "Who is asked about elsewhere?")
+
+    def shown(address):
+        return httpx.get(f"{address}/v1/dashboard", timeout=30).json()
+
+    wait_until(lambda: [shown(one)["figures"]["requests"] for one in (first, second)] == [{"2xx": 2}] * 2)
+    assert {row["question"] for row in shown(first)["recent"]} == {UNKNOWN, "Who is asked about elsewhere?"}
+    httpx.post(f"{second}/v1/forget", json={"question": UNKNOWN}, timeout=30)
+    assert {row["question"] for row in shown(first)["recent"]} == {"Who is asked about elsewhere?"}
+
+
 def test_two_servers_count_what_a_key_may_ask_together(tmp_path, database):
     add_key(tmp_path / "keys.json", "app", rate=2, budget=5)
     (key,), now = read_keys(tmp_path / "keys.json"), [1000.0]

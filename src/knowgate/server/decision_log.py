@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -23,7 +23,11 @@ from knowgate.server.store import TROUBLE, Store, open_store
 Result = TypeVar("Result")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS decisions (id TEXT PRIMARY KEY, at REAL NOT NULL, question TEXT, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS figures (
+    worker TEXT PRIMARY KEY, server TEXT NOT NULL, at REAL NOT NULL, record TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS feedback (decision TEXT NOT NULL, at REAL NOT NULL, rating TEXT NOT NULL, comment TEXT);
+CREATE INDEX IF NOT EXISTS decisions_at ON decisions (at);
 CREATE INDEX IF NOT EXISTS feedback_of ON feedback (decision);
 CREATE TABLE IF NOT EXISTS audits (number INTEGER PRIMARY KEY AUTOINCREMENT, decision TEXT NOT NULL, at REAL NOT NULL,
     arm TEXT NOT NULL, scope TEXT NOT NULL, kind TEXT NOT NULL, lost REAL, closed TEXT, opened TEXT);
@@ -86,6 +90,18 @@ class DecisionLog:
         asked = {"question": row[1]} if row[1] is not None else {}
         told = [{"at": at, "rating": rating, "comment": comment} for at, rating, comment in said]
         return {**json.loads(row[2]), "at": row[0], **asked, "feedback": told}
+
+    async def newest(self, count: int, since: float) -> list[dict[str, Any]]:
+        """The newest decisions, of all workers."""
+        query = "SELECT at, question, record FROM decisions WHERE at >= ? ORDER BY at DESC LIMIT ?"
+        rows = await self._beside(lambda: self._store.rows(query, (since, count)))
+        return [{**json.loads(row[2]), "at": row[0], **({"question": row[1]} if row[1] else {})} for row in rows]
+
+    async def missing(self, ids: Sequence[str]) -> list[str]:
+        """Those that are not kept, or not any more."""
+        query = f"SELECT id FROM decisions WHERE id IN ({', '.join('?' * len(ids))})"
+        rows = await self._beside(lambda: self._store.rows(query, ids)) if ids else []
+        return sorted(set(ids) - {row[0] for row in rows})
 
     async def forget(self, *, id: str = "", question: str = "") -> list[str]:
         """Deletes a decision, or all that were made on a question, with what was said of them. Their ids."""

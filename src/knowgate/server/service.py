@@ -39,6 +39,7 @@ from knowgate.server.recent import Recent
 from knowgate.server.reranking import rank, read_request
 from knowgate.server.spans import Spans, open_provider
 from knowgate.server.streaming import while_connected
+from knowgate.server.together import Together
 from knowgate.server.trace import Asked, Trace
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -60,6 +61,7 @@ class Service:
     recent: Recent = field(init=False)
     learner: Learner | None = field(init=False, default=None)
     figures: Figures = field(default_factory=Figures)
+    together: Together = field(init=False)
     meter: Meter | None = field(init=False, default=None)
     spans: Spans | None = field(init=False, default=None)
     at_work: int = 0
@@ -72,6 +74,7 @@ class Service:
             self.meter = Meter(self.door.file, database=self.options.database)
         if self.options.decisions is not None:
             self.log = DecisionLog(self.options.decisions, keeps_questions=self.options.keep_questions)
+        self.together = Together(lambda: self.figures.told(), self.log)
         self.recent = Recent(keeps_texts=self.options.keep_questions or self.keeper.rag.log is not None)
 
     def learn(self, settings: Settings) -> None:
@@ -95,6 +98,7 @@ class Service:
         if self.learner is not None:
             await self.learner.close()
         self.keeper.close()
+        await self.together.close()
         if self.log is not None:
             self.log.close()
         self.metrics.close()
@@ -207,6 +211,7 @@ class Service:
         self.metrics.see(route, response.status_code, seconds, trace)
         if trace.asked is not None:
             self.figures.see(route, response.status_code, seconds, trace)
+            self.together.note()
         if trace.decision is None:
             return
         record = trace.record
