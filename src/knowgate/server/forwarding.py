@@ -34,6 +34,7 @@ from knowgate.server.weighing import weigh
 from knowgate.types import Arbiter, Passage, Question
 
 CHAT = "/chat/completions"
+STREAM = "a stream begins before the arbiter could choose; ask without stream to have the answers weighed"
 REFUSALS = (400, 404, 422, 501)  # how servers say that they give no log-probabilities
 
 
@@ -118,8 +119,10 @@ class Forwarding:
             trace.passages = await (search or Search(self.keeper, rag, question)).result(trace)
             if trace.passages:
                 exchange.sent = with_passages(exchange.request, trace.passages, self.options.place)
-                if exchange.draft is not None and rag.weighing is not None and not exchange.is_streamed:
-                    return await self._weighed(exchange, rag, question, exchange.draft, rag.weighing)
+                if exchange.draft is not None and rag.weighing is not None:
+                    if not exchange.is_streamed:
+                        return await self._weighed(exchange, rag, question, exchange.draft, rag.weighing)
+                    trace.unweighed = STREAM
         return await self.answer(exchange)
 
     async def _weighed(

@@ -135,6 +135,7 @@ class Service:
         exchange = Exchange(body, raw, request.headers, trace, self.until)
         path = request.url.path.removeprefix("/v1")
         if path in FORMS:
+            trace.asked = Asked(body, request.headers, path)
             return await while_connected(request, answer_prompt(self.forwarding, exchange, path))
         trace.ungated = "nothing is decided about such requests"
         return await while_connected(request, self.forwarding.hand_on(exchange, path))
