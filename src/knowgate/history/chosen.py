@@ -35,9 +35,11 @@ class ChosenEmbedder:
     def __init__(self, db: Kept, given: str | Embedder | None = None):
         self._db = db
         self._given = given
+        self._is_agreed = False
 
     def embed(self, texts: Sequence[str]) -> Vector:
-        self._check(self._kept(DIGEST))
+        if not self._is_agreed:  # who filled a log first has chosen, once and for all
+            self._check(self._kept(DIGEST))
         return self._embedder.embed(list(texts))
 
     def agree(self, db: Writing) -> None:
@@ -73,6 +75,7 @@ class ChosenEmbedder:
 
     def _check(self, there: str | None) -> None:
         mine = self._embedder.fingerprint
+        self._is_agreed = there == mine
         if there in (None, mine):
             return
         path, kept = self._db.path, self._kept(NAME)

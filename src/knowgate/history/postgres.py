@@ -45,6 +45,7 @@ class PostgresHistory:
         self._embedder = ChosenEmbedder(self._db, embedder)
         self._exact_rows = exact_rows
         self._graph = Graph(self._db)
+        self._large: set[Scope] = set()
 
     @property
     def path(self) -> str:
@@ -147,8 +148,7 @@ class PostgresHistory:
         """The k most similar logged questions, most similar first; never the question itself, nothing expired."""
         if k < 1:
             raise BadSetting(f"k is {k}; at least 1 neighbour must be asked for.")
-        some = f"SELECT count(*) FROM (SELECT FROM entries WHERE {OF_SCOPE} LIMIT ?) AS few"
-        size = self._db.read(some, [*_values(scope), self._exact_rows + 1])[0][0]
+        size = self._size(scope)
         if not size:
             return [() for _ in questions]
         vectors = self._embedder.embed([storable(question) for question in questions])
@@ -157,6 +157,16 @@ class PostgresHistory:
             self._nearest(question, as_vector(vector), k, scope, leave_out, exact)
             for question, vector in zip(questions, vectors, strict=True)
         ]
+
+    def _size(self, scope: Scope) -> int:
+        """How many entries a scope has, counted no further than it matters; a large one is not counted again."""
+        if scope not in self._large:
+            some = f"SELECT count(*) FROM (SELECT FROM entries WHERE {OF_SCOPE} LIMIT ?) AS few"
+            size = int(self._db.read(some, [*_values(scope), self._exact_rows + 1])[0][0])
+            if size <= self._exact_rows:
+                return size
+            self._large.add(scope)
+        return self._exact_rows + 1
 
     def _nearest(
         self, question: str, vector: str, k: int, scope: Scope, leave_out: Collection[Known], exact: bool

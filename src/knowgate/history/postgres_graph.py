@@ -18,6 +18,7 @@ BUILD = (
     "SET maintenance_work_mem = '256MB'",
     "DROP INDEX CONCURRENTLY IF EXISTS by_vector",  # what is left of one that was cut off
     "CREATE INDEX CONCURRENTLY by_vector ON entries USING hnsw (vector vector_ip_ops)",
+    "ANALYZE entries",  # else the planner takes every scope for a small one and sorts it
 )
 log = logging.getLogger(__name__)
 

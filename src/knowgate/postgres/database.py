@@ -25,6 +25,7 @@ CONNECTIONS = 8  # of one process, at most
 PATIENCE = 10.0  # seconds for a connection, of the pool or new
 IDLE = 120.0  # seconds after which a connection that nobody needs is closed
 TRIES = 5
+LOST = ("08", "57P0")  # states: the connection is gone, the server is stopped or just starts
 SMALL = 64 << 20  # bytes of a table that is written anew in seconds
 TURN = "5s"  # to wait for the turn to do that
 CROSSED = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
@@ -77,14 +78,26 @@ class Postgres:
                 raise failure(self.address, error) from None
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Asked again where the connection turns out to be dead: looking at it before would take as long as reading."""
+        try:
+            return self._read(query, values)
+        except psycopg.OperationalError as error:
+            if error.sqlstate is not None and not error.sqlstate.startswith(LOST):
+                raise failure(self.address, error) from None
+        except TROUBLE as error:
+            raise failure(self.address, error) from None
         with self.connection() as connection:
+            return connection.execute(native(query), list(values)).fetchall()
+
+    def _read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with self._opened().connection() as connection:
             return connection.execute(native(query), list(values)).fetchall()
 
     def write(self, work: Callable[[Writing], Result]) -> Result:
         """Work that may be done twice, in a transaction: again where it crossed another one that did the same."""
         for left in reversed(range(TRIES)):
             try:
-                with self._opened().connection() as connection, connection.transaction():
+                with self._alive() as connection, connection.transaction():
                     return work(Writing(connection))
             except CROSSED as error:
                 if not left:
@@ -146,12 +159,28 @@ class Postgres:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """What fails is said in a sentence; errors of others pass."""
+        """One that is alive. What fails is said in a sentence; errors of others pass."""
         try:
-            with self._opened().connection() as connection:
+            with self._alive() as connection:
                 yield connection
         except TROUBLE as error:
             raise failure(self.address, error) from None
+
+    @contextlib.contextmanager
+    def _alive(self) -> Iterator[Connection]:
+        """A server that was started anew has none of the connections that the pool knows."""
+        pool = self._opened()
+        connection = pool.getconn()
+        try:
+            ConnectionPool.check_connection(connection)
+        except psycopg.Error:
+            pool.putconn(connection)
+            pool.check()
+            connection = pool.getconn()
+        try:
+            yield connection
+        finally:
+            pool.putconn(connection)
 
     def _opened(self) -> ConnectionPool[Connection]:
         with self._lock:
@@ -194,7 +223,6 @@ class Postgres:
             max_size=CONNECTIONS,
             open=False,
             configure=self._configure,
-            check=ConnectionPool.check_connection,  # a server that was started anew has no connections left
             timeout=PATIENCE,
             max_idle=IDLE,
             reconnect_timeout=PATIENCE,
