@@ -216,20 +216,18 @@ class Postgres:
         return {**given, "autocommit": True}
 
     def _new_pool(self) -> ConnectionPool[Connection]:
-        pool = ConnectionPool(
+        return ConnectionPool(
             self.address.conninfo,
             kwargs=self._options,
             min_size=0,
             max_size=CONNECTIONS,
-            open=False,
+            open=True,
             configure=self._configure,
             timeout=PATIENCE,
             max_idle=IDLE,
             reconnect_timeout=PATIENCE,
             num_workers=1,
         )
-        pool.open()
-        return pool
 
     def _configure(self, connection: Connection) -> None:
         if self.part is not None:
