@@ -1,6 +1,6 @@
 """The log: insert rate, neighbour search at 10^3 ... 10^6 rows, and what that is of a DH-ICL pass.
 
-    python benchmarks/history.py [--largest 1000000] [--no-model]
+    python benchmarks/history.py [--largest 1000000] [--no-model] [--history postgresql://USER@HOST/DATABASE?schema=NEW]
 
 Vectors are random unit vectors of 384 numbers (the embedded embedding's width), so the embedding itself costs nothing
 here; it is timed apart.
@@ -41,13 +41,12 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def store_speed(largest: int) -> dict[int, float]:
-    from knowgate.history.entries import Known, LogEntry, Scope
-    from knowgate.history.sqlite import SqliteHistory
+def store_speed(largest: int, address: str | None) -> dict[int, float]:
+    from knowgate.history import Known, LogEntry, Scope, open_history
 
     scope, medians = Scope("m", "p"), {}
     with tempfile.TemporaryDirectory() as folder:
-        log = SqliteHistory(Path(folder) / "log.db", RandomEmbedder())
+        log: Any = open_history(address or str(Path(folder) / "log.db"), RandomEmbedder())
         rows = 0
         for size in (10**3, 10**4, 10**5, 10**6):
             if size > largest:
@@ -59,6 +58,8 @@ def store_speed(largest: int) -> dict[int, float]:
                 rows = block[-1] + 1
             rate = (rows - before) / (time.perf_counter() - started)
             first = seconds(lambda: log.search(["warm up"], K, scope))
+            if hasattr(log, "wait"):  # until its graph is built
+                print(f"{size:>9} rows: graph ready after {seconds(log.wait):.1f} s more")
             times = sorted(seconds(lambda: log.search(["a question"], K, scope)) for _ in range(QUERIES))
             medians[size] = statistics.median(times)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -94,9 +95,10 @@ def against_a_pass(medians: dict[int, float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--largest", type=int, default=10**6)
+    parser.add_argument("--history", help="a database to fill instead of a file; it must be empty")
     parser.add_argument("--no-model", action="store_true", help="the store alone")
     options = parser.parse_args()
-    medians = store_speed(options.largest)
+    medians = store_speed(options.largest, options.history)
     if not options.no_model:
         against_a_pass(medians)
 

@@ -81,7 +81,7 @@ def parse_options(cls: type, text: str, what: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for position, part in enumerate(part for part in text.split(",") if part.strip()):
         key, equals, value = part.partition("=")
-        if not equals:
+        if not equals or "://" in key:  # the address of a database or a server may hold parameters of its own
             if position > 0 or not fields:
                 raise BadSetting(f"{what}: '{part}' is not key=value. Known options: {_list(fields)}.")
             key, value = next(iter(fields)), part

@@ -106,6 +106,7 @@ class Place:
             "history list": "history list --history log.db",
             "history search": "history search Who --history log.db",
             "history forget": "history forget --history log.db",
+            "history copy": "history copy log.db copy.db",
             "fit arbiter": f"fit arbiter {fit}",
             **{
                 f"fit {kind}": f"fit {kind} {fit}"

@@ -168,3 +168,34 @@ def test_the_reason_says_what_the_llm_made_of_what_it_was_shown(logits, said):
     (reason,) = gate.explain([Question("Where is town 7?")], [reading])
     assert reason.startswith("shown 1 similar logged questions, 1 of them known, the LLM expects ")
     assert said in reason
+
+
+def test_the_log_may_be_in_a_database_named_in_the_spec(tmp_path):
+    from knowgate.gates import load_gate
+    from knowgate.history import open_history
+    from tests.support.postgres_server import postgres_server
+
+    address = postgres_server().address()
+    open_history(address, HashEmbedder()).add([LogEntry("Who wrote Faust?", Known.KNOWN, Scope("m", "p"))])
+    for spec in (f"dhicl:{address}", f"dhicl:history=history:{address},k=3", f"skr:{address},k=3"):
+        gate = load_gate(spec)
+        assert gate.history.removeprefix("history:") == address
+        with pytest.raises(BadSetting, match="has no labels for this model and prompts"):
+            gate.bind(FakeIdentity("other"), "p")
+        assert gate.bind(FakeIdentity("m"), "p").scope == Scope("m", "p")
+    with pytest.raises(BadSetting, match="there is no log at 'postgresql://postgres@/"):
+        load_gate(f"dhicl:{postgres_server().address()}").bind(FakeIdentity("m"), "p")
+
+
+def test_a_password_in_the_spec_of_a_gate_is_refused_without_being_said():
+    from knowgate.gates import load_gate
+
+    gate = load_gate("dhicl:postgresql://me:hunter2-Xyzzy@h/db?schema=x")
+    with pytest.raises(BadSetting, match=r"named with a password.* leave it to PGPASSWORD") as caught:
+        gate.bind(FakeIdentity("m"), "p")
+    assert "hunter2" not in str(caught.value)
+
+
+class FakeIdentity:
+    def __init__(self, fingerprint):
+        self.fingerprint = fingerprint

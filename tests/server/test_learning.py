@@ -82,6 +82,36 @@ def test_a_skipped_request_is_also_answered_with_passages_and_lost_where_that_di
     assert "stream" not in stub.bodies[1]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "field"), [("completions", "prompt"), ("responses", "input")])
+def test_completions_and_responses_are_audited_too(serve, stub, tmp_path, path, field, stream):
+    stub.speaks = True
+    address, _ = serve(gate="never", options=audited(tmp_path))
+    body = {"model": "m", field: UNKNOWN, "stream": stream}
+    assert httpx.post(f"{address}/v1/{path}", json=body, timeout=30).status_code == 200
+    loss = wait_for_audits(address, 1)["loss"]
+    assert (loss["drawn"], loss["lost"]) == (1, 1.0)
+    assert ["<passages>" in str(sent[field]) for sent in stub.bodies] == [False, True]
+    assert "stream" not in stub.bodies[1]
+    assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["a"]["skipped"] == 1
+
+
+@pytest.mark.parametrize(("path", "field"), [("completions", "prompt"), ("responses", "input")])
+def test_the_same_answer_in_a_completion_or_response_loses_nothing(serve, stub, tmp_path, monkeypatch, path, field):
+    stub.speaks = True
+    monkeypatch.setattr(stub, "answer", lambda body: SAME)
+    address, _ = serve(gate="never", options=audited(tmp_path))
+    httpx.post(f"{address}/v1/{path}", json={"model": "m", field: UNKNOWN}, timeout=30)
+    assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
+
+
+def test_a_completion_that_repeats_its_prompt_is_not_drawn(serve, stub, tmp_path):
+    stub.speaks = True
+    address, _ = serve(gate="never", options=audited(tmp_path))
+    httpx.post(f"{address}/v1/completions", json={"model": "m", "prompt": UNKNOWN, "echo": True}, timeout=30)
+    assert when_all_are_counted(address) == 0
+
+
 def test_a_skipped_request_with_the_same_answer_loses_nothing(serve, stub, tmp_path, monkeypatch):
     monkeypatch.setattr(stub, "answer", lambda body: SAME)
     address, _ = serve(gate="never", options=audited(tmp_path))

@@ -1,6 +1,7 @@
 """A server among others: signals, workers, sudden ends, settings read again."""
 
 import asyncio
+import itertools
 import signal
 import socket
 import sqlite3
@@ -11,9 +12,11 @@ import httpx
 import pytest
 
 import knowgate as kg
+from knowgate.history import open_history
 from knowgate.server import ServeOptions, create_app
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
+from tests.support.postgres_server import postgres_server
 from tests.support.processes import until
 from tests.support.running_server import running
 from tests.support.served import served
@@ -84,6 +87,41 @@ def test_what_was_acknowledged_survives_a_sudden_end_under_load(words, tmp_path)
     assert set(acknowledged) <= decided
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_no_acknowledged_history_row_is_lost_in_a_sudden_end_under_load(stub, made, tmp_path, kind):
+    """A person's label that was acknowledged (`learnt`) is in the history, whatever happens a moment later."""
+    kept, history = str(tmp_path / "d.db"), str(tmp_path / "h.db")
+    if kind == "postgresql":
+        kept = history = postgres_server().address()
+    words = ["--upstream", stub.url, "--gate", "never", "--docs", str(made.docs)]
+    words += ["--decisions", kept, "--keep-questions", "--log", history]
+    learnt = []
+
+    def rate(number):
+        with httpx.Client(timeout=60) as client:
+            for turn in itertools.count():
+                question = f"What is the capital of Land {number} of {turn}?"
+                try:
+                    body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+                    id = client.post(f"{server.address}/v1/chat/completions", json=body).headers["x-knowgate-id"]
+                    said = client.post(f"{server.address}/v1/feedback", json={"id": id, "rating": "up"})
+                    if said.status_code == 200 and said.json()["learnt"]:
+                        learnt.append(question)
+                except httpx.TransportError:
+                    return
+
+    module = "tests.support.hashed_knowgate"
+    with served(tmp_path, *words, module=module) as server, ThreadPoolExecutor(4) as pool:
+        working = [pool.submit(rate, number) for number in range(4)]
+        until(lambda: len(learnt) >= 40)
+        server.process.send_signal(signal.SIGKILL)
+        server.wait()
+        for one in working:
+            one.result()
+    found = {one.question for one in open_history(history).entries()}
+    assert set(learnt) <= found
+
+
 # --- several workers ------------------------------------------------------------------------------
 
 
@@ -97,6 +135,22 @@ def test_workers_share_the_log_of_decisions_and_the_counters(words, tmp_path):
         told = httpx.get(f"{server.address}/metrics", timeout=30).text
     assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 40.0' in told
     assert rows(tmp_path / "d.db") == set(ids)
+
+
+def test_the_dashboard_of_any_worker_shows_what_all_of_them_did(words, tmp_path):
+    with served(tmp_path, *words[:-2], "--workers", "2") as server:  # decisions are not kept
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: ask(server.address), range(40)))
+
+        def shown():
+            """Each connection may meet another worker."""
+            found = [httpx.get(f"{server.address}/v1/dashboard", timeout=60).json() for _ in range(8)]
+            return [(one["figures"]["requests"], one["figures"]["arms"]["all"]["retrieved"]) for one in found]
+
+        until(lambda: shown() == [({"2xx": 40}, 40)] * 8)
+        found = httpx.get(f"{server.address}/v1/dashboard", timeout=60).json()
+    assert sum(found["figures"]["needs"]["retrieved"]) == 40
+    assert sum(map(sum, found["figures"]["minutes"])) == 40
 
 
 def test_workers_that_cannot_start_end_the_server_with_a_sentence(stub, made, tmp_path):

@@ -1,11 +1,17 @@
 """The arbiter with an upstream: its answer with passages against its draft."""
 
+import asyncio
+import json
+import threading
+
+import httpx
 import pytest
 
 import knowgate as kg
 from knowgate.server import ServeOptions, create_app
 from knowgate.types import Arbiter, Belief, Signal
-from tests.server.test_chat import ask
+from tests.server.conftest import UNKNOWN
+from tests.server.test_chat import ask, events
 
 
 class FirmArbiter(Arbiter):
@@ -48,11 +54,70 @@ def test_an_arbiter_that_fails_is_left_out_and_said(serve, stub):
     assert (reply.json()["knowgate"]["degraded"], "secret" in reply.text) == (["arbiter"], False)
 
 
-def test_a_stream_is_not_weighed(serve, stub):
-    stub.sure, arbiter = -3.0, FirmArbiter(0.9)
+@pytest.mark.parametrize(("closed", "text"), [(0.9, "The answer is 42."), (0.1, "From the passages: 43.")])
+def test_a_stream_whose_draft_is_whole_is_weighed(serve, stub, closed, text):
+    stub.sure, arbiter = -3.0, FirmArbiter(closed)
     address, _ = serve(gate="logprob:mean", change=with_arbiter(arbiter))
-    assert "passages: " in ask(address, stream=True).text
+    reply = ask(address, stream=True)
+    chunks = events(reply)
+    assert said(chunks) == text
+    assert chunks[0]["knowgate"]["choice"]["given"] == ("draft" if closed > 0.5 else "passages")
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert reply.text.endswith("data: [DONE]\n\n")
+    assert not any(chunk["choices"][0].get("logprobs") for chunk in chunks)
+    assert arbiter.seen == [True]
+
+
+def test_a_stream_of_which_only_the_beginning_was_drafted_is_not_weighed_and_says_so(serve, stub):
+    stub.sure, arbiter = -3.0, FirmArbiter(0.9)
+    address, _ = serve(gate="logprob:first", change=with_arbiter(arbiter))
+    chunks = events(ask(address, stream=True))
+    assert said(chunks) == "From the passages: 43."
+    assert chunks[0]["knowgate"]["unweighed"].startswith("of this stream only the beginning was drafted")
     assert arbiter.seen == []
+
+
+def test_a_stream_is_held_back_only_until_it_is_clear_that_it_says_something(serve, stub, monkeypatch):
+    """The rules need 80 characters: then it goes out, while the rest is still to come."""
+    stub.sure, long = -3.0, "Its capital, as the passages say in some detail, is Babakostad, " * 4
+    answers = {True: long.strip(), False: "The answer is 42."}
+    monkeypatch.setattr(type(stub), "answer", lambda self, body: answers["<passages>" in str(body)])
+    address, _ = serve(gate="logprob:mean")
+    sent, go, send = [], threading.Event(), type(stub)._send
+
+    async def stopped(self, reply, body, delta, finish=None):
+        await send(self, reply, body, delta, finish)
+        sent.append(len(delta.get("content", "")) if "<passages>" in str(body) else 0)
+        while sum(sent) > 100 and not go.is_set():
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(type(stub), "_send", stopped)
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": UNKNOWN}]}
+    with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=30) as reply:
+        pieces = reply.iter_text()
+        heard = next(pieces)  # the upstream waits for us to have heard it
+        go.set()
+        heard += "".join(pieces)
+    chunks = [json.loads(line[6:]) for line in heard.splitlines() if line.startswith("data: {")]
+    assert said(chunks) == long.strip()
+    assert "choice" not in chunks[0]["knowgate"]
+
+
+def test_a_stream_that_cannot_tell_gives_way_to_its_draft(serve, stub, monkeypatch):
+    stub.sure, answers = -3.0, {True: "The passages do not mention it.", False: "The answer is 42."}
+    monkeypatch.setattr(type(stub), "answer", lambda self, body: answers["<passages>" in str(body)])
+    address, _ = serve(gate="logprob:mean")
+    chunks = events(ask(address, stream=True))
+    assert said(chunks) == "The answer is 42."
+    assert chunks[0]["knowgate"]["choice"] == {
+        "given": "draft",
+        "arbiter": "rules",
+        "reason": "the arbiter rules gives the answer from memory: the answer with passages says it cannot tell",
+    }
+
+
+def said(chunks):
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
 def test_by_default_an_answer_with_passages_that_cannot_tell_gives_way(serve, stub, monkeypatch):

@@ -25,7 +25,7 @@ LEVELS = [
     ["markup", "version"],
     ["errors", "types", "lazy"],
     ["doors", "proxies", "typed"],
-    ["files", "text", "registry", "statistics", "nearest", "unpickle", "servers"],
+    ["files", "text", "registry", "statistics", "nearest", "unpickle", "servers", "postgres"],
     ["prompts", "weights", "display", "folders", "rules"],
     ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],

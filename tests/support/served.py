@@ -29,11 +29,16 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, *words: str, is_up: bool = True) -> Iterator[Served]:
-    """In this folder. is_up: it is waited for until it answers."""
+def served(folder: Path, *words: str, is_up: bool = True, module: str = "knowgate") -> Iterator[Served]:
+    """In this folder. is_up: it is waited for until it answers. module: what is run instead of knowgate."""
     port, said = free_port(), folder / "serve.log"
-    command = [sys.executable, "-m", "knowgate", "serve", "--port", str(port), *words]
-    with said.open("wb") as file, child(command, cwd=folder, stdout=file, stderr=file, env=dict(os.environ)) as process:
+    command = [sys.executable, "-m", module, "serve", "--port", str(port), *words]
+    with (
+        said.open("wb") as file,
+        child(
+            command, cwd=folder, stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ) as process,
+    ):
         found = Served(process, f"http://127.0.0.1:{port}", said)
         if is_up:
             until(lambda: is_healthy(found.address), process)

@@ -21,6 +21,7 @@ class Stub:
 
     slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
     forgets: keeps no bodies. answered: replies it has given. waits_for: it answers nothing, or one word, before.
+    speaks: it answers completions and responses, and does not only say what it got.
     """
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -32,6 +33,7 @@ class Stub:
     refuses: tuple[str, ...] = ()
     breaks_off: bool = False
     forgets: bool = False
+    speaks: bool = False
     answered: int = 0
     waits_for: threading.Event | None = None
     url: str = ""
@@ -108,7 +110,14 @@ class Stub:
     async def other(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.bodies.append(body)
-        return web.json_response({"object": request.path, "got": body})
+        if not self.speaks or request.path.endswith("embeddings"):
+            return web.json_response({"object": request.path, "got": body})
+        is_completion, text = request.path.endswith("/completions"), self.answer(body)
+        chunks = completed(text) if is_completion else responded(text)
+        if not body.get("stream"):
+            return web.json_response(chunks[-1])
+        lines = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks[:-1])
+        return web.Response(body=lines, content_type="text/event-stream")
 
     @property
     def application(self) -> web.Application:
@@ -118,6 +127,22 @@ class Stub:
         for path in ("embeddings", "completions", "responses"):
             app.router.add_post(f"/v1/{path}", self.other)
         return app
+
+
+def completed(text: str) -> list[dict[str, Any]]:
+    """The chunks of a stream, then the reply in one piece."""
+    ends = {"index": 0, "text": "", "finish_reason": "stop"}
+    pieces = [{"index": 0, "text": word + " ", "finish_reason": None} for word in text.split(" ")]
+    whole = {"index": 0, "text": text, "finish_reason": "stop"}
+    return [{"object": "text_completion", "choices": [choice]} for choice in (*pieces, ends, whole)]
+
+
+def responded(text: str) -> list[dict[str, Any]]:
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    whole = {"object": "response", "status": "completed"}
+    whole |= {"output": [{"type": "reasoning"}, {"type": "message", "role": "assistant", "content": content}]}
+    pieces = [{"type": "response.output_text.delta", "delta": word + " "} for word in text.split(" ")]
+    return [{"type": "response.created"}, *pieces, {"type": "response.completed", "response": whole}, whole]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from knowgate.cli.console import WORDS, print_json
-from knowgate.cli.paths import path
+from knowgate.cli.paths import log_place, path
 from knowgate.cli.replay import explain_log, named_thresholds, read_traffic
 from knowgate.cli.tables import print_sheets
 from knowgate.display import NOTHING, Sheet
@@ -34,11 +34,10 @@ ASSUMED = PriceTable(PRICE_SEARCH, PRICE_TOKEN, PRICE_TOKEN)
 
 def cost_command(
     log: Annotated[
-        Path,
+        str,
         typer.Argument(
-            parser=path,
             metavar="LOG",
-            help="Lines of `knowgate ask --json`, a file of `serve --decisions`, or a label run folder.",
+            help="Lines of `knowgate ask --json`, the server's log (--decisions), or a label run folder.",
         ),
     ],
     gate: Annotated[
@@ -65,7 +64,7 @@ def cost_command(
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
     given = _prices(prices, price_search, price_input_token, price_output_token, price_gpu_hour)
-    logged = read_traffic(log, gate)
+    logged = read_traffic(log_place(log), gate)
     traffic = Traffic(logged.events)
     costing = bill_traffic(traffic, _threshold(logged, gate, threshold), (given or ASSUMED).prices)
     if as_json:

@@ -16,18 +16,30 @@ from knowgate.cli.console import WORDS, print_json
 from knowgate.cli.options import Json
 from knowgate.cli.tables import print_table
 from knowgate.datasets import load_questions
-from knowgate.doors import COUNT, check_within, user_path
+from knowgate.doors import COUNT, check_within
 from knowgate.errors import BadInput, BadSetting
 from knowgate.files import read_jsonl
-from knowgate.history import LAST_SECOND, HistoryStore, Known, LogEntry, Scope, entry_of, entry_record, open_history
+from knowgate.history import (
+    LAST_SECOND,
+    HistoryStore,
+    Known,
+    LogEntry,
+    Scope,
+    copy_history,
+    entry_of,
+    entry_record,
+    log_exists,
+    open_history,
+)
 from knowgate.labels import entries_of, scope_of, time_sensitive_entries
+from knowgate.postgres import without_password
 from knowgate.prompts import detect_language
 from knowgate.runs import RunFolder
 
 app = typer.Typer(
     help="The log of questions with what the LLM knew: what dhicl and skr learn from.", no_args_is_help=True
 )
-Log = Annotated[str, typer.Option("--history", help="The log: an SQLite file.")]
+Log = Annotated[str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DATABASE.")]
 ModelName = Annotated[str | None, typer.Option("--model-fingerprint", help="Model whose labels are meant.")]
 PromptName = Annotated[str | None, typer.Option("--prompts-fingerprint", help="Prompts whose labels are meant.")]
 EmbedderName = Annotated[
@@ -70,7 +82,7 @@ def import_(
     """
     if rule not in ("greedy", "all", "majority"):
         raise BadSetting(f"--rule is '{rule}'; allowed: greedy, all, majority.")
-    is_new = embedder is None and not user_path(history.removeprefix("sqlite:")).is_file()
+    is_new = embedder is None and not log_exists(history)
     store = open_history(history, embedder)
     scopes: set[Scope] = set()
     for run in runs:
@@ -84,7 +96,7 @@ def import_(
             _warn_of_language(entries)
         _add(store, entries)
         scopes |= {entry.scope for entry in entries}
-        WORDS.print(f"{len(entries)} questions of {run} logged in {history}{_changing(entries)}")
+        WORDS.print(f"{len(entries)} questions of {run} logged in {without_password(history)}{_changing(entries)}")
     if time_sensitive:
         _add_time_sensitive(store, time_sensitive, scopes, history)
 
@@ -188,10 +200,31 @@ def forget(
     WORDS.print(f"{_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
 
 
+@app.command()
+def copy(
+    source: Annotated[str, typer.Argument(help="The log to copy: a file, or postgresql://USER@HOST/DATABASE.")],
+    target: Annotated[str, typer.Argument(help="The log to copy into; made if need be.")],
+    embedder: EmbedderName = None,
+) -> None:
+    """Copy a log into another one: from a file into a database, or back. What is there already stays or is replaced.
+
+    Vectors are copied, too, unless the other log compares by another embedding; then the questions are embedded anew.
+
+    Example: knowgate history copy history.db postgresql://knowgate@db/knowledge
+    """
+    if source.strip() == target.strip():
+        raise BadSetting("a log cannot be copied into itself: name another TARGET.")
+    known, into = _existing(source), open_history(target, embedder)
+    if embedder is None and into.embedding.fingerprint is None:
+        into = open_history(target, known.embedding.name)
+    WORDS.print(f"{copy_history(known, into)} entries copied into {without_password(target)}")
+
+
 def _existing(history: str, embedder: str | None = None) -> HistoryStore:
     """Looking into a log must not make an empty one."""
-    if not user_path(history.removeprefix("sqlite:")).is_file():
-        raise BadInput(f"there is no log '{history}'. Make one: knowgate history import RUN --history {history}")
+    if not log_exists(history):
+        shown = without_password(history)
+        raise BadInput(f"there is no log '{shown}'. Make one: knowgate history import RUN --history {shown}")
     return open_history(history, embedder)
 
 
@@ -205,7 +238,7 @@ def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[Scope], hist
                 'Mark them: "meta": {"time_sensitive": true}'
             )
         _add(store, entries)
-        WORDS.print(f"{len(entries)} time-sensitive questions of {data} logged in {history}")
+        WORDS.print(f"{len(entries)} time-sensitive questions of {data} logged in {without_password(history)}")
 
 
 def _changing(entries: Sequence[LogEntry]) -> str:

@@ -11,22 +11,21 @@ import typer
 from knowgate.cli.console import WORDS, plain_console
 from knowgate.cli.first_run import Spoken, tell
 from knowgate.cli.options import ModelSpec, Seed
-from knowgate.cli.paths import path
+from knowgate.cli.paths import log_place, path
 from knowgate.cli.progress import progress
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.evaluation import is_served, served_questions
 from knowgate.files import write_text
 from knowgate.firstrun import MAX_LOSS, FirstRun, Wishes, first_run
 from knowgate.pipeline import Settings, load_settings
+from knowgate.postgres import DatabaseAddress
 from knowgate.server import serve_options
 
 MOST, OUT = 500, Path("knowgate-refit")
 
 
 def refit(
-    log: Annotated[
-        Path, typer.Argument(parser=path, metavar="DB", help="Log of `knowgate serve --decisions DB --keep-questions`.")
-    ],
+    log: Annotated[str, typer.Argument(metavar="DB", help="Log of `knowgate serve --decisions DB --keep-questions`.")],
     config: Annotated[
         Path | None,
         typer.Option(parser=path, metavar="FILE", help="Settings of the server. Default: knowgate.toml, if there."),
@@ -53,10 +52,11 @@ def refit(
 
     Example: knowgate refit decisions.db --config knowgate.toml --out refit
     """
-    if not is_served(log):
+    source = log_place(log)
+    if isinstance(source, Path) and not is_served(source):
         raise BadSetting(f"'{log}' is no log of the server. Start it with --decisions FILE --keep-questions.")
     settings, place = load_settings(config, model=model, docs=docs, index=index), out or OUT
-    wishes = _wishes(settings, _written(log, count, place), count, max_loss, place, seed)
+    wishes = _wishes(settings, _written(source, count, place), count, max_loss, place, seed)
     try:
         with progress("refitting", "questions", WORDS) as show:
             made = first_run(wishes, Spoken(show))
@@ -66,7 +66,7 @@ def refit(
     tell_refit(made, wishes)
 
 
-def _written(log: Path, count: int, out: Path) -> Path:
+def _written(log: Path | DatabaseAddress, count: int, out: Path) -> Path:
     """The questions as a file, which the same command finds again."""
     out.mkdir(parents=True, exist_ok=True)
     lines = [

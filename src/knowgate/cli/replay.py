@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from knowgate.cli.console import WORDS, print_json
-from knowgate.cli.paths import path
+from knowgate.cli.paths import log_place
 from knowgate.cli.tables import print_sheets
 from knowgate.display import Sheet
 from knowgate.errors import BadSetting
@@ -28,6 +28,7 @@ from knowgate.evaluation import (
     shown_bad,
 )
 from knowgate.gates import load_gate
+from knowgate.postgres import DatabaseAddress
 from knowgate.statistics import Share
 
 RISKS = {"retrieved": "differ, of {} retrieved", "audited": "differ, of {} audited", "graded": "lost, of {} graded"}
@@ -35,9 +36,8 @@ RISKS = {"retrieved": "differ, of {} retrieved", "audited": "differ, of {} audit
 
 def replay_command(
     log: Annotated[
-        Path,
+        str,
         typer.Argument(
-            parser=path,
             metavar="LOG",
             help="Lines of `knowgate ask --json`, a label run folder, or the server's log (--decisions).",
         ),
@@ -68,9 +68,10 @@ def replay_command(
     """
     prices = Prices(price_retrieval, price_input_token, price_output_token)
     tried = parse_thresholds(thresholds)
-    if arbiter is not None and not log.is_dir():
+    place = log_place(log)
+    if arbiter is not None and not (isinstance(place, Path) and place.is_dir()):
         raise BadSetting("--arbiter goes with a label run; the lines of a log hold the answers that were given.")
-    logged = read_traffic(log, gate, arbiter, arm)
+    logged = read_traffic(place, gate, arbiter, arm)
     marks = named_thresholds(logged, gate)
     traffic = Traffic(logged.events)
     lines = replay(traffic, [*tried, *marks], prices)
@@ -97,9 +98,11 @@ def parse_thresholds(text: str) -> list[float]:
     return values
 
 
-def read_traffic(log: Path, gate: str | None, arbiter: str | None = None, arm: str | None = None) -> Log:
+def read_traffic(
+    log: Path | DatabaseAddress, gate: str | None, arbiter: str | None = None, arm: str | None = None
+) -> Log:
     """Lines of `ask --json`, the server's log, or a label run."""
-    if is_served(log):
+    if not isinstance(log, Path) or is_served(log):
         return read_served(log, arm)
     if arm is not None:
         raise BadSetting("--arm goes with the server's log, other logs hold one gate: leave it away.")

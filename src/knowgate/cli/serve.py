@@ -10,7 +10,7 @@ import typer
 
 from knowgate.cli.console import WORDS
 from knowgate.cli.options import Lang, ModelSpec, Retriever
-from knowgate.cli.paths import path
+from knowgate.cli.paths import path, place_name
 from knowgate.cli.pipeline_options import (
     ArbiterSpec,
     Config,
@@ -41,7 +41,7 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on. Default 12
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on. Default 8080.")]
 Strict = Annotated[bool | None, typer.Option("--strict", help="Answer 503 where the documents cannot be searched, instead of from memory.")]  # fmt: skip  # noqa: E501
 Keys = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="API keys made by `knowgate keys add`. Without them only this machine is answered.")]  # fmt: skip  # noqa: E501
-Decisions = Annotated[Path | None, typer.Option(parser=path, metavar="DB", help="Keep what was decided (SQLite), for GET /v1/decisions/ID and POST /v1/feedback.")]  # fmt: skip  # noqa: E501
+Decisions = Annotated[str | None, typer.Option(parser=place_name, metavar="DB", help="Keep what was decided (SQLite file, or postgresql://USER@HOST/DATABASE for several machines), for GET /v1/decisions/ID and POST /v1/feedback.")]  # fmt: skip  # noqa: E501
 KeepQuestions = Annotated[bool | None, typer.Option("--keep-questions", help="With --decisions: keep the text of the questions, too.")]  # fmt: skip  # noqa: E501
 Audit = Annotated[float | None, typer.Option(min=0, max=1, metavar="SHARE", help="Draw this share of requests to see what skipping costs: skipped ones are also answered with passages, afterwards. Needs --decisions.")]  # fmt: skip  # noqa: E501
 AuditBudget = Annotated[int | None, typer.Option(min=1, help="With --audit: answers an hour that nobody asked for, at most. Default 60.")]  # fmt: skip  # noqa: E501
@@ -122,7 +122,7 @@ def serve(
     settings = read()
     options = serve_options(
         settings, upstream=upstream or None, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
-        workers=workers, strict=strict, deadline=deadline, keys=_text(keys), decisions=_text(decisions),
+        workers=workers, strict=strict, deadline=deadline, keys=_text(keys), decisions=decisions,
         keep_questions=demo or keep_questions, otel=otel,
         audit=audit, audit_budget=audit_budget, audit_compare=audit_compare, max_loss=max_loss, confidence=confidence,
         shadow=shadow, canary=canary, gate_b=gate_b, threshold_b=threshold_b, share_b=share_b,

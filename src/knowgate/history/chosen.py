@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
 
 from knowgate.embedding import DEFAULT, SentenceEmbedder
 from knowgate.errors import BadSetting
-from knowgate.history.database import Database
+from knowgate.history.entries import Embedding
 from knowgate.types import Embedder, Vector
 
 NAME, DIGEST = "embedder_name", "embedder"  # in the log's table `meta`; logs of earlier versions have no name
 
 
+class Kept(Protocol):
+    """Where a log is kept: an SQLite file or a database."""
+
+    @property
+    def path(self) -> Path | str: ...
+    def read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]: ...
+
+
+class Writing(Protocol):
+    """A transaction that writes."""
+
+    def execute(self, query: str, values: Sequence[Any], /) -> Any: ...
+
+
 class ChosenEmbedder:
     """given: an embedding, or the name of one; None for the log's own, which is `minilm` where there is none yet."""
 
-    def __init__(self, db: Database, given: str | Embedder | None = None):
+    def __init__(self, db: Kept, given: str | Embedder | None = None):
         self._db = db
         self._given = given
+        self._is_agreed = False
 
     def embed(self, texts: Sequence[str]) -> Vector:
-        self._check(self._kept(DIGEST))
+        if not self._is_agreed:  # who filled a log first has chosen, once and for all
+            self._check(self._kept(DIGEST))
         return self._embedder.embed(list(texts))
 
-    def agree(self, db: sqlite3.Connection) -> None:
+    def agree(self, db: Writing) -> None:
         """Within a transaction that writes: the first one to fill a log chooses its embedding."""
-        db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", [DIGEST, self._embedder.fingerprint])
+        db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING", [DIGEST, self._embedder.fingerprint])
         there = db.execute("SELECT value FROM meta WHERE key = ?", [DIGEST]).fetchone()[0]
         self._check(there)
         if self._name:
-            db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", [NAME, self._name])
+            db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING", [NAME, self._name])
+
+    @property
+    def kept(self) -> Embedding:
+        return Embedding(self._kept(NAME), self._kept(DIGEST))
+
+    @property
+    def fingerprint(self) -> str:
+        return self._embedder.fingerprint
 
     @cached_property
     def _embedder(self) -> Embedder:
@@ -50,6 +75,7 @@ class ChosenEmbedder:
 
     def _check(self, there: str | None) -> None:
         mine = self._embedder.fingerprint
+        self._is_agreed = there == mine
         if there in (None, mine):
             return
         path, kept = self._db.path, self._kept(NAME)

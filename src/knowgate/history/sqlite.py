@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,16 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.files import locked, sha256_text
 from knowgate.history.chosen import ChosenEmbedder
 from knowgate.history.database import Database, broken_log
-from knowgate.history.entries import Known, LogEntry, Outcome, Scope, question_key
-from knowgate.history.index import LOCK, Place, VectorIndex
+from knowgate.history.entries import Embedding, Known, LogEntry, Outcome, Scope
+from knowgate.history.index import LOCK, Hit, Place, VectorIndex
 from knowgate.history.lists import wipe
+from knowgate.history.neighbours import DEEPER, EXTRA, draw, neighbours
 from knowgate.history.table import COLUMNS, INSERT, from_row, to_row
 from knowgate.types import Embedder, Neighbour, Vector
 
 PORTION = 10_000  # rows read at a time
 CURRENT = "(expires IS NULL OR expires > ?)"
 LARGEST = 1e15  # part of a vector; unit vectors have none above 1
-EXTRA = 8  # neighbours fetched beyond k, for those that fall away (the question itself, expired ones)
-DEEPER = 4  # times as many are fetched where too many fell away
 
 
 @dataclass
@@ -110,6 +109,22 @@ class SqliteHistory:
         for row in self._db.read(query, [*values, -1 if limit is None else limit]):
             yield self._entry(row)
 
+    def batches(self, size: int = 1000) -> Iterator[tuple[list[LogEntry], Vector]]:
+        """All entries with their vectors, oldest first."""
+        last, query = 0, f"SELECT {COLUMNS}, vector FROM entries WHERE id > ? ORDER BY id LIMIT ?"
+        while rows := self._db.read(query, [last, size]):
+            last = rows[-1][0]
+            yield [self._entry(row[:-1]) for row in rows], self._vectors([row[-1] for row in rows])
+
+    @property
+    def embedding(self) -> Embedding:
+        """What it was filled with."""
+        return self._embedder.kept
+
+    def compares_by(self, embedding: Embedding) -> bool:
+        """Whether vectors of that embedding are such as this log compares by."""
+        return embedding.fingerprint == self._embedder.fingerprint
+
     def scopes(self) -> dict[Scope, int]:
         """How many entries each scope has."""
         rows = self._db.read("SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant", [])
@@ -134,7 +149,10 @@ class SqliteHistory:
                 index = self._follow(scope)
                 hits = index.nearest(vectors, depth)
             found = self._by_id({number for row in hits for number, _ in row})
-            near = [_neighbours(asked, row, found, leave_out)[:k] for asked, row in zip(questions, hits, strict=True)]
+            near = [
+                neighbours(asked, _present(row, found), leave_out)[:k]
+                for asked, row in zip(questions, hits, strict=True)
+            ]
             if depth >= len(index) or all(len(row) == k for row in near):
                 return near
             depth *= DEEPER
@@ -157,14 +175,7 @@ class SqliteHistory:
         where, values = _where(scope)
         query = f"SELECT id FROM entries{where} AND {CURRENT} AND label NOT IN ({_marks(leave_out)}) ORDER BY id"
         ids = [row[0] for row in self._db.read(query, [*values, time.time(), *leave_out])]
-        order = [ids[place] for place in np.random.default_rng(seed).permutation(len(ids))]
-        depth = k + EXTRA
-        while True:
-            found = self._by_id(set(order[:depth]))
-            drawn = once([(found[number], 0.0) for number in order[:depth] if number in found])[:k]
-            if len(drawn) == k or depth >= len(order):
-                return tuple(drawn)
-            depth *= DEEPER
+        return draw(ids, k, seed, self._by_id)
 
     def _follow(self, scope: Scope) -> VectorIndex:
         """Bring the index in memory up to the table."""
@@ -260,29 +271,6 @@ def _where(scope: Scope | None) -> tuple[str, list[Any]]:
     return " WHERE tenant = ? AND model = ? AND prompts = ?", [scope.tenant, scope.model, scope.prompts]
 
 
-def _neighbour(entry: LogEntry, similarity: float) -> Neighbour:
-    return Neighbour(entry.question, entry.label, similarity, entry.outcome, entry.source, entry.trust)
-
-
-def _neighbours(
-    question: str, hits: Sequence[tuple[int, float]], found: dict[int, LogEntry], leave_out: Collection[Known]
-) -> tuple[Neighbour, ...]:
-    """Those of the hits that may be shown."""
-    own, now = question_key(question), time.time()
-    there = [(found[number], similarity) for number, similarity in hits if number in found]
-    shown = [
-        (entry, similarity)
-        for entry, similarity in there
-        if entry.key != own and not (entry.expires and entry.expires <= now) and entry.label not in leave_out
-    ]
-    return tuple(once(shown))
-
-
-def once(entries: Iterable[tuple[LogEntry, float]]) -> list[Neighbour]:
-    """The same question by two sources counts once: by the more trusted one."""
-    kept: dict[str, Neighbour] = {}
-    for entry, similarity in entries:
-        rival = kept.get(entry.key)
-        if rival is None or entry.trust > rival.weight:
-            kept[entry.key] = _neighbour(entry, similarity)
-    return list(kept.values())
+def _present(hits: Sequence[Hit], found: dict[int, LogEntry]) -> Iterator[tuple[LogEntry, float]]:
+    """Rows that were deleted meanwhile are gone."""
+    return ((found[number], similarity) for number, similarity in hits if number in found)

@@ -65,8 +65,8 @@ class Settings(BaseModel):
     """What is looked up, or never, whatever the gate says: packaged, none, or a TOML file of your own rules."""
     second_look: Words | None = None
     """Folder of a fitted kbm gate that drops useless passages."""
-    log: Words | None = None
-    """Log (SQLite file) that grows with use: retrieved questions, known where both answers agree."""
+    log: Words | None = Field(default=None, repr=False)  # its address may hold a password
+    """Log (SQLite file, postgresql://...) that grows with use: retrieved questions, known where both answers agree."""
     log_drafts: bool = False
     """With log: also answer from memory where the gate reads no whole draft, so that there is something to compare."""
     k: K = 3

@@ -12,9 +12,9 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
-from knowgate.errors import KnowgateError
 from knowgate.history import HistoryStore, Known, LogEntry, Scope, Source, open_history
 from knowgate.pipeline.case import is_whole
 from knowgate.signals import canonical
@@ -68,8 +68,11 @@ class TrafficLog:
             self.asked += len(answers)
         self.put(entries)
 
-    def put(self, entries: Sequence[LogEntry]) -> None:
-        """Log labels that somebody else worked out; returns at once."""
+    def put(self, entries: Sequence[LogEntry]) -> Future[bool]:
+        """Log labels that others worked out; returns at once. True, later: they are on disk; False: they failed."""
+        written: Future[bool] = Future()
+        if not entries:
+            written.set_result(True)
         with self._lock:
             self.labelled += len(entries)
             if entries and self._writer is None:
@@ -77,7 +80,8 @@ class TrafficLog:
                 self._writer.start()
                 atexit.register(self.close)
             if entries and self._writer is not None:
-                self._writer.waiting.put(list(entries))
+                self._writer.waiting.put((list(entries), written))
+        return written
 
     def close(self) -> None:
         """Until everything is written. The log can still be used."""
@@ -95,14 +99,20 @@ class Writer(threading.Thread):
     def __init__(self, store: HistoryStore):
         super().__init__(name="knowgate-log", daemon=True)
         self.store = store
-        self.waiting: queue.SimpleQueue[list[LogEntry] | None] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[tuple[list[LogEntry], Future[bool]] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        while (entries := self.waiting.get()) is not None:
-            try:
-                self.store.add(entries)
-            except KnowgateError as error:
-                log.warning("What was asked could not be logged: %s", error)
+        while (waiting := self.waiting.get()) is not None:
+            entries, written = waiting
+            written.set_result(self._write(entries))
+
+    def _write(self, entries: list[LogEntry]) -> bool:
+        try:
+            self.store.add(entries)
+        except Exception as error:  # noqa: BLE001 - the thread must live on for those that come
+            log.warning("What was asked could not be logged: %s", error)
+            return False
+        return True
 
 
 def agreement(answer: Answer, max_tokens: int) -> Known | None:

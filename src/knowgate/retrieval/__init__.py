@@ -46,6 +46,9 @@ RETRIEVERS: dict[str, Entry] = {
         extra="local",
         paper="Cormack, Clarke and Büttcher 2009",
     ),
+    "pgvector": Entry(
+        "knowgate.retrieval.pgvector:PgvectorRetriever", "your own table in PostgreSQL (pgvector)", extra="postgres"
+    ),
     "http": Entry("knowgate.retrieval.http:HttpRetriever", "your own search endpoint"),
 }
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from importlib import metadata, resources
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from knowgate.server.problems import json_response
+from knowgate.server.problems import Problem, json_response
 from knowgate.server.service import Service
 from knowgate.server.trace import Trace
 
@@ -54,9 +55,27 @@ def _file(path: str, has_keys: bool) -> Callable[[Request], Awaitable[Response]]
     return answer
 
 
+async def newest(service: Service, since: float) -> list[dict[str, Any]]:
+    """Decisions of all workers, as far as they are kept; of this one's more is known. What another one was told to
+    forget is forgotten here, too."""
+    own = service.recent.newest(SHOWN)
+    if service.log is None:
+        return own
+    try:
+        kept = await service.log.newest(SHOWN, since)
+        service.recent.forget(await service.log.missing([row["id"] for row in own]))
+    except Problem:
+        return own
+    own = service.recent.newest(SHOWN)
+    known = {row["id"] for row in own}
+    rows = [*own, *(row for row in kept if row["id"] not in known)]
+    return sorted(rows, key=lambda row: float(row["at"]), reverse=True)[:SHOWN]
+
+
 async def dashboard(service: Service, request: Request, trace: Trace) -> Response:
     """Everything that is shown, but for answers that are still to come."""
     rag = service.keeper.rag
+    figures = service.figures.with_others(await service.together.others())
     record = {
         "version": metadata.version("knowgate"),
         "gate": rag.gate.name,
@@ -69,7 +88,7 @@ async def dashboard(service: Service, request: Request, trace: Trace) -> Respons
         "keeps_texts": service.recent.keeps_texts,
         "takes_feedback": service.log is not None,
         "learning": None if service.learner is None else service.learner.record,
-        "figures": service.figures.record(service.options),
-        "recent": service.recent.newest(SHOWN),
+        "figures": figures.record(service.options),
+        "recent": await newest(service, figures.since),
     }
     return json_response(record)

@@ -1,4 +1,4 @@
-"""What was decided, kept in SQLite (WAL) for those who ask later; with it what people thought of the answers.
+"""What was decided, kept in a file or a database for those who ask later; with it what people thought of the answers.
 
 Written beside the requests, several in one transaction. Questions are kept only where that is switched on.
 """
@@ -8,40 +8,57 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
-from knowgate.errors import BadSetting
+from knowgate.errors import BadSetting, KnowgateError
 from knowgate.history import question_key
-from knowgate.server.shared_file import open_shared
+from knowgate.postgres import without_password
+from knowgate.server.problems import Problem
+from knowgate.server.store import TROUBLE, Store, open_store
 
 Result = TypeVar("Result")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS decisions (id TEXT PRIMARY KEY, at REAL NOT NULL, question TEXT, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS figures (
+    worker TEXT PRIMARY KEY, server TEXT NOT NULL, at REAL NOT NULL, record TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS feedback (decision TEXT NOT NULL, at REAL NOT NULL, rating TEXT NOT NULL, comment TEXT);
+CREATE INDEX IF NOT EXISTS decisions_at ON decisions (at);
 CREATE INDEX IF NOT EXISTS feedback_of ON feedback (decision);
+CREATE TABLE IF NOT EXISTS audits (number INTEGER PRIMARY KEY AUTOINCREMENT, decision TEXT NOT NULL, at REAL NOT NULL,
+    arm TEXT NOT NULL, scope TEXT NOT NULL, kind TEXT NOT NULL, lost REAL, closed TEXT, opened TEXT);
+CREATE INDEX IF NOT EXISTS audits_of ON audits (decision);
+CREATE TABLE IF NOT EXISTS corrections (decision TEXT NOT NULL, at REAL NOT NULL, answer TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS corrections_of ON corrections (decision);
 """
+PUT = (
+    "INSERT INTO decisions VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (id) DO UPDATE SET at = excluded.at, question = excluded.question, record = excluded.record"
+)
+PATIENCE = 10.0  # seconds for another worker's turn
 MOST_WAITING = 10_000  # rows; more than that are dropped rather than kept in memory
 log = logging.getLogger(__name__)
 
 
 class DecisionLog:
-    """A file. All of SQLite happens in one thread."""
+    """where: a file or postgresql://... All that is done with it happens in one thread."""
 
-    def __init__(self, path: Path, *, keeps_questions: bool):
+    def __init__(self, where: str, *, keeps_questions: bool):
         self.keeps_questions = keeps_questions
         self._waiting: list[tuple[str, float, str | None, str]] = []
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "knowgate-decisions")
         try:
-            self._file = self._thread.submit(_open, path).result()
-        except (sqlite3.Error, OSError) as error:
-            raise BadSetting(f"'{path}' cannot be used as a log of decisions: {error}. Check --decisions.") from None
+            self._store = self._thread.submit(_open, where).result()
+        except KnowgateError:
+            raise
+        except TROUBLE as error:
+            shown = without_password(where)
+            raise BadSetting(f"'{shown}' cannot be used as a log of decisions: {error}. Check --decisions.") from None
 
     def put(self, record: dict[str, Any], question: str | None) -> None:
         """Returns at once."""
@@ -57,36 +74,48 @@ class DecisionLog:
         with self._lock:
             rows, self._waiting = self._waiting, []
         try:
-            with self._file:
-                self._file.executemany("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?)", rows)
-        except sqlite3.Error as error:
+            with self._store.writing() as store:
+                store.executemany(PUT, rows)
+        except TROUBLE as error:
             log.warning("%d decisions could not be logged: %s", len(rows), error)
 
     async def find(self, id: str) -> dict[str, Any] | None:
         return await self._beside(lambda: self._find(id))
 
     def _find(self, id: str) -> dict[str, Any] | None:
-        row = self._file.execute("SELECT at, question, record FROM decisions WHERE id = ?", (id,)).fetchone()
-        if row is None:
+        rows = self._store.rows("SELECT at, question, record FROM decisions WHERE id = ?", (id,))
+        if not rows:
             return None
-        said = self._file.execute("SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,)).fetchall()
+        row, said = rows[0], self._store.rows("SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,))
         asked = {"question": row[1]} if row[1] is not None else {}
         told = [{"at": at, "rating": rating, "comment": comment} for at, rating, comment in said]
         return {**json.loads(row[2]), "at": row[0], **asked, "feedback": told}
+
+    async def newest(self, count: int, since: float) -> list[dict[str, Any]]:
+        """The newest decisions, of all workers."""
+        query = "SELECT at, question, record FROM decisions WHERE at >= ? ORDER BY at DESC LIMIT ?"
+        rows = await self._beside(lambda: self._store.rows(query, (since, count)))
+        return [{**json.loads(row[2]), "at": row[0], **({"question": row[1]} if row[1] else {})} for row in rows]
+
+    async def missing(self, ids: Sequence[str]) -> list[str]:
+        """Those that are not kept, or not any more."""
+        query = f"SELECT id FROM decisions WHERE id IN ({', '.join('?' * len(ids))})"
+        rows = await self._beside(lambda: self._store.rows(query, ids)) if ids else []
+        return sorted(set(ids) - {row[0] for row in rows})
 
     async def forget(self, *, id: str = "", question: str = "") -> list[str]:
         """Deletes a decision, or all that were made on a question, with what was said of them. Their ids."""
         return await self._beside(lambda: self._forget(id, question))
 
     def _forget(self, id: str, question: str) -> list[str]:
-        rows = self._file.execute("SELECT id, question FROM decisions WHERE id = ? OR question IS NOT NULL", (id,))
+        rows = self._store.rows("SELECT id, question FROM decisions WHERE id = ? OR question IS NOT NULL", (id,))
         key = question_key(question)
         ids = [row[0] for row in rows if row[0] == id or (question and row[1] and question_key(row[1]) == key)]
-        with self._file:
+        with self._store.writing() as store:
             for one in ids:
-                self._file.execute("DELETE FROM decisions WHERE id = ?", (one,))
-                self._file.execute("DELETE FROM feedback WHERE decision = ?", (one,))
-        self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # old pages leave the write-ahead file too
+                store.execute("DELETE FROM decisions WHERE id = ?", (one,))
+                store.execute("DELETE FROM feedback WHERE decision = ?", (one,))
+        self._store.wipe(["decisions", "feedback"] if ids else [])
         return ids
 
     async def rate(self, id: str, rating: str, comment: str | None) -> bool:
@@ -96,28 +125,32 @@ class DecisionLog:
     def _rate(self, id: str, rating: str, comment: str | None) -> bool:
         if self._find(id) is None:
             return False
-        with self._file:
-            self._file.execute("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment))
+        with self._store.writing() as store:
+            store.execute("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment))
         return True
 
-    async def beside(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Other work on the same file, in its turn."""
-        return await self._beside(lambda: work(self._file))
+    async def beside(self, work: Callable[[Store], Result]) -> Result:
+        """Other work on the same tables, in its turn."""
+        return await self._beside(lambda: work(self._store))
 
-    def begin(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+    def begin(self, work: Callable[[Store], Result]) -> Result:
         """The same, before there is a server."""
-        return self._thread.submit(lambda: work(self._file)).result()
+        return self._thread.submit(lambda: work(self._store)).result()
 
     async def _beside(self, work: Callable[[], Result]) -> Result:
         """After all that waits to be written."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except TROUBLE as error:
+            log.warning("The log of decisions cannot be used: %s", error)
+            raise Problem(503, "the log of decisions cannot be used at the moment.", "log_down") from error
 
     def close(self) -> None:
         """Until everything is written."""
         self._thread.submit(self._write)
-        self._thread.submit(self._file.close)
+        self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    return open_shared(path, SCHEMA, seconds=10, safe=True)
+def _open(where: str) -> Store:
+    return open_store(where, SCHEMA, seconds=PATIENCE, safe=True)

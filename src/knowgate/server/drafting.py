@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from aiohttp.client_exceptions import ClientError
 
 from knowgate.errors import ModelError
 from knowgate.models import GatheredReply, read_choices
-from knowgate.server.events import data_of, hide_logprobs, lines
+from knowgate.server.events import StreamTooLong, data_of, hide_logprobs, lines
 from knowgate.types import Arbiter, Completion, Gate, Signal
 
 TOP = 2  # the margin needs two
+SECONDS = 2.0  # between the end of an answer and that of its stream
 
 
 @dataclass
@@ -22,6 +25,7 @@ class Drafted:
     """What came: `content` of a reply in one piece; of a stream the `lines` so far and the `rest`.
 
     completion: None where it could not be read. hides_logprobs: they were asked for by us, not by the client.
+    ended: of a stream, that the answer came to its end.
     """
 
     reply: aiohttp.ClientResponse
@@ -31,6 +35,21 @@ class Drafted:
     lines: list[bytes] = field(default_factory=list)
     rest: AsyncGenerator[bytes, None] | None = None
     hides_logprobs: bool = False
+    ended: bool = False
+
+    async def read_on(self) -> None:
+        """What comes after the end of an answer (usage, [DONE]), so that it could be the reply."""
+        assert self.rest is not None
+        try:
+            async with asyncio.timeout(SECONDS):
+                self.lines += [line async for line in self.rest]
+        except (ClientError, OSError, StreamTooLong, TimeoutError):
+            self.ended = False
+
+    @property
+    def is_whole(self) -> bool:
+        """It could be the reply: all of it is here."""
+        return self.rest is None or (self.ended and self.completion is not None and self.completion.finished)
 
     def close(self) -> None:
         """Hang up: what is left of the draft is not wanted."""
@@ -68,6 +87,15 @@ async def read_plain_draft(reply: aiohttp.ClientResponse) -> Drafted:
 
 async def read_streamed_draft(reply: aiohttp.ClientResponse, tokens: int) -> Drafted:
     """Until there are so many tokens, or the end."""
+    return await read_streamed(reply, lambda gathered: _count(gathered) >= tokens)
+
+
+async def read_held_back(reply: aiohttp.ClientResponse, lets_out: Callable[[str], bool]) -> Drafted:
+    """Until its beginning may be let out, or the end."""
+    return await read_streamed(reply, lambda gathered: lets_out("".join(gathered.texts)))
+
+
+async def read_streamed(reply: aiohttp.ClientResponse, is_enough: Callable[[GatheredReply], bool]) -> Drafted:
     found = Drafted(reply, rest=lines(reply.content.iter_any()))
     gathered = GatheredReply()
     assert found.rest is not None
@@ -83,8 +111,9 @@ async def read_streamed_draft(reply: aiohttp.ClientResponse, tokens: int) -> Dra
             gathered.add(chunk)
         except ModelError:
             return found
-        if gathered.finish is not None or _count(gathered) >= tokens:
+        if gathered.finish is not None or is_enough(gathered):
             break
+    found.ended = gathered.finish is not None
     choice = {"text": "".join(gathered.texts), "finish_reason": gathered.finish or "length"}
     try:
         (found.completion,) = read_choices({"choices": [{**choice, "logprobs": gathered.logprobs or None}]})

@@ -1,4 +1,4 @@
-"""What the server did since it started, in memory: counts, needs, times, what skipping saved. No texts.
+"""What the server did since it started: counts, needs, times, what skipping saved. No texts.
 
 Saved is net: what a skipped request would have spent on passages, less what drafts cost that were not the reply. It is
 taken at the mean of the requests that were looked up, so that nothing is known before the first of them.
@@ -6,10 +6,12 @@ taken at the mean of the requests that were looked up, so that nothing is known 
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from knowgate.evaluation import estimate_tokens
@@ -19,8 +21,10 @@ from knowgate.server.trace import Trace
 BINS = 20
 MINUTES = 60
 LAST = 500  # times of a stage that are kept
+TOLD = 100  # of them that other workers hear of
 LOOKING_UP = ("retrieve", "rerank", "second look", "fit")
 MINUTE = 60.0
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -51,6 +55,10 @@ class Totals:
             self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
             self.draft_seconds += trace.milliseconds.get("draft", trace.milliseconds.get("read", 0.0)) / 1000
 
+    def add(self, other: Totals) -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
     @property
     def skipped(self) -> int:
         return self.decided - self.retrieved
@@ -70,7 +78,7 @@ class Totals:
 
 @dataclass
 class Figures:
-    """Of one server process."""
+    """Of one server process, or of several together."""
 
     since: float = field(default_factory=time.time)
     requests: Counter[str] = field(default_factory=Counter)
@@ -98,6 +106,44 @@ class Figures:
         self.minutes.setdefault(minute, [0, 0])[not retrieved] += 1
         if len(self.minutes) > MINUTES:
             del self.minutes[min(self.minutes)]
+
+    # --- several processes --------------------------------------------------------------------------
+
+    def told(self) -> str:
+        """All of it but most of the times, for other processes."""
+        return json.dumps(
+            {
+                "since": self.since,
+                "requests": self.requests,
+                "totals": {arm: asdict(totals) for arm, totals in self.totals.items()},
+                "needs": [self.needs[True], self.needs[False]],
+                "minutes": {str(minute): counts for minute, counts in self.minutes.items()},
+                "times": {stage: list(times)[-TOLD:] for stage, times in self.times.items()},
+            }
+        )
+
+    def with_others(self, told: Sequence[str]) -> Figures:
+        """These and what other processes told of theirs; what cannot be read counts for nothing."""
+        whole = Figures(self.since)
+        for text in (self.told(), *told):
+            try:
+                whole._take(json.loads(text))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                log.warning("What another worker counted cannot be read: %s", error)
+        return whole
+
+    def _take(self, told: dict[str, Any]) -> None:
+        self.since = min(self.since, float(told["since"]))
+        self.requests.update(told["requests"])
+        for arm, totals in told["totals"].items():
+            self.totals.setdefault(arm, Totals()).add(Totals(**totals))
+        for retrieved, counts in zip((True, False), told["needs"], strict=True):
+            self.needs[retrieved] = [ours + theirs for ours, theirs in zip(self.needs[retrieved], counts, strict=True)]
+        for minute, (retrieved, skipped) in told["minutes"].items():
+            counts = self.minutes.setdefault(int(minute), [0, 0])
+            counts[0], counts[1] = counts[0] + retrieved, counts[1] + skipped
+        for stage, times in told["times"].items():
+            self.times.setdefault(stage, deque()).extend(times)
 
     def record(self, options: ServeOptions) -> dict[str, Any]:
         """As JSON."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from starlette.responses import Response
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.server.asking import Ungated, messages_of, question_of
 from knowgate.server.bodies import read_flag
-from knowgate.server.drafting import Drafted, draft_request, read_plain_draft, read_streamed_draft
+from knowgate.server.drafting import Drafted, draft_request, read_held_back, read_plain_draft, read_streamed_draft
 from knowgate.server.events import Amending, StreamTooLong, lines
 from knowgate.server.gatekeeper import Gatekeeper
 from knowgate.server.options import ServeOptions
@@ -34,6 +35,7 @@ from knowgate.server.weighing import weigh
 from knowgate.types import Arbiter, Passage, Question
 
 CHAT = "/chat/completions"
+PIECE = "of this stream only the beginning was drafted; without stream both answers are weighed"
 REFUSALS = (400, 404, 422, 501)  # how servers say that they give no log-probabilities
 
 
@@ -118,21 +120,26 @@ class Forwarding:
             trace.passages = await (search or Search(self.keeper, rag, question)).result(trace)
             if trace.passages:
                 exchange.sent = with_passages(exchange.request, trace.passages, self.options.place)
-                if exchange.draft is not None and rag.weighing is not None and not exchange.is_streamed:
-                    return await self._weighed(exchange, rag, question, exchange.draft, rag.weighing)
+                if exchange.draft is not None and rag.weighing is not None:
+                    if exchange.draft.is_whole:
+                        return await self._weighed(exchange, rag, question, exchange.draft, rag.weighing)
+                    trace.unweighed = PIECE
         return await self.answer(exchange)
 
     async def _weighed(
         self, exchange: Exchange, rag: AdaptiveRAG, question: Question, draft: Drafted, arbiter: Arbiter
     ) -> Response:
-        """The upstream's answer with passages, or its draft."""
+        """The upstream's answer with passages, or its draft. A stream is held back as long as it may be replaced."""
         request = draft_request(exchange.request, arbiter)
         with exchange.trace.timed("answer"):
             reply = await self.upstream.send("POST", CHAT, json.dumps(request).encode(), exchange.headers)
         if reply.status != 200:
             return await whole(reply, exchange.trace)
-        opened = await self._read(reply, exchange, rag, "answer")
+        reading = read_held_back(reply, arbiter.lets_out) if exchange.is_streamed else read_plain_draft(reply)
+        opened = await self._read(reply, exchange, reading, "answer")
         opened.hides_logprobs = request is not exchange.request and not exchange.body.get("logprobs")
+        if exchange.is_streamed and not opened.ended:
+            return self._given(opened, exchange)
         return self._given(await weigh(self.keeper, rag, question, draft, opened, exchange.trace), exchange)
 
     # --- the draft --------------------------------------------------------------------------------
@@ -148,24 +155,28 @@ class Forwarding:
             reply.close()
             self.keeper.give_up_gate(rag, exchange.trace, f"the upstream refuses to give a draft ({reply.status})")
             return None
-        drafted = await self._read(reply, exchange, rag, "draft")
+        tokens = rag.bound.want.draft_tokens
+        reading = read_streamed_draft(reply, tokens) if exchange.is_streamed else read_plain_draft(reply)
+        drafted = await self._read(reply, exchange, reading, "draft")
         drafted.hides_logprobs = request is not exchange.request and not exchange.body.get("logprobs")
         if drafted.called_tool:
             exchange.trace.ungated = "the LLM called a tool"
         else:
             decision = await self.keeper.decide(rag, question, drafted.completion, exchange.trace)
             if decision.retrieve and rag.retriever is not None:
+                if drafted.ended and rag.weighing is not None:
+                    await drafted.read_on()
                 drafted.close()
                 exchange.draft = drafted
                 return None
         return self._given(drafted, exchange)
 
-    async def _read(self, reply: aiohttp.ClientResponse, exchange: Exchange, rag: AdaptiveRAG, stage: str) -> Drafted:
+    async def _read(
+        self, reply: aiohttp.ClientResponse, exchange: Exchange, reading: Awaitable[Drafted], stage: str
+    ) -> Drafted:
         try:
             with exchange.trace.timed(stage):
-                if exchange.is_streamed:
-                    return await read_streamed_draft(reply, rag.bound.want.draft_tokens)
-                return await read_plain_draft(reply)
+                return await reading
         except (ClientError, OSError, StreamTooLong) as error:
             raise unreachable(error) from None
         except BaseException:

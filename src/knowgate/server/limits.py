@@ -1,6 +1,6 @@
-"""How much a key may ask: requests a minute and tokens a day, counted in a file that all workers share (SQLite, WAL).
+"""How much a key may ask: requests a minute and tokens a day, counted where all workers share: a file or a database.
 
-Knows keys by their hash. A file that cannot be used now counts nothing and stops nobody: limits are no reason to fail.
+Knows keys by their hash. What cannot be used now counts nothing and stops nobody: limits are no reason to fail.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from starlette.responses import Response
 
 from knowgate.server.keys import ApiKey
 from knowgate.server.problems import Problem
-from knowgate.server.shared_file import open_shared
+from knowgate.server.store import TROUBLE, Store, Writes, open_store
 from knowgate.server.streaming import Streamed
 from knowgate.server.tokens import guessed, said
 
@@ -34,17 +33,24 @@ CREATE TABLE IF NOT EXISTS used (
     key TEXT PRIMARY KEY, until REAL NOT NULL, day INTEGER NOT NULL, tokens INTEGER NOT NULL
 )
 """
+PUT = (
+    "INSERT INTO used VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (key) DO UPDATE SET until = excluded.until, day = excluded.day, tokens = excluded.tokens"
+)
 log = logging.getLogger(__name__)
 
 
 class Meter:
-    """Of the keys in one file; what they used stands beside it. clock: seconds since 1970, the same for all workers."""
+    """Of the keys in one file; what they used stands beside it, or in a database.
 
-    def __init__(self, keys: Path, clock: Callable[[], float] = time.time):
-        self.path = keys.with_name(f"{keys.name}.used.db")
+    database: postgresql://... clock: seconds since 1970, the same for all workers.
+    """
+
+    def __init__(self, keys: Path, clock: Callable[[], float] = time.time, *, database: str | None = None):
+        self.where = database or str(keys.with_name(f"{keys.name}.used.db"))
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "knowgate-limits")
-        self._file: sqlite3.Connection | None = None
+        self._store: Store | None = None
 
     async def admit(self, key: ApiKey) -> None:
         """Counts a request; raises where it is one too many, or where the day's tokens are used up."""
@@ -52,21 +58,20 @@ class Meter:
             return
         try:
             await self._beside(lambda: self._admit(key))
-        except (sqlite3.Error, OSError) as error:
+        except TROUBLE as error:
             log.warning("Limits of keys are not held: %s", error)
 
     def _admit(self, key: ApiKey) -> None:
         now = self._clock()
-        with self._opened() as file:
-            file.execute("BEGIN IMMEDIATE")
-            until, tokens = self._read(file, key, now)
+        with self._opened().writing(key.hash) as store:
+            until, tokens = self._read(store, key, now)
             if key.budget is not None and tokens >= key.budget:
                 raise _refusal("the tokens of this key are used up for today (UTC)", "budget", DAY - now % DAY)
             if key.rate is not None:
                 until = max(until, now) + MINUTE / key.rate
                 if until - now > MINUTE:
                     raise _refusal(f"this key may ask {key.rate} times a minute", "rate", until - now - MINUTE)
-            self._write(file, key, until, now, tokens)
+            self._write(store, key, until, now, tokens)
 
     async def spend(self, key: ApiKey, request: Request, response: Response) -> None:
         """What an answer took, now that all of it was sent."""
@@ -75,38 +80,37 @@ class Meter:
             return
         try:
             await self._beside(lambda: self._spend(key, tokens))
-        except (sqlite3.Error, OSError) as error:
+        except TROUBLE as error:
             log.warning("Tokens of a key could not be counted: %s", error)
 
     def _spend(self, key: ApiKey, tokens: int) -> None:
         now = self._clock()
-        with self._opened() as file:
-            file.execute("BEGIN IMMEDIATE")
-            until, before = self._read(file, key, now)
-            self._write(file, key, until, now, before + tokens)
+        with self._opened().writing(key.hash) as store:
+            until, before = self._read(store, key, now)
+            self._write(store, key, until, now, before + tokens)
 
-    def _read(self, file: sqlite3.Connection, key: ApiKey, now: float) -> tuple[float, int]:
+    def _read(self, store: Writes, key: ApiKey, now: float) -> tuple[float, int]:
         """Until when its requests fill the time (one fills a minute / rate), and its tokens of today."""
-        row = file.execute("SELECT until, day, tokens FROM used WHERE key = ?", (key.hash,)).fetchone()
+        row = store.execute("SELECT until, day, tokens FROM used WHERE key = ?", (key.hash,)).fetchone()
         if row is None:
             return 0.0, 0
         return row[0], row[2] if row[1] == int(now // DAY) else 0
 
-    def _write(self, file: sqlite3.Connection, key: ApiKey, until: float, now: float, tokens: int) -> None:
-        file.execute("INSERT OR REPLACE INTO used VALUES (?, ?, ?, ?)", (key.hash, until, int(now // DAY), tokens))
+    def _write(self, store: Writes, key: ApiKey, until: float, now: float, tokens: int) -> None:
+        store.execute(PUT, (key.hash, until, int(now // DAY), tokens))
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._file is None:
-            self._file = open_shared(self.path, SCHEMA, seconds=PATIENCE, safe=False)
-        return self._file
+    def _opened(self) -> Store:
+        if self._store is None:
+            self._store = open_store(self.where, SCHEMA, seconds=PATIENCE, safe=False)
+        return self._store
 
     async def _beside(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def close(self) -> None:
         """Until everything is counted."""
-        if self._file is not None:
-            self._thread.submit(self._file.close)
+        if self._store is not None:
+            self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
 
 

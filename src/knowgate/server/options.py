@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from knowgate.doors import shown
 from knowgate.errors import BadSetting
 from knowgate.pipeline import Settings
+from knowgate.postgres import is_postgres
 from knowgate.servers import without_login
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -54,8 +55,8 @@ class ServeOptions(BaseModel):
     """Processes that serve; each loads its own model and index. Keys, decisions and history are shared."""
     keys: str | None = None
     """File of API keys, made by `knowgate keys add`. Without it only this machine is answered."""
-    decisions: str | None = None
-    """SQLite file that keeps what was decided, for GET /v1/decisions/ID and POST /v1/feedback."""
+    decisions: str | None = Field(default=None, repr=False)  # its address may hold a password
+    """SQLite file or postgresql://... that keeps what was decided, for GET /v1/decisions/ID and POST /v1/feedback."""
     keep_questions: bool = False
     """With decisions: keep the text of the questions, too."""
     otel: bool = False
@@ -99,6 +100,11 @@ class ServeOptions(BaseModel):
     @classmethod
     def _is_address(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return None if value is None else tuple(_address(written) for written in value)
+
+    @property
+    def database(self) -> str | None:
+        """Where decisions are kept, if that is one that several machines can share."""
+        return self.decisions if self.decisions is not None and is_postgres(self.decisions) else None
 
     @property
     def is_local(self) -> bool:

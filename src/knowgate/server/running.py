@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -40,8 +41,11 @@ def run_server(settings: Settings, options: ServeOptions, read: Callable[[], Set
         return
     from uvicorn.supervisors import Multiprocess
 
+    from knowgate.server.together import PLACE, SERVER
+
     with tempfile.TemporaryDirectory(prefix="knowgate-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # workers count into files there, so that all are told of
+        os.environ[SERVER], os.environ[PLACE] = uuid.uuid4().hex, f"{folder}/counts.db"
         worker = partial(_worker, settings, options, read)
         config = uvicorn.Config(worker, factory=True, workers=options.workers, **place)
         Multiprocess(config, sockets=[config.bind_socket()]).run()

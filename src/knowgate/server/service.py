@@ -11,7 +11,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from knowgate.doors import user_path
 from knowgate.history import HistoryStore
 from knowgate.pipeline import Settings
 from knowgate.server.answering import answer_prompt
@@ -40,6 +39,7 @@ from knowgate.server.recent import Recent
 from knowgate.server.reranking import rank, read_request
 from knowgate.server.spans import Spans, open_provider
 from knowgate.server.streaming import while_connected
+from knowgate.server.together import Together
 from knowgate.server.trace import Asked, Trace
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,6 +61,7 @@ class Service:
     recent: Recent = field(init=False)
     learner: Learner | None = field(init=False, default=None)
     figures: Figures = field(default_factory=Figures)
+    together: Together = field(init=False)
     meter: Meter | None = field(init=False, default=None)
     spans: Spans | None = field(init=False, default=None)
     at_work: int = 0
@@ -70,10 +71,10 @@ class Service:
         if self.options.otel:
             self.spans = Spans(open_provider(), keeps_questions=self.options.keep_questions)
         if self.door.file is not None:
-            self.meter = Meter(self.door.file)
+            self.meter = Meter(self.door.file, database=self.options.database)
         if self.options.decisions is not None:
-            path = user_path(self.options.decisions)
-            self.log = DecisionLog(path, keeps_questions=self.options.keep_questions)
+            self.log = DecisionLog(self.options.decisions, keeps_questions=self.options.keep_questions)
+        self.together = Together(lambda: self.figures.told(), self.log)
         self.recent = Recent(keeps_texts=self.options.keep_questions or self.keeper.rag.log is not None)
 
     def learn(self, settings: Settings) -> None:
@@ -97,6 +98,7 @@ class Service:
         if self.learner is not None:
             await self.learner.close()
         self.keeper.close()
+        await self.together.close()
         if self.log is not None:
             self.log.close()
         self.metrics.close()
@@ -133,6 +135,7 @@ class Service:
         exchange = Exchange(body, raw, request.headers, trace, self.until)
         path = request.url.path.removeprefix("/v1")
         if path in FORMS:
+            trace.asked = Asked(body, request.headers, path)
             return await while_connected(request, answer_prompt(self.forwarding, exchange, path))
         trace.ungated = "nothing is decided about such requests"
         return await while_connected(request, self.forwarding.hand_on(exchange, path))
@@ -209,6 +212,7 @@ class Service:
         self.metrics.see(route, response.status_code, seconds, trace)
         if trace.asked is not None:
             self.figures.see(route, response.status_code, seconds, trace)
+            self.together.note()
         if trace.decision is None:
             return
         record = trace.record

@@ -25,10 +25,11 @@ def _new_id() -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: its body and headers."""
+    """A request: its body and headers. path: where it goes at the upstream."""
 
     body: Mapping[str, Any]
     headers: Headers
+    path: str = "/chat/completions"
 
 
 class Stage(NamedTuple):
@@ -47,7 +48,7 @@ class Trace:
     arm, mode: which of the server's gates decided, and why it is not obeyed (shadow, canary, alarm), if it is not.
     asked, draft: the request as it came and what the LLM said from memory, for whoever learns from them.
     key: whose request it is, where there are keys. model: the LLM that answers.
-    choice: what the arbiter did, where it was asked.
+    choice: what the arbiter did, where it was asked. unweighed: why it was not, where there is one and a draft.
     ignored: fields of the request that mean nothing to a model in this process.
     """
 
@@ -63,6 +64,7 @@ class Trace:
     asked: Asked | None = None
     draft: Completion | None = None
     choice: Choice | None = None
+    unweighed: str = ""
     key: ApiKey | None = None
     model: str = ""
     ignored: tuple[str, ...] = ()
@@ -111,7 +113,7 @@ class Trace:
     def _chosen(self) -> dict[str, Any]:
         chosen = self.choice
         if chosen is None:
-            return {}
+            return {"unweighed": self.unweighed} if self.unweighed else {}
         given = "draft" if chosen.from_memory else "passages"
         return {"choice": {"given": given, "arbiter": chosen.arbiter, "reason": chosen.reason}}
 

@@ -1,6 +1,7 @@
 """After retrieval: the upstream's answer with passages against its draft, and the arbiter's choice is the reply.
 
-Only replies in one piece are weighed: of a stream the draft is not whole. An arbiter that fails is left out.
+Weighed is what has a whole draft: of a stream that is so where the gate read all of a short one. An arbiter that fails
+is left out.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Log:
     thresholds: those the gate ran with. own: that of the gate tried on a label run.
     """
 
-    path: Path
+    path: Path | str
     events: list[Event] = field(default_factory=list)
     gates: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)

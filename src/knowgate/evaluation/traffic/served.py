@@ -18,6 +18,7 @@ from knowgate.doors import check_regular, parse_json
 from knowgate.errors import BadInput
 from knowgate.evaluation.traffic.log import Log
 from knowgate.evaluation.traffic.replay import Cost, Event
+from knowgate.postgres import DatabaseAddress, open_postgres
 from knowgate.typed import read_record
 from knowgate.types import Question
 
@@ -38,14 +39,15 @@ def is_served(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def read_served(path: Path, arm: str | None = None) -> Log:
+def read_served(place: Path | DatabaseAddress, arm: str | None = None) -> Log:
     """The decisions of one gate: those of an arm, or of the gate that made most of them."""
+    path = place if isinstance(place, Path) else place.shown
     log = Log(path)
-    rows = ((id, _record(text, log.left_out)) for id, text in _rows(path, DECISIONS))
+    rows = ((id, _record(text, log.left_out)) for id, text in _rows(place, DECISIONS))
     usable = [(id, record) for id, record in rows if record and _is_usable(record, arm, log.left_out)]
     common = Counter((str(record["gate"]), record["threshold"]) for _, record in usable).most_common(1)
     compared: dict[str, list[tuple[str, float]]] = {}
-    for decision, kind, lost in _rows(path, COMPARED):
+    for decision, kind, lost in _rows(place, COMPARED):
         compared.setdefault(decision, []).append((kind, lost))
     for id, record in usable:
         if (str(record["gate"]), record["threshold"]) != common[0][0]:
@@ -64,11 +66,12 @@ def read_served(path: Path, arm: str | None = None) -> Log:
     return log
 
 
-def served_questions(path: Path, most: int) -> list[Question]:
+def served_questions(place: Path | DatabaseAddress, most: int) -> list[Question]:
     """The newest questions, each once, with the answers that people gave as corrections."""
-    golds: dict[str, str] = {str(id): str(answer) for id, answer in _rows(path, CORRECTIONS)}
+    path = place if isinstance(place, Path) else place.shown
+    golds: dict[str, str] = {str(id): str(answer) for id, answer in _rows(place, CORRECTIONS)}
     found: dict[str, Question] = {}
-    for id, text in _rows(path, QUESTIONS):
+    for id, text in _rows(place, QUESTIONS):
         before = found.get(text)
         if before is None and len(found) >= most:
             continue
@@ -79,7 +82,19 @@ def served_questions(path: Path, most: int) -> list[Question]:
     return list(found.values())
 
 
-def _rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
+def _rows(place: Path | DatabaseAddress, query: str) -> Iterator[tuple[Any, ...]]:
+    return _rows_of_file(place, query) if isinstance(place, Path) else _rows_of_database(place, query)
+
+
+def _rows_of_database(address: DatabaseAddress, query: str) -> Iterator[tuple[Any, ...]]:
+    """Looking makes no tables."""
+    database, words = open_postgres(address), query.split(" FROM ")
+    if database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])[0][0]:
+        raise BadInput(f"{address.shown} is not a log of the server (serve --decisions): it holds no decisions.")
+    yield from database.read(f"{words[0]} FROM {address.schema}.{words[1]}")
+
+
+def _rows_of_file(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
     """Of a table that may not be there: audits come with the first one."""
     check_regular(path)
     try:

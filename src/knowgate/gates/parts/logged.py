@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from knowgate.doors import user_path
 from knowgate.errors import BadSetting
-from knowgate.history import HistoryStore, Scope, open_history
+from knowgate.history import HistoryStore, Scope, log_exists, open_history
+from knowgate.postgres import without_password
 
 
 @functools.lru_cache(maxsize=8)
@@ -25,10 +25,15 @@ def bound_scope(
     history: str | HistoryStore, model: str, prompts: str, tenant: str, embedder: str | None = None
 ) -> Scope:
     """The scope of this model and wording; refuses a log that holds only labels of others, and an empty one."""
-    if isinstance(history, str) and ":" not in history and not user_path(history).exists():
-        raise BadSetting(f"there is no log at '{history}'. Make one: knowgate history import RUN --history {history}")
+    path = without_password(history) if isinstance(history, str) else "FILE"
+    if path != history and isinstance(history, str):
+        raise BadSetting(
+            f"the log {path} is named with a password, and gates are named in reports and decisions: write the address "
+            "without it, and leave it to PGPASSWORD or ~/.pgpass."
+        )
+    if isinstance(history, str) and not log_exists(history):
+        raise BadSetting(f"there is no log at '{path}'. Make one: knowgate history import RUN --history {path}")
     scope, store = Scope(model, prompts, tenant), opened(history, embedder)
-    path = history if isinstance(history, str) else "FILE"
     if store.count(scope):
         return scope
     there = store.scopes()

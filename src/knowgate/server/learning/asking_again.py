@@ -14,11 +14,12 @@ from knowgate.server.forwarding import Exchange, Forwarding
 from knowgate.server.gatekeeper import Gatekeeper
 from knowgate.server.learning.replies import said_in
 from knowgate.server.passages import with_passages
+from knowgate.server.prompts import FORMS
 from knowgate.server.trace import Asked, Trace
 from knowgate.types import Passage, Question
 
 YES, NO = ("yes", "是"), ("no", "否", "不")
-NOT_AGAIN = ("stream", "stream_options", "n", "logprobs", "top_logprobs", "knowgate")
+NOT_AGAIN = ("stream", "stream_options", "n", "best_of", "logprobs", "top_logprobs", "knowgate")
 
 
 class AskingAgain:
@@ -67,5 +68,6 @@ class AskingAgain:
         exchange = Exchange(body, b"", asked.headers, Trace(), until, sent=body)
         await forwarding.name_model(exchange)
         if passages:
-            exchange.sent = with_passages(exchange.request, passages, forwarding.options.place)
-        return said_in(await forwarding.answer(exchange))
+            amend = FORMS[asked.path].with_passages if asked.path in FORMS else with_passages
+            exchange.sent = amend(exchange.request, passages, forwarding.options.place)
+        return said_in(await forwarding.answer(exchange, asked.path))

@@ -52,5 +52,5 @@ async def take_feedback(
             await kept.correct(feedback.id, feedback.correction)
         found = recent.find(feedback.id) or await decisions.find(feedback.id) or {}
         found = {**await kept.answers(feedback.id), **found}
-        learnt = learner.learn(feedback.id, feedback.rating, feedback.correction, found)
+        learnt = await learner.learn(feedback.id, feedback.rating, feedback.correction, found)
     return {"id": feedback.id, "rating": feedback.rating, "learnt": learnt}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from knowgate.errors import KnowgateError
@@ -19,11 +20,13 @@ class Labelling:
     rag: AdaptiveRAG
     history: TrafficLog | None = None
 
-    def put(self, question: str, label: Known, source: Source) -> None:
+    def put(self, question: str, label: Known, source: Source) -> Future[bool] | None:
+        """Returns at once. True, later: it is on disk. None where nothing is kept."""
         if self.history is None:
-            return
+            return None
         scope = Scope(self.rag.model.fingerprint, self.rag.prompts.fingerprint, self.history.tenant)
         try:
-            self.history.put([LogEntry(question, label, scope, source)])
+            return self.history.put([LogEntry(question, label, scope, source)])
         except KnowgateError as error:
             log.warning("A label could not be logged: %s", error)
+            return None

@@ -16,6 +16,7 @@ from knowgate.server.learning.auditor import Auditor, Job
 from knowgate.server.learning.labelling import Labelling
 from knowgate.server.learning.labels import by_agreement, by_feedback
 from knowgate.server.learning.replies import listen
+from knowgate.server.prompts import FORMS
 from knowgate.server.recent import Recent
 from knowgate.server.trace import Trace
 from knowgate.types import Note
@@ -40,6 +41,8 @@ class Learner:
         """After a chat was answered, before the reply has gone out."""
         if trace.decision is None or trace.question is None or response.status_code != 200:
             return
+        if trace.asked is not None and trace.asked.body.get("echo"):
+            return  # a completion that repeats its prompt
         self.auditor.follow()
         arm = self.auditor.arms.arms.get(trace.arm)
         if arm is not None and not trace.decision.rule:
@@ -67,16 +70,15 @@ class Learner:
             skips = not trace.decision.retrieve or Note.WOULD_SKIP in trace.decision.notes
             self.auditor.put(Job(trace.id, trace.asked, trace.question, drawn, skips, closed, opened))
 
-    def learn(self, id: str, rating: str, correction: str | None, found: Mapping[str, Any]) -> bool:
-        """Whether feedback told something about the LLM, which is then in the history. found: about the decision."""
+    async def learn(self, id: str, rating: str, correction: str | None, found: Mapping[str, Any]) -> bool:
+        """Whether feedback told something about the LLM: then it is in the history, on disk. found: of the decision."""
         self.recent.add(id, {"rating": rating})
         question = found.get("question")
         if self.labelling.history is None or not isinstance(question, str):
             return False
         label = by_feedback(rating, correction, {**found, "retrieved": bool(found.get("passages"))})
-        if label is not None:
-            self.labelling.put(question, label, Source.HUMAN)
-        return label is not None
+        written = None if label is None else self.labelling.put(question, label, Source.HUMAN)
+        return written is not None and await asyncio.wrap_future(written)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -98,6 +100,6 @@ class Learner:
 
 def _drafted(trace: Trace) -> str | None:
     """The whole answer from memory, where there is one."""
-    draft = trace.draft
-    is_piece = trace.asked is not None and bool(trace.asked.body.get("stream"))
+    draft, asked = trace.draft, trace.asked
+    is_piece = asked is not None and (bool(asked.body.get("stream")) or asked.path in FORMS)
     return draft.text if draft is not None and (draft.finished or not is_piece) else None

@@ -1,4 +1,7 @@
-"""The text of a reply, whole or streamed, read as it goes by. Nothing of the reply is changed or held up."""
+"""The text of a reply, whole or streamed, read as it goes by. Nothing of the reply is changed or held up.
+
+Of chats, of completions, and of the Responses API.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,11 @@ class Heard:
             return
         *lines, self.rest = (self.rest + piece).split(b"\n")
         for line in lines:
-            choice = _choice(data_of(line))
-            text = _text(choice.get("delta"))
+            chunk = data_of(line)
+            choice = _choice(chunk)
+            text = _text(choice.get("delta")) or _plain(choice.get("text")) or _delta(chunk)
             self.parts += [text] if text else []
-            self.is_whole = self.is_whole or choice.get("finish_reason") in ENDS
+            self.is_whole = self.is_whole or choice.get("finish_reason") in ENDS or _closes(chunk)
 
     @property
     def text(self) -> str | None:
@@ -76,10 +80,13 @@ def said_in(response: Response) -> str | None:
     if response.status_code != 200:
         return None
     try:
-        choice = _choice(json.loads(bytes(response.body)))
+        record = json.loads(bytes(response.body))
     except ValueError:
         return None
-    return _text(choice.get("message")) or None if choice.get("finish_reason") in ENDS else None
+    choice = _choice(record)
+    if choice.get("finish_reason") in ENDS:
+        return _text(choice.get("message")) or _plain(choice.get("text")) or None
+    return _responded(record) or None
 
 
 def _choice(record: Any) -> Mapping[str, Any]:
@@ -91,3 +98,33 @@ def _choice(record: Any) -> Mapping[str, Any]:
 def _text(said: Any) -> str:
     content = said.get("content") if isinstance(said, dict) else None
     return content if isinstance(content, str) else ""
+
+
+def _plain(text: Any) -> str:
+    return text if isinstance(text, str) else ""
+
+
+# --- the Responses API ------------------------------------------------------------------------------
+
+
+def _delta(chunk: Any) -> str:
+    is_text = isinstance(chunk, dict) and chunk.get("type") == "response.output_text.delta"
+    return _plain(chunk.get("delta")) if is_text else ""
+
+
+def _closes(chunk: Any) -> bool:
+    """A response that only the limit of its tokens stopped counts as whole, as of chats."""
+    return isinstance(chunk, dict) and chunk.get("type") in ("response.completed", "response.incomplete")
+
+
+def _responded(record: Any) -> str:
+    """The text of a response that is one message; '' where a tool was called or it is not there yet."""
+    if not isinstance(record, dict) or record.get("status") not in ("completed", "incomplete"):
+        return ""
+    output = record.get("output")
+    items = [one for one in output if isinstance(one, dict)] if isinstance(output, list) else []
+    said = [one for one in items if one.get("type") != "reasoning"]
+    if len(said) != 1 or said[0].get("type") != "message" or not isinstance(said[0].get("content"), list):
+        return ""
+    parts = [one for one in said[0]["content"] if isinstance(one, dict) and one.get("type") == "output_text"]
+    return "".join(_plain(part.get("text")) for part in parts)

@@ -1,0 +1,250 @@
+"""The log in PostgreSQL with pgvector: one log for many machines, nearest questions by a graph (HNSW) in the database.
+
+A scope of a few thousand entries is searched exactly, as is all while there is no graph. In larger ones it is walked
+on until enough rows pass the filters (iterative scans); where even that finds too few, as for a small scope in a huge
+table, it is exact again. Knows vectors and rows; not what the labels are used for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterator, Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from knowgate.errors import ArtefactError, BadInput, BadSetting
+from knowgate.history.chosen import ChosenEmbedder
+from knowgate.history.entries import Embedding, Known, LogEntry, Outcome, Scope
+from knowgate.history.neighbours import DEEPER, EXTRA, draw, neighbours
+from knowgate.history.postgres_graph import Graph
+from knowgate.history.postgres_tables import HISTORY, WIDEST_INLINE
+from knowgate.history.table import COLUMNS, INSERT, from_row, to_row
+from knowgate.postgres import Writing, as_vector, open_postgres, read_database_address, storable
+from knowgate.types import Embedder, Neighbour, Vector
+
+CURRENT = "(expires IS NULL OR expires > ?)"
+OF_SCOPE = "tenant = ? AND model = ? AND prompts = ?"
+EXACT_ROWS = 5_000  # of a scope: exact search of so many of 384 takes as long as a few steps in a large graph
+PAGE = 1_000  # rows read at a time
+# more rows than the default of 40 are looked at: recall above .99 at 100,000 rows; then on until the filters are passed
+GRAPH = (("hnsw.iterative_scan", "relaxed_order"), ("hnsw.ef_search", "120"))
+log = logging.getLogger(__name__)
+
+
+class PostgresHistory:
+    """A log at an address such as 'postgresql://USER@HOST/DATABASE?schema=NAME'; the schema is `knowgate` by default.
+
+    embedder: an embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder); None for the log's own.
+    """
+
+    def __init__(self, address: str, embedder: str | Embedder | None = None, *, exact_rows: int = EXACT_ROWS):
+        self._db = open_postgres(read_database_address(address), HISTORY, GRAPH)
+        self._embedder = ChosenEmbedder(self._db, embedder)
+        self._exact_rows = exact_rows
+        self._graph = Graph(self._db)
+        self._large: set[Scope] = set()
+
+    @property
+    def path(self) -> str:
+        """Without the password."""
+        return self._db.path
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is such a log; looking makes none."""
+        return self._db.is_made
+
+    @property
+    def embedding(self) -> Embedding:
+        """What it was filled with."""
+        return self._embedder.kept
+
+    def compares_by(self, embedding: Embedding) -> bool:
+        """Whether vectors of that embedding are such as this log compares by."""
+        return embedding.fingerprint == self._embedder.fingerprint
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int:
+        """Log entries; one that was logged before in the same scope by the same source is replaced."""
+        if not entries:
+            return 0
+        if vectors is None:
+            vectors = self._embedder.embed([entry.question for entry in entries])
+        rows = [_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
+        self._db.write(lambda db: self._put(db, rows, len(vectors[0])))
+        return len(rows)
+
+    def _put(self, db: Writing, rows: Sequence[Sequence[Any]], width: int) -> None:
+        self._embedder.agree(db)
+        self._widen(db, width)
+        db.executemany(INSERT, rows)
+
+    def _widen(self, db: Writing, width: int) -> None:
+        """The first one to fill a log says how wide its vectors are: a graph needs to know."""
+        made = db.execute("INSERT INTO meta VALUES ('width', ?) ON CONFLICT DO NOTHING", [str(width)])
+        if made.rowcount:
+            db.execute(f"ALTER TABLE entries ALTER COLUMN vector TYPE vector({width:d})")
+            if width <= WIDEST_INLINE:
+                db.execute("ALTER TABLE entries ALTER COLUMN vector SET STORAGE PLAIN")
+
+    def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
+        """Delete entries and their vectors, and wipe them from the table and the graph."""
+        with self._db.transaction() as db:
+            count = db.execute("DELETE FROM entries WHERE id = ANY(?)", [list(ids)]).rowcount if ids else 0
+            if contains:
+                query = "DELETE FROM entries WHERE position(lower(?) IN lower(question)) > 0"
+                count += db.execute(query, [storable(contains)]).rowcount
+        if count:
+            self._db.sweep(["entries"], log.warning)
+        return int(count)
+
+    def prune(self, *, now: float | None = None, keep_scope: Scope | None = None) -> int:
+        """Delete what has expired, and, if a scope is given, what belongs to the same tenant's other models."""
+        with self._db.transaction() as db:
+            query = "DELETE FROM entries WHERE expires IS NOT NULL AND expires <= ?"
+            count = db.execute(query, [now or time.time()]).rowcount
+            if keep_scope is not None:
+                kept = [keep_scope.tenant, keep_scope.model, keep_scope.prompts]
+                query = "DELETE FROM entries WHERE tenant = ? AND NOT (model = ? AND prompts = ?)"
+                count += db.execute(query, kept).rowcount
+        return int(count)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def entries(self, scope: Scope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
+        """Newest first."""
+        where, values = (OF_SCOPE, _values(scope)) if scope is not None else ("true", [])
+        query = f"SELECT {COLUMNS} FROM entries WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?"
+        last, left = 2**63 - 1, limit
+        while left is None or left > 0:
+            rows = self._db.read(query, [*values, last, PAGE if left is None else min(left, PAGE)])
+            yield from (self._entry(row) for row in rows)
+            if len(rows) < PAGE:
+                return
+            last, left = rows[-1][0], None if left is None else left - len(rows)
+
+    def batches(self, size: int = PAGE) -> Iterator[tuple[list[LogEntry], Vector]]:
+        """All entries with their vectors, oldest first."""
+        last, query = 0, f"SELECT {COLUMNS}, vector::real[] FROM entries WHERE id > ? ORDER BY id LIMIT ?"
+        while rows := self._db.read(query, [last, size]):
+            last = rows[-1][0]
+            yield [self._entry(row[:-1]) for row in rows], np.asarray([row[-1] for row in rows], np.float32)
+
+    def scopes(self) -> dict[Scope, int]:
+        """How many entries each scope has."""
+        rows = self._db.read("SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant", [])
+        return {Scope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
+
+    def count(self, scope: Scope) -> int:
+        return int(self._db.read(f"SELECT count(*) FROM entries WHERE {OF_SCOPE}", _values(scope))[0][0])
+
+    def search(
+        self, questions: Sequence[str], k: int, scope: Scope, leave_out: Collection[Known] = ()
+    ) -> list[tuple[Neighbour, ...]]:
+        """The k most similar logged questions, most similar first; never the question itself, nothing expired."""
+        if k < 1:
+            raise BadSetting(f"k is {k}; at least 1 neighbour must be asked for.")
+        size = self._size(scope)
+        if not size:
+            return [() for _ in questions]
+        vectors = self._embedder.embed([storable(question) for question in questions])
+        exact = size <= self._exact_rows or not self._graph.is_there
+        return [
+            self._nearest(question, as_vector(vector), k, scope, leave_out, exact)
+            for question, vector in zip(questions, vectors, strict=True)
+        ]
+
+    def _size(self, scope: Scope) -> int:
+        """How many entries a scope has, counted no further than it matters; a large one is not counted again."""
+        if scope not in self._large:
+            some = f"SELECT count(*) FROM (SELECT FROM entries WHERE {OF_SCOPE} LIMIT ?) AS few"
+            size = int(self._db.read(some, [*_values(scope), self._exact_rows + 1])[0][0])
+            if size <= self._exact_rows:
+                return size
+            self._large.add(scope)
+        return self._exact_rows + 1
+
+    def _nearest(
+        self, question: str, vector: str, k: int, scope: Scope, leave_out: Collection[Known], exact: bool
+    ) -> tuple[Neighbour, ...]:
+        depth = k + EXTRA
+        while True:
+            found = self._ranked(vector, depth, scope, leave_out, exact)
+            near = neighbours(storable(question), found, leave_out)[:k]
+            if len(near) == k or (exact and len(found) < depth):
+                return near
+            exact = exact or len(found) < depth  # the graph gave all it could
+            depth = depth if len(found) < depth else depth * DEEPER
+
+    def _ranked(
+        self, vector: str, depth: int, scope: Scope, leave_out: Collection[Known], exact: bool
+    ) -> list[tuple[LogEntry, float]]:
+        """exact: the sum is no expression that the graph can order by."""
+        distance = "(vector <#> ?::vector) + 0" if exact else "vector <#> ?::vector"
+        query = (
+            f"SELECT {COLUMNS}, {distance} AS distance FROM entries WHERE {OF_SCOPE} AND {CURRENT} "
+            "AND label <> ALL(?) ORDER BY distance LIMIT ?"
+        )
+        left_out = [str(label) for label in leave_out]
+        rows = self._db.read(query, [vector, *_values(scope), time.time(), left_out, depth])
+        rows.sort(key=lambda row: (row[-1], row[0]))
+        return [(self._entry(row[:-1]), -float(row[-1])) for row in rows]
+
+    def wait(self) -> None:
+        """Until the graph that is being built, if any, is ready."""
+        self._graph.wait()
+
+    def embed(self, questions: Sequence[str]) -> Vector:
+        """The vectors this log compares by."""
+        return self._embedder.embed(questions)
+
+    def outcomes(self, scope: Scope) -> tuple[list[Outcome], Vector]:
+        """Every entry whose outcome is known and that has not expired, with its vector."""
+        query = (
+            f"SELECT outcome, vector::real[] FROM entries WHERE {OF_SCOPE} AND outcome IS NOT NULL AND {CURRENT} "
+            "ORDER BY id"
+        )
+        rows = self._db.read(query, [*_values(scope), time.time()])
+        if wrong := [row[0] for row in rows if row[0] not in list(Outcome)]:
+            raise self._broken(f"{str(wrong[0])[:40]!r} is no outcome")
+        vectors = np.asarray([row[1] for row in rows], np.float32) if rows else np.empty((0, 0), np.float32)
+        return [Outcome(row[0]) for row in rows], vectors
+
+    def sample(self, k: int, scope: Scope, seed: int = 0, leave_out: Collection[Known] = ()) -> tuple[Neighbour, ...]:
+        """k questions at random, the same ones for a seed while the log does not change: DH-ICL's cold start."""
+        query = f"SELECT id FROM entries WHERE {OF_SCOPE} AND {CURRENT} AND label <> ALL(?) ORDER BY id"
+        left_out = [str(label) for label in leave_out]
+        ids = [row[0] for row in self._db.read(query, [*_values(scope), time.time(), left_out])]
+        return draw(ids, k, seed, self._by_id)
+
+    def _by_id(self, ids: set[int]) -> dict[int, LogEntry]:
+        rows = self._db.read(f"SELECT {COLUMNS} FROM entries WHERE id = ANY(?)", [sorted(ids)])
+        return {row[0]: self._entry(row) for row in rows}
+
+    def _entry(self, row: Sequence[Any]) -> LogEntry:
+        try:
+            return from_row(row)
+        except BadInput as error:
+            raise self._broken(str(error)) from None
+
+    def _broken(self, problem: str) -> Exception:
+        return ArtefactError(f"the log {self.path} cannot be used: {problem}. It was left as it is; restore it.")
+
+    def close(self) -> None:
+        """Let go of the connections; the log can still be used."""
+        self._db.close()
+
+
+def _values(scope: Scope) -> list[Any]:
+    return [storable(scope.tenant), storable(scope.model), storable(scope.prompts)]
+
+
+def _row(entry: LogEntry, vector: Vector) -> list[Any]:
+    """As for SQLite, but for texts that PostgreSQL does not know and the vector's form."""
+    *values, _ = to_row(entry, vector)
+    plain = [value.value if isinstance(value, Enum) else value for value in values]
+    return [*(storable(value) if isinstance(value, str) else value for value in plain), as_vector(vector)]

@@ -1,0 +1,152 @@
+"""Servers on several machines: what they decide, learn and count is in one database."""
+
+import asyncio
+import json
+import time
+
+import httpx
+import pytest
+
+import knowgate as kg
+from knowgate.history import Known, Source, open_history
+from knowgate.server import ServeOptions, add_key, create_app, read_keys
+from knowgate.server.limits import Meter
+from knowgate.server.problems import Problem
+from tests.cli.conftest import call  # noqa: F401 - a fixture
+from tests.server.conftest import UNKNOWN
+from tests.server.test_chat import ask
+from tests.server.test_learning import learnt, wait_until
+from tests.support.postgres_server import postgres_server
+
+PASSWORD = "hunter2-Xyzzy"
+
+
+@pytest.fixture
+def database():
+    return postgres_server().address()
+
+
+def test_what_one_server_decided_the_other_one_knows_and_forgets(serve, database):
+    options = {"decisions": database, "keep_questions": True}
+    (first, _), (second, _) = (serve(gate="always", options=options) for _ in range(2))
+    id = ask(first).headers["x-knowgate-id"]
+    assert httpx.get(f"{first}/v1/decisions/{id}").json()["question"] == UNKNOWN
+    assert httpx.post(f"{second}/v1/feedback", json={"id": id, "rating": "up", "comment": "fine\0"}).status_code == 200
+    (said,) = httpx.get(f"{first}/v1/decisions/{id}").json()["feedback"]
+    assert (said["rating"], said["comment"]) == ("up", "fine\N{REPLACEMENT CHARACTER}")
+    assert httpx.post(f"{second}/v1/forget", json={"question": UNKNOWN}).json()["decisions"] == 1
+    assert httpx.get(f"{first}/v1/decisions/{id}").status_code == 404
+
+
+def test_an_alarm_of_one_server_is_heard_by_the_other(serve, stub, database):
+    options = {"decisions": database, "audit": 1.0, "audit_budget": 1000, "max_loss": 0.1}
+    first, _ = serve(gate="never", options=options)
+    second, _ = serve(gate="never", options={**options, "audit": 1e-9})
+
+    def loses():
+        ask(first)
+        return learnt(first)["a"]["loss"]["alarm"]
+
+    wait_until(loses)
+
+    def hears():
+        ask(second)
+        return learnt(second)["a"]["loss"]["alarm"]
+
+    wait_until(hears)
+    third, _ = serve(gate="never", options=options)  # it outlives a restart, too
+    assert learnt(third)["a"]["loss"]["alarm"]
+
+
+def test_the_dashboard_shows_what_all_servers_did_and_nothing_that_one_forgot(serve, database):
+    options = {"decisions": database, "keep_questions": True}
+    (first, _), (second, _) = (serve(gate="always", options=options) for _ in range(2))
+    ask(first)
+    ask(second, "Who is asked about elsewhere?")
+
+    def shown(address):
+        return httpx.get(f"{address}/v1/dashboard", timeout=30).json()
+
+    wait_until(lambda: [shown(one)["figures"]["requests"] for one in (first, second)] == [{"2xx": 2}] * 2)
+    assert {row["question"] for row in shown(first)["recent"]} == {UNKNOWN, "Who is asked about elsewhere?"}
+    httpx.post(f"{second}/v1/forget", json={"question": UNKNOWN}, timeout=30)
+    assert {row["question"] for row in shown(first)["recent"]} == {"Who is asked about elsewhere?"}
+
+
+def test_two_servers_count_what_a_key_may_ask_together(tmp_path, database):
+    add_key(tmp_path / "keys.json", "app", rate=2, budget=5)
+    (key,), now = read_keys(tmp_path / "keys.json"), [1000.0]
+    meters = [Meter(tmp_path / "keys.json", lambda: now[0], database=database) for _ in range(2)]
+
+    def admitted(meter):
+        try:
+            asyncio.run(meter.admit(key))
+        except Problem:
+            return False
+        return True
+
+    assert [admitted(meters[0]), admitted(meters[1]), admitted(meters[0])] == [True, True, False]
+    now[0] += 30
+    meters[1]._spend(key, 5)
+    assert not admitted(meters[0])  # the tokens of the day
+    assert not (tmp_path / "keys.json.used.db").exists()
+    for meter in meters:
+        meter.close()
+
+
+def test_the_history_of_all_servers_is_one(serve, stub, database, monkeypatch):
+    from knowgate.embedding import SentenceEmbedder
+    from tests.support.hash_embedder import HashEmbedder
+
+    monkeypatch.setattr(SentenceEmbedder, "embed", lambda self, texts: HashEmbedder().embed(texts))
+    monkeypatch.setattr(SentenceEmbedder, "fingerprint", "hash")
+    options = {"decisions": database, "keep_questions": True}
+    servers = [serve(gate="never", log=database, options=options) for _ in range(2)]
+    for number, (address, app) in enumerate(servers):
+        id = ask(address, f"What is the capital of Babako{number}land?").headers["x-knowgate-id"]
+        wait_until(lambda app=app, id=id: app.state.service.recent.find(id).get("closed"))
+        reply = httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}, timeout=30)
+        assert reply.json()["learnt"] is True
+    found = [(e.question, e.label, e.source) for e in open_history(database).entries()]  # at once: it was acknowledged
+    assert sorted(found) == [
+        (f"What is the capital of Babako{number}land?", Known.KNOWN, Source.HUMAN) for number in range(2)
+    ]
+    gone = httpx.post(f"{servers[0][0]}/v1/forget", json={"question": found[0][0]}, timeout=30).json()
+    assert (gone["decisions"], gone["history"]) == (1, 1)
+
+
+def test_a_log_in_a_database_can_be_replayed(serve, made, database, call):  # noqa: F811
+    address, _ = serve(upstream=False, gate="prompt", options={"decisions": database, "keep_questions": True})
+    ids = [ask(address, one.text, model="knowgate").headers["x-knowgate-id"] for one in made.questions]
+    httpx.get(f"{address}/v1/decisions/{ids[-1]}")  # what was read is written
+    found = json.loads(call("replay", database, "--json", "--thresholds", "0.5,1").out)
+    assert (found["questions"], found["gate"]) == (len(ids), "prompt")
+    outcome = call("replay", postgres_server().address("nothing_here"), "--json")
+    assert outcome.code == 1
+    assert "it holds no decisions" in outcome.err
+
+
+@pytest.mark.parametrize("address", ["postgresql://me:{0}@127.0.0.1:1/db", "postgresql://me:{0}@h/db?schema=No"])
+def test_a_database_that_cannot_be_used_is_said_at_the_start_without_its_password(made, stub, address):
+    options = ServeOptions(upstream=stub.url, decisions=address.format(PASSWORD))
+    with pytest.raises(kg.KnowgateError, match=r"cannot reach the database|its name must be small") as caught:
+        create_app(kg.Settings(gate="always", docs=made.docs), options)
+    assert PASSWORD not in str(caught.value)
+    assert PASSWORD not in repr(options)
+
+
+def test_while_the_database_is_away_requests_are_answered(serve, monkeypatch):
+    monkeypatch.setattr("knowgate.postgres.database.PATIENCE", 1.0)
+    server = postgres_server()
+    address, _ = serve(gate="always", options={"decisions": server.address()})
+    ask(address)
+    server.stop("fast")
+    try:
+        begun = time.monotonic()
+        assert ask(address).status_code == 200
+        assert httpx.get(f"{address}/v1/decisions/kg-x", timeout=30).status_code == 503
+        assert time.monotonic() - begun < 30
+    finally:
+        server.start()
+    id = ask(address).headers["x-knowgate-id"]
+    wait_until(lambda: httpx.get(f"{address}/v1/decisions/{id}", timeout=30).status_code == 200)
