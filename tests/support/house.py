@@ -40,7 +40,8 @@ LEVELS = [
     ["evaluation"],
     ["report"],
     ["firstrun", "server"],
-    ["cli", "integrations", TOP],
+    ["integrations"],
+    ["cli", TOP],
     ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
