@@ -12,6 +12,7 @@ VERBS = {
     "ask": Verb("knowgate.cli.ask:ask", "Answer questions, retrieving only where the gate says so.", ASK),
     "decide": Verb("knowgate.cli.ask:decide", "Say for each question whether to retrieve; answer nothing.", ASK),
     "serve": Verb("knowgate.cli.serve:serve", "An OpenAI-compatible server that retrieves only where it must.", ASK),
+    "mcp": Verb("knowgate.cli.mcp:mcp", "Tools for agents (Model Context Protocol): decide, search, ask.", ASK),
     "index": Verb(
         "knowgate.cli.index:index", "Build a retrieval index, or update one.", ASK, renamed={"--kind": "--retriever"}
     ),

@@ -12,6 +12,7 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.integrations.decider import Decider, as_decider, open_decider
+    from knowgate.integrations.mcp import run_mcp
 else:
     __getattr__, __dir__ = hand_on(__name__)
-__all__ = ["Decider", "as_decider", "open_decider"]
+__all__ = ["Decider", "as_decider", "open_decider", "run_mcp"]

@@ -9,6 +9,7 @@ from knowgate.lazy import hand_on
 if TYPE_CHECKING:
     from knowgate.server.application import create_app
     from knowgate.server.keys import ApiKey, add_key, read_keys, revoke_key
+    from knowgate.server.learning.labels import by_feedback
     from knowgate.server.options import ServeOptions, serve_options
     from knowgate.server.running import run_server
 else:
@@ -17,6 +18,7 @@ __all__ = [
     "ApiKey",
     "ServeOptions",
     "add_key",
+    "by_feedback",
     "create_app",
     "read_keys",
     "revoke_key",
