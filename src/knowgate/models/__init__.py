@@ -72,6 +72,14 @@ MODELS = {
     "hf": Entry("knowgate.models.hf.model:HFModel", "hf:NAME_OR_DIR, any causal LLM in transformers", extra="local"),
     "gguf": Entry("knowgate.models.gguf:open_gguf", "gguf:FILE, converted once to safetensors", extra="local"),
     "openai": Entry("knowgate.models.openai.model:open_openai", "openai:MODEL@URL, any OpenAI-compatible server"),
+    "langchain": Entry(
+        "knowgate.integrations.langchain_parts:open_langchain",
+        "langchain:PROVIDER:MODEL, any chat model of LangChain's",
+        extra="langchain",
+    ),
+    "litellm": Entry(
+        "knowgate.integrations.litellm_parts:open_litellm", "litellm:MODEL, whatever LiteLLM reaches", extra="litellm"
+    ),
     "replay": Entry("knowgate.models.replay:ReplayModel", "replay:DIR, recorded outputs of an earlier run"),
     "fake": Entry("knowgate.models.fake:open_fake", "fake[:FILE], answers from a table; for tests and examples"),
 }
