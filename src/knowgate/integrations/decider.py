@@ -51,6 +51,16 @@ class Decider:
             lambda: self._decide(in_turn(self.rag.model, lambda: from_messages(self.rag.model, messages)))
         )
 
+    def __deepcopy__(self, memo: object) -> Decider:
+        """Frameworks copy the programs they optimise; a model and its threads are shared, not copied."""
+        return self
+
+    def answer_from_memory(self, question: str) -> str:
+        """What the LLM says without looking anything up."""
+        rag, asked = self.rag, Question(question)
+        work = lambda: rag.model.generate([rag.prompts.closed(asked)], max_tokens=rag.max_tokens)  # noqa: E731
+        return in_turn(rag.model, work)[0][0].text
+
     def record(self, question: str | Question) -> dict[str, Any]:
         """The decision as JSON."""
         return decision_record(self.decide(question))
