@@ -1,6 +1,17 @@
 """What all adapters are tried with: a model that knows one thing, a gate, two documents."""
 
+import os
+
 import pytest
+
+# nothing a test does is told to anybody
+for name, value in {
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "WANDB_MODE": "offline",
+}.items():
+    os.environ.setdefault(name, value)
 
 from knowgate.gates import load_gate
 from knowgate.integrations import Decider

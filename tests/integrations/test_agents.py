@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from knowgate.errors import KnowgateError
+from knowgate.errors import BadSetting, KnowgateError
 from tests.integrations.conftest import KNOWN, UNKNOWN
 
 
@@ -47,20 +47,20 @@ def pydantic_agent(decider, told=None):
 
 def test_a_pydantic_agent_searches_only_where_it_must(decider, told, heard):
     agent, searched = pydantic_agent(decider, told)
-    assert agent.run_sync(KNOWN).output == "done"
-    assert agent.run_sync("thanks").output == "done"
+    assert asyncio.run(agent.run(KNOWN)).output == "done"
+    assert asyncio.run(agent.run("thanks")).output == "done"
     assert searched == []
-    assert agent.run_sync(UNKNOWN).output == "done"
+    assert asyncio.run(agent.run(UNKNOWN)).output == "done"
     assert searched == ["canteen"]
     assert heard == [(KNOWN, False), ("thanks", False), (UNKNOWN, True)]
 
 
 def test_a_pydantic_agent_raises_or_falls_open(broken):
     agent, searched = pydantic_agent(broken(True))
-    agent.run_sync(KNOWN)
+    asyncio.run(agent.run(KNOWN))
     assert searched == ["canteen"]
     with pytest.raises(KnowgateError):
-        pydantic_agent(broken(False))[0].run_sync(KNOWN)
+        asyncio.run(pydantic_agent(broken(False))[0].run(KNOWN))
 
 
 # --- OpenAI Agents --------------------------------------------------------------------------------
@@ -103,7 +103,12 @@ def openai_agent(decider, told=None):
 
     agent = agents.Agent(name="helper", tools=[search], model=Scripted())
     config = agents.RunConfig(tracing_disabled=True)
-    return (lambda text: asyncio.run(agents.Runner.run(agent, text, run_config=config)).final_output), searched, shown
+
+    def run(text, **context):
+        made = agents.Runner.run(agent, text, context=context or {"question": text}, run_config=config)
+        return asyncio.run(made).final_output
+
+    return run, searched, shown
 
 
 def test_an_openai_agent_searches_only_where_it_must(decider, told, heard):
@@ -120,10 +125,6 @@ def test_an_openai_agent_falls_open(broken):
     assert (run(KNOWN), searched) == ("done", ["canteen"])
 
 
-def test_the_last_thing_said_is_found():
-    from knowgate.integrations.openai_agents import last_said
-
-    assert last_said("a") == "a"
-    assert last_said([{"role": "user", "content": "a"}, {"type": "function_call"}]) == "a"
-    assert last_said([{"role": "user", "content": [{"type": "input_text", "text": "b"}]}]) == "b"
-    assert last_said([{"type": "function_call"}]) == ""
+def test_an_openai_agent_that_was_not_told_the_question_says_how_to(decider):
+    with pytest.raises(BadSetting, match="context={'question': question}"):
+        openai_agent(decider)[0](UNKNOWN, other="thing")

@@ -42,7 +42,7 @@ def test_a_pipeline_goes_past_the_retriever_for_what_is_known(settings):
 
 
 def test_a_pipeline_with_the_gate_is_saved_and_loaded(settings):
-    again = Pipeline.loads(build(settings).dumps())
+    again = Pipeline.loads(build(settings).dumps(), allowed_modules=["knowgate.integrations.haystack"])
     assert again.run({"gate": {"query": KNOWN}})["gate"]["skip"] == KNOWN
     assert again.get_component("gate").settings == settings
 

@@ -18,6 +18,8 @@ from knowgate.pipeline import AdaptiveRAG
 from knowgate.types import Prompt, Signal
 from tests.integrations.conftest import KNOWN, TABLE, UNKNOWN
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of its own models
+
 
 def call(hook, messages, kind="acompletion"):
     data = {"model": "m", "messages": messages, "metadata": {"team": "hr"}}

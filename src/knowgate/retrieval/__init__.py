@@ -12,6 +12,7 @@ from knowgate.types import Retriever
 
 if TYPE_CHECKING:
     from knowgate.retrieval.counting import count_holding
+    from knowgate.retrieval.html import read_html
     from knowgate.retrieval.in_turn import Placed, passages_in_turn
     from knowgate.retrieval.index import IndexReport, build_index
     from knowgate.retrieval.ranking import check_k
@@ -33,6 +34,7 @@ __all__ = [
     "load_retriever",
     "merged",
     "passages_in_turn",
+    "read_html",
 ]
 
 GROUP = "knowgate.retrievers"
