@@ -32,8 +32,8 @@ class RemoteEmbedder:
         match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://\S+)", spec.removeprefix(PREFIX))
         if match is None or httpx.URL(match["url"]).userinfo:
             raise BadSetting(
-                f"'{without_login(spec)}' names no embedding server: write openai:MODEL@URL, the URL up to /v1, and put "
-                f"the key into {KEYS[0]}."
+                f"'{without_login(spec)}' names no embedding server: write openai:MODEL@URL, the URL up to /v1, and "
+                f"put the key into {KEYS[0]}."
             )
         self.spec, self._model = spec, match["model"]
         self._server = Endpoint(
@@ -63,7 +63,9 @@ class RemoteEmbedder:
     def _read(self, reply: Any, n: int) -> Vector:
         rows = reply.get("data") if isinstance(reply, dict) else None
         if not isinstance(rows, list) or len(rows) != n:
-            raise ServerError(f"{self._server.what} gave no list of {n} vectors under 'data'. Check the URL; most end in /v1.")
+            raise ServerError(
+                f"{self._server.what} gave no list of {n} vectors under 'data'. Check the URL; most end in /v1."
+            )
         try:
             ordered = sorted(rows, key=lambda row: int(row["index"]))
             vectors = np.array([row["embedding"] for row in ordered], dtype=np.float64)

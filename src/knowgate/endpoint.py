@@ -1,4 +1,4 @@
-"""A server that is asked in JSON: every request ends, lost connections and busy servers are tried again, keys stay hidden.
+"""A server that is asked in JSON: every request ends, lost connections and busy servers are tried again, keys hidden.
 
 Knows nothing of what is asked. Built on `servers.py`, which bounds each reply.
 """

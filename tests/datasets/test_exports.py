@@ -10,25 +10,39 @@ from knowgate.errors import BadInput
 from knowgate.runs import open_run
 
 LANGSMITH = {
-    "id": "0190-a", "name": "chain", "run_type": "chain", "inputs": {"question": "Who wrote Emma?"},
-    "outputs": {"answer": "Jane Austen"}, "reference_example_id": "e1", "reference_outputs": {"answer": "Austen"},
-    "feedback_stats": {}, "total_tokens": 120,
-}  # fmt: skip
+    "id": "0190-a",
+    "name": "chain",
+    "run_type": "chain",
+    "inputs": {"question": "Who wrote Emma?"},
+    "outputs": {"answer": "Jane Austen"},
+    "reference_example_id": "e1",
+    "reference_outputs": {"answer": "Austen"},
+    "feedback_stats": {},
+    "total_tokens": 120,
+}
 LANGFUSE = {
-    "id": "t-1", "name": "qa", "input": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who wrote Emma?"}],
-    "output": {"role": "assistant", "content": "Jane Austen"}, "expectedOutput": "Austen", "latency": 0.5,
-}  # fmt: skip
+    "id": "t-1",
+    "name": "qa",
+    "input": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who wrote Emma?"}],
+    "output": {"role": "assistant", "content": "Jane Austen"},
+    "expectedOutput": "Austen",
+    "latency": 0.5,
+}
 PHOENIX = {
-    "context.span_id": "s1", "name": "ChatCompletion", "span_kind": "LLM",
+    "context.span_id": "s1",
+    "name": "ChatCompletion",
+    "span_kind": "LLM",
     "attributes.input.value": json.dumps({"messages": [{"role": "user", "content": "Who wrote Emma?"}]}),
     "attributes.output.value": json.dumps({"choices": [{"message": {"role": "assistant", "content": "Jane Austen"}}]}),
     "reference_output": "Austen",
-}  # fmt: skip
+}
 CHAT = {
-    "id": "0190-b", "run_type": "llm",
+    "id": "0190-b",
+    "run_type": "llm",
     "inputs": {"messages": [[{"id": ["langchain", "HumanMessage"], "kwargs": {"content": "Who wrote Emma?"}}]]},
-    "outputs": {"generations": [[{"text": "Jane Austen", "message": {}}]]}, "reference": "Austen",
-}  # fmt: skip
+    "outputs": {"generations": [[{"text": "Jane Austen", "message": {}}]]},
+    "reference": "Austen",
+}
 SHAPES = {"langsmith": LANGSMITH, "langfuse": LANGFUSE, "phoenix": PHOENIX, "langsmith-chat": CHAT}
 
 

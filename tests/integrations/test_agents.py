@@ -126,5 +126,5 @@ def test_an_openai_agent_falls_open(broken):
 
 
 def test_an_openai_agent_that_was_not_told_the_question_says_how_to(decider):
-    with pytest.raises(BadSetting, match="context={'question': question}"):
+    with pytest.raises(BadSetting, match=r"context={'question': question}"):
         openai_agent(decider)[0](UNKNOWN, other="thing")

@@ -61,7 +61,10 @@ def test_a_framework_that_is_missing_or_of_another_version_is_named():
 
 
 def test_a_wrapped_thing_that_raises_is_named():
-    with pytest.raises(WrappedError, match=r"their search failed: ValueError: no index\. Check"), blamed("their search"):
+    with (
+        pytest.raises(WrappedError, match=r"their search failed: ValueError: no index\. Check"),
+        blamed("their search"),
+    ):
         raise ValueError("no index")
 
 

@@ -120,7 +120,7 @@ def test_vectors_of_another_width_are_refused(outside):
         assert other.search([QUERY], 1)[0][0].id == "canteen"
         return
     assert other.fingerprint != outside.retriever.fingerprint
-    with pytest.raises(KnowgateError, match="failed|status 400"):
+    with pytest.raises(KnowgateError, match=r"failed|status 400"):
         other.search([QUERY], 1)
 
 
@@ -128,7 +128,9 @@ def test_vectors_of_another_width_are_refused(outside):
 
 
 def test_a_spec_is_taken_apart():
-    spec = read_spec("qdrant", "http://h:6333/hand%20book?text=body&title=t&filter.team=hr,it&filter.year=2024&version=7")
+    spec = read_spec(
+        "qdrant", "http://h:6333/hand%20book?text=body&title=t&filter.team=hr,it&filter.year=2024&version=7"
+    )
     assert (spec.at, spec.collection, spec.fields) == ("http://h:6333", "hand book", Fields("body", "t"))
     assert (spec.where, spec.version) == ({"team": ["hr", "it"], "year": [2024]}, "7")
 
@@ -167,9 +169,14 @@ def test_a_collection_that_is_not_there_is_named(engine, tmp_path, monkeypatch):
 def test_folders_that_engines_keep_by_themselves_are_opened_by_spec(tmp_path, monkeypatch):
     lance = pytest.importorskip("lancedb", reason="needs the extra lancedb")
     monkeypatch.setattr("knowgate.integrations.engine.open_embedder", lambda spec: {"hash": EMBEDDER}[spec])
-    rows = [{"body": one["text"], "team": one["team"], "vector": EMBEDDER.embed([one["text"]])[0]} for one in DOCUMENTS.values()]
+    rows = [
+        {"body": one["text"], "team": one["team"], "vector": EMBEDDER.embed([one["text"]])[0]}
+        for one in DOCUMENTS.values()
+    ]
     lance.connect(str(tmp_path)).create_table("handbook", rows)
-    found = load_retriever(f"lancedb:{tmp_path}/handbook?text=body&embedder=hash&filter.team=mountain").search([QUERY], 3)
+    found = load_retriever(f"lancedb:{tmp_path}/handbook?text=body&embedder=hash&filter.team=mountain").search(
+        [QUERY], 3
+    )
     assert [one.text for one in found[0]] == [DOCUMENTS["stove"]["text"]]
 
 
@@ -212,7 +219,9 @@ def test_half_a_result_is_not_taken_for_a_whole_one():
         elastic(lambda request: httpx.Response(200, json=late)).search([QUERY], 1)
 
 
-@pytest.mark.parametrize(("options", "said"), [({"mode": "fuzzy"}, "allowed: bm25, knn"), ({"mode": "knn"}, "vector=FIELD")])
+@pytest.mark.parametrize(
+    ("options", "said"), [({"mode": "fuzzy"}, "allowed: bm25, knn"), ({"mode": "knn"}, "vector=FIELD")]
+)
 def test_a_mode_that_cannot_be_is_refused(options, said):
     with pytest.raises(BadSetting, match=said):
         elastic(lambda request: httpx.Response(500), **options)

@@ -13,7 +13,12 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 from knowgate.errors import KnowgateError, WrappedError
 from knowgate.gates import load_gate
-from knowgate.integrations.llamaindex import KnowgateQueryEngine, KnowgateRetriever, LlamaIndexModel, LlamaIndexRetriever
+from knowgate.integrations.llamaindex import (
+    KnowgateQueryEngine,
+    KnowgateRetriever,
+    LlamaIndexModel,
+    LlamaIndexRetriever,
+)
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.types import Prompt
 from tests.integrations.conftest import KNOWN, UNKNOWN
@@ -29,7 +34,10 @@ class Shelf(BaseRetriever):
             raise self.found
         if self.found is not None:
             return self.found
-        return [NodeWithScore(node=TextNode(id_=str(i), text=f"text {i}", metadata={"title": "T"}), score=1 - i / 10) for i in range(5)]
+        return [
+            NodeWithScore(node=TextNode(id_=str(i), text=f"text {i}", metadata={"title": "T"}), score=1 - i / 10)
+            for i in range(5)
+        ]
 
 
 class AsyncShelf(Shelf):
@@ -81,7 +89,7 @@ def test_an_engine_of_theirs_runs_on_our_retriever(decider):
 
 @pytest.mark.parametrize("found", [ValueError("gone"), "text"])
 def test_a_wrapped_retriever_that_fails_is_named(decider, found):
-    with pytest.raises((WrappedError, AttributeError), match="Shelf|attribute"):
+    with pytest.raises((WrappedError, AttributeError), match=r"Shelf|attribute"):
         KnowgateRetriever(Shelf(found), decider).retrieve(UNKNOWN)
     with pytest.raises(WrappedError, match="LlamaIndex's retriever Shelf"):
         LlamaIndexRetriever(Shelf(found)).search(["a"], 2)
@@ -90,7 +98,9 @@ def test_a_wrapped_retriever_that_fails_is_named(decider, found):
 def test_a_gate_that_fails_raises_or_falls_open(broken):
     with pytest.raises(KnowgateError):
         KnowgateRetriever(Shelf(), broken(False)).retrieve(KNOWN)
-    assert KnowgateRetriever(Shelf(), broken(True)).retrieve(KNOWN)[0].node.metadata["knowgate"]["notes"] == ["gate failed"]
+    assert KnowgateRetriever(Shelf(), broken(True)).retrieve(KNOWN)[0].node.metadata["knowgate"]["notes"] == [
+        "gate failed"
+    ]
 
 
 def test_their_llm_and_retriever_are_ours():
@@ -100,4 +110,7 @@ def test_their_llm_and_retriever_are_ours():
     assert "".join(model.stream(Prompt("?"), max_tokens=3)).split()[0] == "text"
     for shelf in (Shelf(), AsyncShelf()):
         rag = AdaptiveRAG(model, load_gate("always"), LlamaIndexRetriever(shelf), k=2)
-        assert [(one.id, one.title, one.score) for one in rag.answer("Where?").passages] == [("0", "T", 1.0), ("1", "T", 0.9)]
+        assert [(one.id, one.title, one.score) for one in rag.answer("Where?").passages] == [
+            ("0", "T", 1.0),
+            ("1", "T", 0.9),
+        ]

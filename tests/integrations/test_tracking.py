@@ -25,9 +25,9 @@ def evaluation(folder):
 
 def test_metrics_are_named_by_gate_and_measure(evaluation):
     metrics = metrics_of(evaluation)
-    gate = next(one for one in evaluation.gates if one.gate.startswith("random"))
-    name = next(key for key in metrics if key.startswith("random") and key.endswith("/accuracy"))
-    assert metrics[name] == gate.measures["accuracy"].value
+    gate = evaluation.gate("random:rate=0.5,seed=1")
+    assert metrics["random_rate_0.5_seed_1/auroc"] == gate.measures["auroc"].value
+    assert metrics["random_rate_0.5_seed_1/auroc_low"] == gate.measures["auroc"].low
     assert not [key for key in metrics if ":" in key or "," in key]
     assert parameters_of(evaluation)["questions"] == "40"
 

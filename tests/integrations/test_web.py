@@ -19,23 +19,59 @@ SEARXNG = {
     "query": "canteen",
     "number_of_results": 0,
     "results": [
-        {"url": "https://bala.example/canteen", "title": "Canteen", "content": "Mira <b>runs</b> the canteen &amp; bar.", "engine": "duckduckgo", "score": 2.5, "category": "general"},
-        {"url": "http://www.bala.example/canteen/?utm_source=x#top", "title": "Canteen again", "content": "The same page.", "score": 1.0},
+        {
+            "url": "https://bala.example/canteen",
+            "title": "Canteen",
+            "content": "Mira <b>runs</b> the canteen &amp; bar.",
+            "engine": "duckduckgo",
+            "score": 2.5,
+            "category": "general",
+        },
+        {
+            "url": "http://www.bala.example/canteen/?utm_source=x#top",
+            "title": "Canteen again",
+            "content": "The same page.",
+            "score": 1.0,
+        },
         {"url": "https://other.example/", "title": "Copy", "content": "Mira runs the canteen & bar.", "score": 0.5},
         {"url": "https://empty.example/", "title": "Empty", "content": ""},
     ],
-    "answers": [], "suggestions": [], "unresponsive_engines": [],
-}  # fmt: skip
+    "answers": [],
+    "suggestions": [],
+    "unresponsive_engines": [],
+}
 TAVILY = {
-    "query": "canteen", "follow_up_questions": None, "answer": None, "images": [],
-    "results": [{"title": "Canteen", "url": "https://bala.example/c", "content": "Mira runs it.", "score": 0.91, "raw_content": None}],
+    "query": "canteen",
+    "follow_up_questions": None,
+    "answer": None,
+    "images": [],
+    "results": [
+        {
+            "title": "Canteen",
+            "url": "https://bala.example/c",
+            "content": "Mira runs it.",
+            "score": 0.91,
+            "raw_content": None,
+        }
+    ],
     "response_time": 0.9,
-}  # fmt: skip
+}
 BRAVE = {
     "type": "search",
     "query": {"original": "canteen", "more_results_available": True},
-    "web": {"type": "search", "results": [{"title": "Canteen", "url": "https://bala.example/c", "description": "Mira <strong>runs</strong> it.", "extra_snippets": ["Since 1990."], "language": "en"}]},
-}  # fmt: skip
+    "web": {
+        "type": "search",
+        "results": [
+            {
+                "title": "Canteen",
+                "url": "https://bala.example/c",
+                "description": "Mira <strong>runs</strong> it.",
+                "extra_snippets": ["Since 1990."],
+                "language": "en",
+            }
+        ],
+    },
+}
 
 
 class Engine:
@@ -156,7 +192,7 @@ def test_busy_engines_are_tried_again_and_then_said_to_be_over_quota(web):
 
 def test_a_plan_that_is_used_up_is_said_so(web):
     spent = httpx.Response(432, json={"detail": {"error": "This request exceeds your plan's set usage limit."}})
-    with pytest.raises(ServerError, match="over its quota: .*usage limit"):
+    with pytest.raises(ServerError, match=r"over its quota: .*usage limit"):
         web("tavily", Engine(TAVILY, spent)).search(["canteen"], 1)
 
 

@@ -102,8 +102,12 @@ def eval_(
         float, typer.Option(min=0, help="For latency: how long a search takes.")
     ] = SEARCH_SECONDS,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page.")] = True,
-    mlflow: Annotated[bool, typer.Option("--mlflow", help="Also a run in MLflow (extra mlflow; MLFLOW_TRACKING_URI).")] = False,  # fmt: skip  # noqa: E501
-    wandb: Annotated[bool, typer.Option("--wandb", help="Also a run in Weights & Biases (extra wandb; WANDB_PROJECT).")] = False,  # fmt: skip  # noqa: E501
+    mlflow: Annotated[
+        bool, typer.Option("--mlflow", help="Also a run in MLflow (extra mlflow; MLFLOW_TRACKING_URI).")
+    ] = False,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Also a run in Weights & Biases (extra wandb; WANDB_PROJECT).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
 ) -> None:
     """Compare gates, and say which to use at which threshold: accuracy, searches, ranking, calibration, cost.

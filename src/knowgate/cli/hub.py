@@ -15,8 +15,12 @@ from knowgate.integrations import push as send_to
 
 def push(
     folder: Annotated[Path, typer.Argument(parser=path, metavar="DIR", help="Fitted gate, arbiter or reranker.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="hf:OWNER/NAME of the Hugging Face hub, or a folder.")],
-    public: Annotated[bool, typer.Option("--public", help="A new repository is for everybody; else it is private.")] = False,  # fmt: skip  # noqa: E501
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="hf:OWNER/NAME of the Hugging Face hub, or a folder.")
+    ],
+    public: Annotated[
+        bool, typer.Option("--public", help="A new repository is for everybody; else it is private.")
+    ] = False,
 ) -> None:
     """Put what was fitted where others find it: the Hugging Face hub (token: HF_TOKEN), or a shared folder.
 
@@ -27,9 +31,13 @@ def push(
 
 
 def pull(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="hf:OWNER/NAME of the Hugging Face hub, or a folder.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="hf:OWNER/NAME of the Hugging Face hub, or a folder.")
+    ],
     out: Annotated[Path, typer.Option(parser=path, metavar="DIR", help="Where it goes.")],
-    revision: Annotated[str | None, typer.Option(help="Of the hub: a branch, tag or commit. Default: the newest.")] = None,  # fmt: skip  # noqa: E501
+    revision: Annotated[
+        str | None, typer.Option(help="Of the hub: a branch, tag or commit. Default: the newest.")
+    ] = None,
 ) -> None:
     """Fetch what somebody pushed; it is checked before it is anywhere.
 

@@ -58,7 +58,8 @@ def mcp(
 ) -> None:
     """Serve the tools decide, search, ask and feedback to agents, by the Model Context Protocol.
 
-    An MCP client starts it by itself: "mcpServers": {"knowgate": {"command": "knowgate", "args": ["mcp", "--docs", "DIR"]}}
+    An MCP client starts it by itself:
+    "mcpServers": {"knowgate": {"command": "knowgate", "args": ["mcp", "--docs", "DIR"]}}
     """
     settings = load_settings(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,

@@ -1,7 +1,7 @@
 """OpenAI's batches: `openai-batch:REQUESTS?closed=RESULTS&open=RESULTS&gold=FILE`.
 
-The requests hold the questions, the results what the LLM said: `import-answers --closed closed --open open`. Gold answers
-come from a JSONL file of {"custom_id": ..., "answers": [...]}. A request that failed has no answer, and that is said.
+The requests hold the questions, the results what the LLM said: `import-answers --closed closed --open open`. Gold
+answers come from a JSONL file of {"custom_id": ..., "answers": [...]}. A request that failed has no answer: it is named.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read_batch(value: str) -> Iterator[Question]:
         missing = [name for name, found in replies.items() if own not in found]
         if missing:
             raise BadInput(
-                f"{where}: '{own}' has no answer in {options[missing[0]]}. Take it out of the requests, or run it again."
+                f"{where}: '{own}' has no answer in {options[missing[0]]}. Take it out of the requests, or run it."
             )
         meta = {name: found[own] for name, found in replies.items()}
         made = {"question": asked, "id": own, "answers": golds.get(own, []), "meta": meta}

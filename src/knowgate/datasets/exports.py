@@ -1,10 +1,10 @@
-"""What tools that watch LLMs export: LangSmith, Langfuse, Phoenix. JSON lines, a JSON list, CSV or Parquet, by the ending.
+"""What tools that watch LLMs export: LangSmith, Langfuse, Phoenix. JSON lines, a JSON list, CSV or Parquet.
 
     langsmith:runs.jsonl?question=inputs.question&answers=reference_outputs.answer
 
 The question and the recorded answer are looked for where each tool puts them, the answer under `answer` of the meta:
-`import-answers --data langsmith:runs.jsonl --closed answer`. Options `question`, `answers`, `answer`, `id` and `split` name
-other places; all other texts are in the meta, those inside others as `outputs.text`.
+`import-answers --data langsmith:runs.jsonl --closed answer`. Options `question`, `answers`, `answer`, `id` and `split`
+name other places; all other texts are in the meta, those inside others as `outputs.text`.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def questions_of(records: Iterator[tuple[str, dict[str, Any]]], columns: Columns
         if not asked.strip():
             known = ", ".join(sorted(flat(record))[:30]) or "nothing"
             raise BadInput(
-                f"{where} has no question under {' or '.join(columns.question)}; it has: {known}. Name it: ?question=FIELD"
+                f"{where} has no question under {' or '.join(columns.question)}; it has: {known}. "
+                "Name it: ?question=FIELD"
             )
         meta = {name: text for name, text in flat(record).items() if name not in columns.question}
         recorded = _first(record, columns.answer)

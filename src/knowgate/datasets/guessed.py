@@ -13,7 +13,7 @@ JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz")
 
 
 def data_spec(given: str) -> str:
-    """The spec of a file (JSON lines or a table by its ending, else a question per line), or the spec as it was given."""
+    """The spec of a file (JSON lines or a table by its ending, else a question per line), or the spec as given."""
     name, _ = split_spec(given)
     if name in DATASETS or name in plugins("knowgate.datasets"):
         return given

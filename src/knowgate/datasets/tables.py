@@ -1,5 +1,5 @@
-"""Tables: `csv:FILE?question=COLUMN&answers=COLUMN`, `parquet:FILE?...`. Every other column of text is in the meta, under
-its own name: `import-answers --closed COLUMN --open COLUMN`.
+"""Tables: `csv:FILE?question=COLUMN&answers=COLUMN`, `parquet:FILE?...`. Every other column of text is in the meta,
+under its own name: `import-answers --closed COLUMN --open COLUMN`.
 
 | option | meaning | default |
 |---|---|---|
@@ -73,7 +73,9 @@ def csv_rows(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]]]
                     raise BadInput(f"{where} has more cells than the first line has names. Check its quotes and sep.")
                 yield where, {name: text for name, text in row.items() if text is not None}
         except csv.Error as error:
-            raise BadInput(f"{path} is no CSV file with a first line of names: {error}. Check it, or give sep=.") from None
+            raise BadInput(
+                f"{path} is no CSV file with a first line of names: {error}. Check it, or give sep=."
+            ) from None
         except UnicodeDecodeError as error:
             raise BadInput(f"{path}: byte {error.start} is no UTF-8. Save the file as UTF-8.") from None
 

@@ -182,7 +182,7 @@ class ChatModel(Backend):
 
 
 def read_logprobs(given: Any) -> tuple[Token, ...] | None:
-    """Tokens in the form of the OpenAI API, `{"content": [{"token", "logprob", "top_logprobs"}]}`; None without them."""
+    """Tokens in OpenAI's form, `{"content": [{"token", "logprob", "top_logprobs"}]}`; None without them."""
     content = given.get("content") if isinstance(given, Mapping) else getattr(given, "content", None)
     if not content:
         return None

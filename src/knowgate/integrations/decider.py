@@ -78,9 +78,7 @@ class Decider:
             return None
         threshold = rag.gate.threshold if rag.threshold is None else rag.threshold
         reason = f"{ruling.reason} (rule '{ruling.rule}')"
-        return Decision(
-            ruling.retrieve, float(ruling.retrieve), threshold, rag.gate.name, reason, rule=ruling.rule
-        )
+        return Decision(ruling.retrieve, float(ruling.retrieve), threshold, rag.gate.name, reason, rule=ruling.rule)
 
     def _kept(self, decide: Callable[[], Decision]) -> Decision:
         try:

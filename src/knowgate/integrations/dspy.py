@@ -62,10 +62,7 @@ class KnowgateRAG(dspy.Module):
     def look_up(self, question: str) -> list[str]:
         """The texts that are shown to the LLM."""
         with blamed("the search"):
-            if callable(self.search):
-                found = self.search(question)
-            else:
-                found = self.search.search([question], self.k)[0]
+            found = self.search(question) if callable(self.search) else self.search.search([question], self.k)[0]
         return [_text(one) for one in checked_list(found, "the search", self.k)]
 
 

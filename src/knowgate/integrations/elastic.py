@@ -1,7 +1,7 @@
 """Elasticsearch and OpenSearch over HTTP, without their clients: `elastic:URL/INDEX?...`, `opensearch:URL/INDEX?...`.
 
-Beside the options of `engine.py`: `mode=bm25` (the default) or `mode=knn`, which needs `vector=FIELD`. The key comes from
-KNOWGATE_SEARCH_KEY (`ApiKey ...`), or from KNOWGATE_SEARCH_LOGIN (`user:password`).
+Beside the options of `engine.py`: `mode=bm25` (the default) or `mode=knn`, which needs `vector=FIELD`. The key comes
+from KNOWGATE_SEARCH_KEY (`ApiKey ...`), or from KNOWGATE_SEARCH_LOGIN (`user:password`).
 
 References: the search APIs of Elasticsearch 8 and 9 (`knn` beside `query`) and of OpenSearch 2 and 3 (`knn` inside it).
 """
@@ -27,11 +27,13 @@ FEWEST_CANDIDATES = 100
 
 
 def open_elastic(value: str) -> ElasticRetriever:
-    return _open("elastic", value, ElasticRetriever)
+    made: ElasticRetriever = _open("elastic", value, ElasticRetriever)
+    return made
 
 
 def open_opensearch(value: str) -> OpenSearchRetriever:
-    return _open("opensearch", value, OpenSearchRetriever)
+    made: OpenSearchRetriever = _open("opensearch", value, OpenSearchRetriever)
+    return made
 
 
 class ElasticRetriever(EngineRetriever):
@@ -83,7 +85,9 @@ class ElasticRetriever(EngineRetriever):
                 raise ServerError(f"the {self.name} server ran out of time and gave only some results.")
             return [Hit(str(one["_id"]), one.get("_source") or {}, _score(one)) for one in reply["hits"]["hits"]]
         except (KeyError, TypeError, AttributeError, ValueError):
-            raise ServerError(f"the {self.name} server gave no hits: check that its address is {self.name}'s.") from None
+            raise ServerError(
+                f"the {self.name} server gave no hits: check that its address is {self.name}'s."
+            ) from None
 
     def _state(self) -> Sequence[object]:
         """How many documents, and the number of the last write of every shard."""

@@ -197,7 +197,7 @@ def check_where(where: Where) -> dict[str, list[Scalar]]:
     checked: dict[str, list[Scalar]] = {}
     for name, given in where.items():
         several = isinstance(given, Sequence) and not isinstance(given, str)
-        values = list(given) if several else [given]  # type: ignore[arg-type,list-item]
+        values: list[Any] = list(given) if several else [given]  # type: ignore[arg-type]
         if not FIELD.fullmatch(name) or not values or not all(isinstance(one, str | int | float) for one in values):
             raise BadSetting(
                 f"the filter {name!r}: {given!r} cannot be used: the name must be a field, the value a text, a number, "

@@ -35,7 +35,7 @@ def blamed(what: str) -> Iterator[None]:
         yield
     except KnowgateError:
         raise
-    except Exception as error:  # noqa: BLE001 - foreign code may raise anything
+    except Exception as error:
         said = " ".join(str(error).split())[:SHOWN] or "it gave no reason"
         raise WrappedError(f"{what} failed: {type(error).__name__}: {said}. Check it by itself first.") from error
 

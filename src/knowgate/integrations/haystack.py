@@ -34,7 +34,7 @@ class KnowgateGate:
         if self._decider is None:
             self._decider = open_decider(self.config, fall_open=self.fall_open, **self.settings)
 
-    @component.output_types(retrieve=str, skip=str, need=float, decision=dict[str, Any])  # type: ignore[untyped-decorator,unused-ignore]  # fmt: skip  # noqa: E501
+    @component.output_types(retrieve=str, skip=str, need=float, decision=dict[str, Any])  # type: ignore[untyped-decorator,unused-ignore]  # fmt: skip
     def run(self, query: str) -> dict[str, Any]:
         """Which way the query goes."""
         self.warm_up()
@@ -43,7 +43,7 @@ class KnowgateGate:
         way = "retrieve" if decision.retrieve else "skip"
         return {way: query, "need": decision.need, "decision": decision_record(decision)}
 
-    @component.output_types(retrieve=str, skip=str, need=float, decision=dict[str, Any])  # type: ignore[untyped-decorator,unused-ignore]  # fmt: skip  # noqa: E501
+    @component.output_types(retrieve=str, skip=str, need=float, decision=dict[str, Any])  # type: ignore[untyped-decorator,unused-ignore]  # fmt: skip
     async def run_async(self, query: str) -> dict[str, Any]:
         """The same, beside an event loop."""
         return await asyncio.to_thread(self.run, query)

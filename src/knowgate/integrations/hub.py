@@ -1,7 +1,7 @@
 """Gates, arbiters and rerankers to and from the Hugging Face hub, `hf:OWNER/NAME` (extra `hub`), or a shared folder.
 
-What goes out was found to be whole; what comes in is checked before it is anywhere: no code, no links, no pickles, every
-file as it was written. The token is the one `huggingface_hub` knows (HF_TOKEN).
+What goes out was found to be whole; what comes in is checked before it is anywhere: no code, no links, no pickles,
+every file as it was written. The token is the one `huggingface_hub` knows (HF_TOKEN).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def push(folder: str | Path, target: str, *, public: bool = False) -> str:
 
 
 def pull(source: str, out: str | Path, *, revision: str | None = None) -> Path:
-    """What was pushed, as a folder at `out`; an earlier one there is replaced as a whole, anything else is left alone."""
+    """What was pushed, as a folder at `out`; an earlier one there is replaced as a whole, nothing else is."""
     place = user_path(out)
     if not source.startswith(HUB):
         origin = user_path(source)

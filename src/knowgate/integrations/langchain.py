@@ -221,10 +221,12 @@ def _child(run_manager: Any) -> RunnableConfig:
 
 
 def _decide_state(decider: Decider, state: Any, key: str) -> Decision:
-    get = state.get if isinstance(state, Mapping) else lambda name: getattr(state, name, None)
-    if key and get(key):
-        return decider.decide(get(key))
-    return decider.decide_messages(_messages(get("messages") or []))
+    asked = _held(state, key) if key else None
+    return decider.decide(asked) if asked else decider.decide_messages(_messages(_held(state, "messages") or []))
+
+
+def _held(state: Any, name: str) -> Any:
+    return state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
 
 
 def _messages(messages: Sequence[Any]) -> list[dict[str, str]]:

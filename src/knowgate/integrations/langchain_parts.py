@@ -94,4 +94,6 @@ def _passage(document: Any) -> Passage:
     title = about.get("title") or about.get("source") or ""
     score = about.get("score", about.get("relevance_score"))
     name = document.id or about.get("id") or sha256_text(document.page_content)[:16]
-    return Passage(str(name), document.page_content, str(title), float(score) if isinstance(score, int | float) else None)
+    return Passage(
+        str(name), document.page_content, str(title), float(score) if isinstance(score, int | float) else None
+    )

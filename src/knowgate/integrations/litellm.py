@@ -66,7 +66,7 @@ class KnowgateHook(CustomLogger):
         return {"x-knowgate-decision": "retrieve" if record["retrieve"] else "skip", "x-knowgate-gate": record["gate"]}
 
     def augment(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The request with a decision in its metadata and, where that says so, passages; the given one stays as it is."""
+        """The request with a decision in its metadata and, where that says so, passages; the given one stays."""
         rag = self.decider.rag
         question = in_turn(rag.model, lambda: question_of(rag.model, data["messages"]))
         if isinstance(question, Ungated):
@@ -80,8 +80,6 @@ class KnowgateHook(CustomLogger):
             return _noted(data, {**record, "notes": [*record["notes"], "nothing found"]})
         found = {**record, "passages": [one.id for one in passages]}
         return _noted(with_passages(data, passages, self.place), found)  # type: ignore[arg-type]
-
-
 
 
 def _is_chat(messages: Any) -> bool:

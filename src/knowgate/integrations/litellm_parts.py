@@ -1,5 +1,5 @@
-"""Whatever LiteLLM reaches as an LLM of knowgate's: `litellm:MODEL` (extra `litellm`). Keys come from the variables that
-LiteLLM reads; log-probabilities are asked for where it says that the provider gives them."""
+"""Whatever LiteLLM reaches as an LLM of knowgate's: `litellm:MODEL` (extra `litellm`). Keys come from the variables
+that LiteLLM reads; log-probabilities are asked for where it says that the provider gives them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from knowgate.integrations.chat_model import Asked, ChatModel, read_logprobs
 from knowgate.integrations.guests import check_framework
-from knowgate.types import Completion
+from knowgate.types import Completion, Token
 
 
 def open_litellm(value: str) -> LiteLLMModel:
@@ -36,7 +36,9 @@ class LiteLLMModel(ChatModel):
         return Completion(text, tokens, finished=choice.finish_reason != "length", n_tokens=n_tokens)
 
     def _ask_in_parts(self, asked: Asked) -> Generator[str, None, Completion]:
-        pieces, finished, tokens = [], True, []
+        pieces: list[str] = []
+        tokens: list[Token] = []
+        finished = True
         for part in self._completion(**self._request(asked), stream=True):
             choice = part.choices[0]
             finished = choice.finish_reason != "length" if choice.finish_reason else finished

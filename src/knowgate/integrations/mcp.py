@@ -126,7 +126,9 @@ class Tools:
     async def feedback(self, id: str, rating: str, correction: str | None = None) -> Heard:
         answer = self.answers.get(id)
         if answer is None:
-            raise BadInput(f"there is no answer '{id[:60]}': give the id of one of the last {REMEMBERED} answers of ask.")
+            raise BadInput(
+                f"there is no answer '{id[:60]}': give the id of one of the last {REMEMBERED} answers of ask."
+            )
         if self.rag.log is None:
             return Heard(id=id, learnt=False, note="nothing is kept: start with --log FILE to learn from feedback.")
         label = by_feedback(rating, correction, _both(answer))
@@ -187,7 +189,9 @@ def create_server(rag: AdaptiveRAG, *, fall_open: bool = False) -> Any:
     return server
 
 
-def run_mcp(rag: AdaptiveRAG, *, http: bool = False, host: str = "127.0.0.1", port: int = 8000, fall_open: bool = False) -> None:  # noqa: E501
+def run_mcp(
+    rag: AdaptiveRAG, *, http: bool = False, host: str = "127.0.0.1", port: int = 8000, fall_open: bool = False
+) -> None:
     """Until the client goes (stdio), or until it is told to stop (streamable HTTP on http://HOST:PORT/mcp)."""
     if http and host not in LOCAL:
         raise BadSetting(
@@ -232,5 +236,3 @@ def _both(answer: Answer) -> dict[str, Any]:
     if not answer.passages:
         return {"closed": answer.text, "opened": None, "retrieved": False}
     return {"closed": answer.draft.text if answer.draft else None, "opened": answer.open_text, "retrieved": True}
-
-

@@ -37,7 +37,7 @@ def parameters_of(evaluation: Evaluation) -> dict[str, str]:
 
 
 def log_mlflow(evaluation: Evaluation, name: str = PROJECT) -> str:
-    """The id of a new run in MLFLOW_TRACKING_URI, in the experiment `name` unless MLFLOW_EXPERIMENT_NAME says otherwise."""
+    """The id of a new run in MLFLOW_TRACKING_URI, in the experiment of MLFLOW_EXPERIMENT_NAME."""
     mlflow = _imported("mlflow", "mlflow")
     with blamed("MLflow"):
         with mlflow.start_run(run_name=name) as run:

@@ -198,5 +198,3 @@ def _page(url: str) -> str:
 
 def _tidy(query: str) -> str:
     return " ".join(query.encode("utf-8", "replace").decode().replace("\0", " ").split())
-
-

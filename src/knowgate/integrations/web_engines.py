@@ -176,7 +176,7 @@ class Brave(Engine):
 def _made(item: dict[str, Any], text: Any) -> Result:
     score = item.get("score")
     known = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e30
-    return Result(item["url"], _plain(item.get("title")), _plain(text)[:LONGEST_TEXT], float(score) if known else None)  # type: ignore[arg-type]  # fmt: skip  # noqa: E501
+    return Result(item["url"], _plain(item.get("title")), _plain(text)[:LONGEST_TEXT], float(score) if known else None)  # type: ignore[arg-type]  # fmt: skip
 
 
 def _plain(markup: Any) -> str:

@@ -78,8 +78,8 @@ class Budget:
         while (wait := self._try()) > 0:
             if time.monotonic() + wait > end:
                 raise ServerError(
-                    f"the budget of {self._minute} searches a minute is spent; the next is due in {wait:.0f} s. Wait, or "
-                    "raise it: ?minute=N"
+                    f"the budget of {self._minute} searches a minute is spent; the next is due in {wait:.0f} s. Wait, "
+                    "or raise it: ?minute=N"
                 )
             time.sleep(wait)
 

@@ -1,7 +1,7 @@
 """A reranker behind an HTTP endpoint: of the form Cohere, Jina and many servers share, `api:MODEL@URL`, or of that of
 Hugging Face's text-embeddings-inference, `tei:URL`.
 
-The first form is that of `api.py`, from the other side. The key comes from KNOWGATE_RERANK_KEY, where the server wants one.
+The first form is that of `api.py`, from the other side. The key comes from KNOWGATE_RERANK_KEY, where one is wanted.
 """
 
 from __future__ import annotations
