@@ -1,7 +1,7 @@
 """OpenAI's batches: `openai-batch:REQUESTS?closed=RESULTS&open=RESULTS&gold=FILE`.
 
 The requests hold the questions, the results what the LLM said: `import-answers --closed closed --open open`. Gold
-answers come from a JSONL file of {"custom_id": ..., "answers": [...]}. A request that failed has no answer: it is named.
+answers come from a JSONL file of {"custom_id": ..., "answers": [...]}. What failed has no answer: it is named.
 """
 
 from __future__ import annotations

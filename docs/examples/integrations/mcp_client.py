@@ -1,0 +1,18 @@
+"""MCP: any client starts `knowgate mcp` and has its tools; here the SDK's own."""
+
+import asyncio
+import sys
+
+from mcp import Client, StdioServerParameters
+
+server = StdioServerParameters(command=sys.executable, args=["-m", "knowgate", "mcp"])
+
+
+async def main():
+    async with Client(server) as client:
+        for question in sys.argv[1:]:
+            made = (await client.call_tool("ask", {"question": question})).structured_content
+            print(question, made["decision"]["retrieve"], made["answer"], sep=" | ")
+
+
+asyncio.run(main())
