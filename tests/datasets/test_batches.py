@@ -50,7 +50,7 @@ def test_requests_and_results_are_joined_by_their_ids(files, tmp_path):
 def test_a_request_that_failed_is_named(files):
     asked = files("asked.jsonl", [request("a", "Who?")])
     failed = files("closed.jsonl", [reply("a", "x", status=429)])
-    with pytest.raises(BadInput, match=r"'a' has no answer in .*run it again"):
+    with pytest.raises(BadInput, match=r"'a' has no answer in .*run it"):
         load_questions(f"openai-batch:{asked}?closed={failed}")
 
 

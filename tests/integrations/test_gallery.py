@@ -1,16 +1,15 @@
 """The examples of the gallery, run as their page shows them, each with its real framework."""
 
 import json
-import os
 import re
-import subprocess
+import runpy
 import sys
+import warnings
 
 import pytest
 
 from tests.integrations.conftest import KNOWN, TABLE, UNKNOWN
 from tests.support.house import ROOT
-from tests.support.processes import PATIENCE, child
 
 FOLDER = ROOT / "docs" / "examples" / "integrations"
 PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
@@ -54,21 +53,28 @@ def place(tmp_path):
     return tmp_path
 
 
-def run(file, place, *questions):
-    env = {**os.environ, "KNOWGATE_CACHE": os.environ.get("KNOWGATE_CACHE", str(place / "cache"))}
-    if file.stem != "qdrant_search":  # which fetches the embedded embedder into the cache everybody has
-        env["KNOWGATE_CACHE"] = str(place / "cache")
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), env.get("PYTHONPATH", "")])
-    line = [sys.executable, "-W", "ignore", str(file), *questions]
-    with child(line, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        out, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, err
-        return out
+@pytest.fixture
+def run(place, monkeypatch, capsys):
+    """What an example prints, run in this process: frameworks take seconds to import."""
+
+    def output(file, *questions):
+        monkeypatch.chdir(place)
+        monkeypatch.setattr(sys, "argv", [str(file), *questions])
+        monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # for what an example starts
+        if file.stem != "qdrant_search":  # which takes the embedded embedder from the cache everybody has
+            monkeypatch.setenv("KNOWGATE_CACHE", str(place / "cache"))
+        with warnings.catch_warnings(action="ignore"):
+            runpy.run_path(str(file), run_name="__main__")
+        return capsys.readouterr().out
+
+    return output
 
 
 def test_every_example_is_on_the_page_and_has_an_expectation():
     assert sorted(EXPECTED) == [file.stem for file in EXAMPLES]
-    assert [file.name for file in EXAMPLES if f"<!-- example: docs/examples/integrations/{file.name} -->" not in PAGE] == []
+    assert [
+        file.name for file in EXAMPLES if f"<!-- example: docs/examples/integrations/{file.name} -->" not in PAGE
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -76,11 +82,11 @@ def test_every_example_is_on_the_page_and_has_an_expectation():
     [pytest.param(f, marks=pytest.mark.model) if f.stem == "qdrant_search" else f for f in EXAMPLES],
     ids=lambda file: file.stem,
 )
-def test_an_example_skips_what_is_known_and_looks_up_what_is_not(file, place):
+def test_an_example_skips_what_is_known_and_looks_up_what_is_not(file, run):
     pytest.importorskip(MODULES[file.stem.split("_")[0]])
     if file.stem == "qdrant_search":
         pytest.importorskip("sentence_transformers", reason="needs the extra local")
-    said = run(file, place, KNOWN, UNKNOWN)
+    said = run(file, KNOWN, UNKNOWN)
     known, unknown = said[: said.index(UNKNOWN)], said
     for text, pattern in zip((known, unknown), EXPECTED[file.stem], strict=True):
         assert re.search(pattern, text, re.MULTILINE), said

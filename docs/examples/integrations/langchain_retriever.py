@@ -1,4 +1,4 @@
-"""LangChain: a retriever that finds nothing where the LLM knows the answer. Model and gate are those of knowgate.toml."""
+"""LangChain: a retriever that finds nothing where the LLM knows the answer. knowgate.toml names model and gate."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""LiteLLM: what its proxy does with `callbacks: knowgate.integrations.litellm.handler`; knowgate.toml names documents."""
+"""LiteLLM: what its proxy does with `callbacks: knowgate.integrations.litellm.handler`. knowgate.toml has docs."""
 
 import asyncio
 import sys

@@ -1,11 +1,12 @@
 """MCP: any client starts `knowgate mcp` and has its tools; here the SDK's own."""
 
 import asyncio
+import os
 import sys
 
 from mcp import Client, StdioServerParameters
 
-server = StdioServerParameters(command=sys.executable, args=["-m", "knowgate", "mcp"])
+server = StdioServerParameters(command=sys.executable, args=["-m", "knowgate", "mcp"], env=dict(os.environ))
 
 
 async def main():
