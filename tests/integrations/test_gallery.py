@@ -54,7 +54,7 @@ def place(tmp_path):
 
 
 @pytest.fixture
-def run(place, monkeypatch, capsys):
+def run(place, monkeypatch, capfd):
     """What an example prints, run in this process: frameworks take seconds to import."""
 
     def output(file, *questions):
@@ -65,7 +65,7 @@ def run(place, monkeypatch, capsys):
             monkeypatch.setenv("KNOWGATE_CACHE", str(place / "cache"))
         with warnings.catch_warnings(action="ignore"):
             runpy.run_path(str(file), run_name="__main__")
-        return capsys.readouterr().out
+        return capfd.readouterr().out
 
     return output
 

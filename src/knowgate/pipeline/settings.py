@@ -48,7 +48,7 @@ class Settings(BaseModel):
     docs: Place | None = None
     """Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache."""
     index: Words | None = Field(default=None, repr=False)  # its URL may hold a key
-    """Index folder, http:URL of a search endpoint, or a search engine: qdrant:, elastic:, web:, ...; instead of docs."""
+    """Index folder, http:URL of a search endpoint, or a search engine (qdrant:, web:, ...); instead of docs."""
     retriever: Words | None = None
     """bm25, dense or hybrid. Default: bm25, or as the index was built."""
     rerank: Words | None = None
