@@ -13,6 +13,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
+from langchain_core.tracers.base import BaseTracer
 from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
@@ -61,6 +62,25 @@ def test_the_retriever_finds_nothing_for_what_is_known_and_says_why(gated):
     seen = Decisions()
     assert gated(Shelf(found=DOCUMENTS)).invoke(KNOWN, config={"callbacks": [seen]}) == []
     assert [(one["retrieve"], one["gate"]) for one in seen.records] == [(False, "logprob")]
+
+
+class Kept(BaseTracer):
+    """A tracer as LangSmith's; keeps the metadata of whole runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.metadata = []
+
+    def _persist_run(self, run):
+        self.metadata.append(run.metadata)
+
+
+def test_tracers_see_the_decision_in_the_metadata_of_the_run(gated, rag):
+    kept, config = Kept(), {"metadata": {"user": "me"}}
+    gated(Shelf(found=DOCUMENTS)).invoke(KNOWN, config={**config, "callbacks": [kept]})
+    KnowgateRunnable(rag).invoke(UNKNOWN, config={**config, "callbacks": [kept]})
+    assert [(one["user"], one["knowgate"]["retrieve"]) for one in kept.metadata] == [("me", False), ("me", True)]
+    assert config == {"metadata": {"user": "me"}}
 
 
 @pytest.mark.parametrize("shelf", [Shelf(found=DOCUMENTS), AsyncShelf(found=DOCUMENTS)], ids=["sync", "async only"])

@@ -43,8 +43,8 @@ class Decisions(BaseCallbackHandler):
 class KnowgateRetriever(BaseRetriever):
     """A retriever that asks `wrapped` only where the gate says so, and else finds nothing.
 
-    Documents carry the decision in `metadata["knowgate"]`; callbacks get it also where there are none. k: the most
-    documents that are handed on.
+    Documents carry the decision in `metadata["knowgate"]`; where there are none, too, callbacks get it and the metadata
+    of the run has it. k: the most documents that are handed on.
 
     Example:
         >>> retriever = KnowgateRetriever(wrapped=mine, decider=open_decider())  # doctest: +SKIP
@@ -56,7 +56,7 @@ class KnowgateRetriever(BaseRetriever):
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         decision, config = as_decider(self.decider).decide(query), _child(run_manager)
-        dispatch_custom_event(EVENT, decision_record(decision), config=config)
+        dispatch_custom_event(EVENT, _noted(run_manager, decision), config=config)
         if not decision.retrieve:
             return []
         with blamed(self._what):
@@ -68,7 +68,7 @@ class KnowgateRetriever(BaseRetriever):
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         decision, config = await as_decider(self.decider).adecide(query), _child(run_manager)
-        await adispatch_custom_event(EVENT, decision_record(decision), config=config)
+        await adispatch_custom_event(EVENT, _noted(run_manager, decision), config=config)
         if not decision.retrieve:
             return []
         with blamed(self._what):
@@ -117,7 +117,7 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
 
     def _answer(self, input: Any, run_manager: Any) -> AIMessage:
         answer = in_turn(self.rag.model, lambda: self.rag.answer(_question(input, self.rag)))
-        dispatch_custom_event(EVENT, decision_record(answer.decision), config=_child(run_manager))
+        dispatch_custom_event(EVENT, _noted(run_manager, answer.decision), config=_child(run_manager))
         return AIMessage(answer.text, response_metadata={**_told(answer.decision), **_shown(answer)})
 
     async def _aanswer(self, input: Any, run_manager: Any) -> AIMessage:
@@ -129,14 +129,14 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
         events = self.rag.answer_stream(_question(next(inputs), self.rag))
         while (event := in_turn(self.rag.model, lambda: next(events, None))) is not None:
             if isinstance(event, DecisionEvent):
-                dispatch_custom_event(EVENT, decision_record(event.decision), config=_child(run_manager))
+                dispatch_custom_event(EVENT, _noted(run_manager, event.decision), config=_child(run_manager))
             yield from _chunk(event)
 
     async def _apieces(self, inputs: AsyncIterator[Any], run_manager: Any) -> AsyncIterator[AIMessageChunk]:
         question = await asyncio.to_thread(_question, await anext(inputs), self.rag)
         async for event in self.rag.aanswer_stream(question):
             if isinstance(event, DecisionEvent):
-                await adispatch_custom_event(EVENT, decision_record(event.decision), config=_child(run_manager))
+                await adispatch_custom_event(EVENT, _noted(run_manager, event.decision), config=_child(run_manager))
             for chunk in _chunk(event):
                 yield chunk
 
@@ -214,6 +214,14 @@ class _Hiding:
 
 def _name(tool: Any) -> str:
     return str(tool.get("name", "")) if isinstance(tool, Mapping) else str(tool.name)
+
+
+def _noted(run_manager: Any, decision: Decision) -> dict[str, Any]:
+    """The decision as JSON; it is also in the metadata of the run, where tracers show it."""
+    record = decision_record(decision)
+    if isinstance(run_manager.metadata, dict):
+        run_manager.metadata[KEY] = record
+    return record
 
 
 def _child(run_manager: Any) -> RunnableConfig:
