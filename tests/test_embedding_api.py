@@ -11,6 +11,7 @@ from knowgate.embedding_api import RemoteEmbedder
 from knowgate.errors import BadSetting, ServerError
 from knowgate.retrieval import build_index, load_retriever
 from tests.support.hash_embedder import HashEmbedder
+from tests.support.llama_server import running_llama
 from tests.support.retrieval_fakes import write_records
 
 SPEC = "openai:small@http://embed.test/v1"
@@ -101,3 +102,19 @@ def test_an_index_is_built_and_opened_by_a_server(tmp_path, monkeypatch):
     build_index(source, tmp_path / "index", kind="dense", embedder=SPEC)
     (found,) = load_retriever(str(tmp_path / "index")).search(["Who runs the canteen?"], 1)
     assert found[0].text == "Mira runs the canteen."
+
+
+@pytest.mark.model
+def test_a_real_server_embeds():
+    """llama.cpp on the embedded LLM, as an embedder."""
+    pytest.importorskip("xllamacpp", reason="needs the extra llamacpp")
+    texts = ["The cat sat on the mat.", "A cat is sitting on a mat.", "Interest rates rose by two percent."]
+    with running_llama(embeddings=True) as url:
+        made = RemoteEmbedder(f"openai:smollm@{url}")
+        first, near, far = (made.embed([text])[0] for text in texts)
+        together = made.embed(texts)
+    assert together.shape == (3, 576)  # the width of the LLM
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+    # places are kept; that server's own batches of a causal LLM are not exact, so the one between is not compared
+    np.testing.assert_allclose(together[[0, 2]], [first, far], atol=0.02)
+    assert first @ near > first @ far
