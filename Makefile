@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo serve-demo test fuzz check format docs readme bench results clean
+.PHONY: install demo serve-demo test test-integrations fuzz check format docs readme bench results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +26,19 @@ serve-demo: install
 test: install
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder $(TESTS)
+
+# Every adapter with its real framework, in an environment of its own (about 1.5 GB). Minutes.
+INTEGRATIONS := .venv-integrations
+$(INTEGRATIONS)/.installed: pyproject.toml constraints.txt
+	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
+	$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==2.13.0'
+	$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,train,serve,integrations]' pytest pytest-timeout pytest-xdist hypothesis
+	touch $@
+
+test-integrations: $(INTEGRATIONS)/.installed
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	$(INTEGRATIONS)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder tests/integrations tests/datasets
 
 # Many bad inputs at every door, other ones each time, and the table of them in the documentation. Minutes.
 fuzz: install
@@ -58,4 +71,4 @@ results: install
 	$(BIN)/python benchmarks/judge.py --summary src/knowgate/demo_data/judge.json
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist site
+	rm -rf $(VENV) $(INTEGRATIONS) .pytest_cache .mypy_cache .ruff_cache build dist site

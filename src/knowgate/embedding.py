@@ -17,13 +17,19 @@ import numpy as np
 from safetensors import SafetensorError
 
 from knowgate import weights
+from knowgate.embedding_api import PREFIX, RemoteEmbedder
 from knowgate.errors import MissingExtra, ModelError, WeightsError
 from knowgate.files import sha256_file, sha256_text
-from knowgate.types import Vector
+from knowgate.types import Embedder, Vector
 
 DEFAULT = "minilm"
 PACKAGED = (DEFAULT, "mpnet", "m3e")
 _NAMING_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
+
+
+def open_embedder(spec: str = DEFAULT) -> Embedder:
+    """A packaged model, a hub name or folder of sentence-transformers, or `openai:MODEL@URL`."""
+    return RemoteEmbedder(spec) if spec.startswith(PREFIX) else SentenceEmbedder(spec)
 
 
 class SentenceEmbedder:

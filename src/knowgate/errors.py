@@ -10,6 +10,7 @@ KnowgateError
 │   ├── DeviceError    the GPU failed; only a new process can go on
 │   ├── OutOfMemory    the GPU has too little memory even for one question
 │   └── NotOffered     this backend cannot give a signal
+├── WrappedError       a retriever or model of another framework failed, or gave what nobody can use
 ├── WeightsError       model weights are missing, corrupted or cannot be fetched
 ├── BrokenIndex        a retrieval index is missing, broken or of another kind
 └── ArtefactError      a saved file is broken, of another version, or of another model
@@ -72,6 +73,10 @@ class OutOfMemory(ModelError):
 
 
 class NotOffered(ModelError):
+    pass
+
+
+class WrappedError(KnowgateError):
     pass
 
 

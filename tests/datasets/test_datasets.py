@@ -10,5 +10,5 @@ def test_a_source_without_a_value_says_what_it_needs():
 
 
 def test_an_unknown_source_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownName, match=rf"unknown data source 'csv'\. Known: {', '.join(sorted(DATASETS))}"):
-        load_questions("csv:x")
+    with pytest.raises(UnknownName, match=rf"unknown data source 'xlsx'\. Known: {', '.join(sorted(DATASETS))}"):
+        load_questions("xlsx:x")

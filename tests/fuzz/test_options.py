@@ -84,6 +84,7 @@ class Place:
             "ask": f"ask Who --model {made.model} --index index --gate logprob:mean",
             "decide": f"decide Who --model {made.model} --gate logprob:mean",
             "serve": f"serve --model {made.model} --docs nowhere",
+            "mcp": f"mcp --model {made.model} --docs nowhere",
             "index": "index docs --out out",
             "label": f"label --data {made.data} --model {made.model} --limit 2 --samples 1 --closed-book --out out",
             "import-answers": "import-answers --data jsonl:q.jsonl --model m --closed said --out out",

@@ -1,4 +1,5 @@
-"""What every backend must do: fake, replay, an OpenAI-compatible server and, marked `model`, the embedded one."""
+"""What every backend must do: fake, replay, an OpenAI-compatible server, a chat interface of another framework and,
+marked `model`, the embedded one."""
 
 import threading
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import KnowgateError
+from knowgate.integrations.chat_model import ChatModel
 from knowgate.models.fake import FakeModel
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.wire import Patience
@@ -63,13 +65,27 @@ def long_answers():
 LOCAL = [pytest.param(name, marks=pytest.mark.model) for name in ("smollm", "smollm_llamacpp")]
 
 
-@pytest.fixture(params=["fake", "replay", "openai", *LOCAL])
+class Chat(ChatModel):
+    """Another framework's chat interface with log-probabilities; the answers are the fake model's."""
+
+    def __init__(self):
+        super().__init__("chat", logprobs=True)
+        self._inner = long_answers()
+
+    def _ask(self, asked):
+        options = {"max_tokens": asked.max_tokens, "temperature": asked.temperature, "seed": asked.seed}
+        return self._inner.generate([Prompt(asked.text)], **options)[0][0]
+
+
+@pytest.fixture(params=["fake", "replay", "openai", "chat", *LOCAL])
 def model(request, tmp_path):
     if "smollm" in request.param:
         return request.getfixturevalue(request.param)
     if request.param == "openai":
         quick = Patience(timeout=120, total=360, retries=1, backoff=0.0)
         return OpenAIModel("m", "http://server.test/v1", patience=quick, transport=httpx.MockTransport(ChatServer()))
+    if request.param == "chat":
+        return Chat()
     return long_answers() if request.param == "fake" else RecordThenReplay(long_answers(), tmp_path / "run")
 
 
@@ -192,7 +208,10 @@ def test_hidden_states_come_where_they_are_offered_and_are_refused_elsewhere(mod
 
 
 def test_labels_come_where_they_are_offered_one_row_a_position_one_column_a_label(model):
-    assert Signal.LABELS in model.offers
+    if Signal.LABELS not in model.offers:
+        with pytest.raises(KnowgateError, match="shows no labels"):
+            model.label_logits([LabelPrompt(("a",))], ["x"])
+        return
     asked = [LabelPrompt((f"{prompt.text} Say Paris or Lyon.",), raw=False) for prompt in PROMPTS]
     logits = model.label_logits(asked, ["Paris", "Lyon"])
     assert [rows.shape for rows in logits] == [(1, 2)] * 3

@@ -10,7 +10,7 @@ import pytest
 from knowgate.errors import BadSetting, ServerError
 from knowgate.rerank import load_reranker
 from knowgate.rerank.api import rerank_response
-from knowgate.rerank.remote import RemoteReranker
+from knowgate.rerank.remote import RemoteReranker, TeiReranker
 from knowgate.types import Passage
 from tests.rerank.test_api import Lengths
 
@@ -79,3 +79,34 @@ def test_a_spec_without_a_server_is_refused(spec):
 def test_a_login_in_the_url_is_refused():
     with pytest.raises(BadSetting, match="KNOWGATE_RERANK_KEY"):
         load_reranker("api:m@https://user:pass@host/rerank")
+
+
+# --- text-embeddings-inference --------------------------------------------------------------------
+
+
+def tei(handle) -> TeiReranker:
+    return TeiReranker("http://tei.example/rerank", pause=0.0, transport=httpx.MockTransport(handle))
+
+
+def test_a_tei_server_is_asked_in_its_own_words_in_batches():
+    seen = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        seen.append(len(body["texts"]))
+        scored = [{"index": place, "score": float(len(text))} for place, text in enumerate(body["texts"])]
+        return httpx.Response(200, json=sorted(scored, key=lambda one: -one["score"]))
+
+    many = [Passage(str(i), "x" * (i + 1)) for i in range(40)]
+    assert tei(handle).score(["what?"], [many]) == [[float(i + 1) for i in range(40)]]
+    assert seen == [32, 8]
+
+
+@pytest.mark.parametrize("reply", [{}, {"results": []}, [{"index": 0}], [5], [{"index": 9, "score": 1.0}]])
+def test_a_reply_that_is_not_of_tei_is_an_error(reply):
+    with pytest.raises(ServerError):
+        tei(lambda request: httpx.Response(200, json=reply)).score(["q"], [PASSAGES[:1]])
+
+
+def test_a_tei_server_is_named_by_its_spec():
+    assert load_reranker("tei:http://tei.example/rerank").name == "tei:http://tei.example/rerank"

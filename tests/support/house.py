@@ -26,7 +26,8 @@ LEVELS = [
     ["errors", "types", "lazy"],
     ["doors", "proxies", "typed"],
     ["files", "text", "registry", "statistics", "nearest", "unpickle", "servers", "postgres"],
-    ["prompts", "weights", "display", "folders", "rules"],
+    ["endpoint"],
+    ["prompts", "weights", "display", "folders", "rules", "embedding_api"],
     ["embedding"],
     ["models", "retrieval", "rerank", "datasets", "history"],
     ["signals"],
@@ -40,7 +41,8 @@ LEVELS = [
     ["evaluation"],
     ["report"],
     ["firstrun", "server"],
-    ["cli", "integrations", TOP],
+    ["integrations"],
+    ["cli", TOP],
     ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}

@@ -1,4 +1,5 @@
 """A real llama.cpp server on the embedded model, on loopback (`python -m tests.support.llama_server PORT`).
+`PORT embeddings`: it embeds instead of chatting.
 
 Its log goes to stderr. A process of its own: its library speaks to the terminal, and stays loaded.
 """
@@ -20,10 +21,11 @@ NAME = "smollm"
 
 
 @contextmanager
-def running_llama() -> Iterator[str]:
+def running_llama(*, embeddings: bool = False) -> Iterator[str]:
     """Its address, up to /v1."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.support.llama_server", str(port)]
+    kind = ["embeddings"] if embeddings else []
+    command = [sys.executable, "-m", "tests.support.llama_server", str(port), *kind]
     quiet = subprocess.DEVNULL
     with child(command, stdin=quiet, stdout=quiet, stderr=quiet) as process:
         until(lambda: _is_up(port), process)
@@ -37,8 +39,8 @@ def _is_up(port: int) -> bool:
         return False
 
 
-def serve(port: int) -> None:
-    from xllamacpp import CommonParams, Server
+def serve(port: int, *, embeddings: bool = False) -> None:
+    from xllamacpp import CommonParams, Server, llama_pooling_type
 
     from knowgate import weights
 
@@ -46,9 +48,11 @@ def serve(port: int) -> None:
     (given.model.path,) = (str(path) for path in weights.fetch("smollm").glob("*.gguf"))
     given.n_ctx, given.n_parallel, given.cpuparams.n_threads = 4096, 2, 2
     given.hostnames, given.port, given.model_alias, given.use_jinja = ["127.0.0.1"], port, {NAME}, True
+    if embeddings:
+        given.embedding, given.pooling_type = True, llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     _server = Server(given)
     threading.Event().wait()
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), embeddings="embeddings" in sys.argv[2:])

@@ -19,6 +19,7 @@ from knowgate.cli.tables import print_text, wide_console
 from knowgate.cli.weighing import weighing_bar
 from knowgate.evaluation import MAX_LOSS, PRICE_SEARCH, PRICE_TOKEN, SEARCH_SECONDS, Assumed, Evaluation, evaluate
 from knowgate.gates import far_words
+from knowgate.integrations import log_mlflow, log_wandb
 from knowgate.report import Verdict, all_sheets, check_report_folder, render, summary_json, verdict, write_report
 from knowgate.runs import cautions
 
@@ -102,6 +103,12 @@ def eval_(
     ] = SEARCH_SECONDS,
     runner: RunnerSpec = "local",
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page.")] = True,
+    mlflow: Annotated[
+        bool, typer.Option("--mlflow", help="Also a run in MLflow (extra mlflow; MLFLOW_TRACKING_URI).")
+    ] = False,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Also a run in Weights & Biases (extra wandb; WANDB_PROJECT).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
 ) -> None:
     """Compare gates, and say which to use at which threshold: accuracy, searches, ranking, calibration, cost.
@@ -152,6 +159,10 @@ def eval_(
         write_report(evaluation, out, html=html, assumed=assumed, max_loss=max_loss)
         if html:
             say_page(out / "report.html")
+    if mlflow:
+        WORDS.print(f"MLflow has it as run {log_mlflow(evaluation)}.")
+    if wandb:
+        WORDS.print(f"Weights & Biases has it as run {log_wandb(evaluation)}.")
     if data is not None:
         kept = " ".join(f"--labels {run}" for run in evaluation.trial.runs)
         WORDS.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}")

@@ -30,7 +30,9 @@ def index(
     retriever: Retriever = None,
     embedder: Annotated[
         str | None,
-        typer.Option(help="Embedding for dense and hybrid: minilm (default), mpnet, m3e, a hub name or folder."),
+        typer.Option(
+            help="Embedding for dense and hybrid: minilm (default), mpnet, m3e, a hub name or folder, openai:MODEL@URL."
+        ),
     ] = None,
     max_words: Annotated[int, typer.Option(help="Longest passage in words.")] = 120,
 ) -> None:

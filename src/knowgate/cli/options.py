@@ -27,7 +27,7 @@ Rerank = Annotated[
     typer.Option(
         "--rerank",
         metavar="DIR|SPEC",
-        help="Reranker that chooses the passages: folder made by `fit reranker`, any cross-encoder, or api:MODEL@URL.",
+        help="Reranker of the passages: folder made by `fit reranker`, a cross-encoder, api:MODEL@URL, tei:URL.",
     ),
 ]
 Candidates = Annotated[

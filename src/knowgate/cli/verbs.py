@@ -12,6 +12,7 @@ VERBS = {
     "ask": Verb("knowgate.cli.ask:ask", "Answer questions, retrieving only where the gate says so.", ASK),
     "decide": Verb("knowgate.cli.ask:decide", "Say for each question whether to retrieve; answer nothing.", ASK),
     "serve": Verb("knowgate.cli.serve:serve", "An OpenAI-compatible server that retrieves only where it must.", ASK),
+    "mcp": Verb("knowgate.cli.mcp:mcp", "Tools for agents (Model Context Protocol): decide, search, ask.", ASK),
     "index": Verb(
         "knowgate.cli.index:index", "Build a retrieval index, or update one.", ASK, renamed={"--kind": "--retriever"}
     ),
@@ -43,6 +44,8 @@ VERBS = {
     "refit": Verb("knowgate.cli.refit:refit", "A gate for what is asked now, from the server's log.", FIT),
     "cost": Verb("knowgate.cli.cost:cost_command", "What always, never and gated retrieval cost.", PROVE),
     "demo": Verb("knowgate.cli.demo:demo", "What a gate is worth, told in three minutes.", TOOLS),
+    "push": Verb("knowgate.cli.hub:push", "A fitted gate to the Hugging Face hub, or a shared folder.", TOOLS),
+    "pull": Verb("knowgate.cli.hub:pull", "A fitted gate from the Hugging Face hub, or a shared folder.", TOOLS),
     "gates": Verb("knowgate.cli.lists:gates", "List the gates.", TOOLS),
     "models": Verb("knowgate.cli.lists:models_app", "List LLM backends and cached weights; fetch weights.", TOOLS),
     "rules": Verb("knowgate.cli.rules:app", "What is decided before the gate: small talk, fresh events.", TOOLS),

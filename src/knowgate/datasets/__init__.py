@@ -1,4 +1,4 @@
-"""Sources of questions by spec: 'jsonl:FILE', 'lines:FILE', 'hub:NAME' or 'bench:NAME/SPLIT'. One file = one source."""
+"""Sources of questions by spec: 'jsonl:FILE', 'csv:FILE', 'hub:NAME', ... One file = one kind of source."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ __all__ = [
 DATASETS = {
     "jsonl": Entry("knowgate.datasets.jsonl:read_questions", "jsonl:FILE, one question per line"),
     "lines": Entry("knowgate.datasets.lines:read_questions", "lines:FILE, plain text, one question per line"),
+    "csv": Entry("knowgate.datasets.tables:read_csv", "csv:FILE?question=COLUMN&answers=COLUMN"),
+    "parquet": Entry("knowgate.datasets.tables:read_parquet", "parquet:FILE?question=COLUMN", extra="parquet"),
+    "langsmith": Entry("knowgate.datasets.exports:read_langsmith", "langsmith:FILE, exported runs"),
+    "langfuse": Entry("knowgate.datasets.exports:read_langfuse", "langfuse:FILE, exported traces"),
+    "phoenix": Entry("knowgate.datasets.exports:read_phoenix", "phoenix:FILE, exported spans"),
+    "openai-batch": Entry("knowgate.datasets.batches:read_batch", "openai-batch:REQUESTS?closed=RESULTS&gold=FILE"),
     "hub": Entry("knowgate.datasets.hub:read_questions", "hub:NAME?split=..., a Hugging Face data set", extra="hub"),
     "bench": Entry("knowgate.datasets.bench:read_questions", "bench:NAME/SPLIT from the folder in KNOWGATE_BENCH"),
 }

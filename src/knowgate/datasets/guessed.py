@@ -13,14 +13,15 @@ JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz")
 
 
 def data_spec(given: str) -> str:
-    """The spec of a file (JSON lines by its ending, else a question per line), or the spec as it was given."""
+    """The spec of a file (JSON lines or a table by its ending, else a question per line), or the spec as given."""
     name, _ = split_spec(given)
     if name in DATASETS or name in plugins("knowgate.datasets"):
         return given
     if not user_path(given).is_file():
         kinds = "; ".join(entry.summary for entry in DATASETS.values())
         raise BadInput(f"there is no file of questions '{given}'. Name a file, or a data source: {kinds}.")
-    return f"{'jsonl' if is_json_lines(given) else 'lines'}:{given}"
+    table = Path(given).suffix.lower().removeprefix(".")
+    return f"{'jsonl' if is_json_lines(given) else table if table in ('csv', 'parquet') else 'lines'}:{given}"
 
 
 def is_json_lines(file: str) -> bool:

@@ -77,6 +77,14 @@ MODELS = {
         "knowgate.models.llama.model:open_llamacpp", "llamacpp:FILE.gguf, run by llama.cpp in-process", extra="llamacpp"
     ),
     "openai": Entry("knowgate.models.openai.model:open_openai", "openai:MODEL@URL, any OpenAI-compatible server"),
+    "langchain": Entry(
+        "knowgate.integrations.langchain_parts:open_langchain",
+        "langchain:PROVIDER:MODEL, any chat model of LangChain's",
+        extra="langchain",
+    ),
+    "litellm": Entry(
+        "knowgate.integrations.litellm_parts:open_litellm", "litellm:MODEL, whatever LiteLLM reaches", extra="litellm"
+    ),
     "replay": Entry("knowgate.models.replay:ReplayModel", "replay:DIR, recorded outputs of an earlier run"),
     "fake": Entry("knowgate.models.fake:open_fake", "fake[:FILE], answers from a table; for tests and examples"),
 }

@@ -38,7 +38,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Words = "smollm"
-    """The LLM: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ..."""
+    """The LLM: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ... (`knowgate models` lists them)."""
     gate: Words = DEFAULT
     """Gate with options, or the folder of a fitted one. Default: one fitted on the LLM, else logprob:first."""
     plug_in: bool = False
@@ -48,7 +48,7 @@ class Settings(BaseModel):
     docs: Place | None = None
     """Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache."""
     index: Words | None = Field(default=None, repr=False)  # its URL may hold a key
-    """Index folder, or http:URL of a search endpoint; instead of docs."""
+    """Index folder, http:URL of a search endpoint, or a search engine (qdrant:, web:, ...); instead of docs."""
     retriever: Words | None = None
     """bm25, dense or hybrid. Default: bm25, or as the index was built."""
     rerank: Words | None = None

@@ -61,6 +61,7 @@ RERANKERS: dict[str, Entry] = {
         paper="Nogueira and Cho 2019",
     ),
     "api": Entry("knowgate.rerank.remote:RemoteReranker", "api:MODEL@URL, a server that reranks as Cohere and Jina do"),
+    "tei": Entry("knowgate.rerank.remote:TeiReranker", "tei:URL, a server of text-embeddings-inference"),
 }
 
 
@@ -70,7 +71,7 @@ def as_reranker(reranker: str | Path | Reranker) -> Reranker:
 
 
 def load_reranker(spec: str) -> Reranker:
-    """`cross-encoder:NAME_OR_DIR` or `api:MODEL@URL`; a folder or a hub name such as `owner/model` does by itself."""
+    """`cross-encoder:NAME_OR_DIR`, `api:MODEL@URL`, `tei:URL`; a folder or hub name (`owner/model`) does by itself."""
     name, rest = split_spec(spec)
     if Path(spec).is_dir() or (not rest and "/" in spec):
         name, rest = "cross-encoder", spec

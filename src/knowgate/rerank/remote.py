@@ -1,6 +1,7 @@
-"""A reranker behind an HTTP endpoint of the form Cohere, Jina and many servers share: `api:MODEL@URL`.
+"""A reranker behind an HTTP endpoint: of the form Cohere, Jina and many servers share, `api:MODEL@URL`, or of that of
+Hugging Face's text-embeddings-inference, `tei:URL`.
 
-The form is that of `api.py`, from the other side. The key comes from KNOWGATE_RERANK_KEY, where the server wants one.
+The first form is that of `api.py`, from the other side. The key comes from KNOWGATE_RERANK_KEY, where one is wanted.
 """
 
 from __future__ import annotations
@@ -90,8 +91,10 @@ class RemoteReranker:
         if not passages:
             return []
         texts = [_sendable(text) for text in (question, *map(shown, passages))]
-        body = {"model": self.model, "query": texts[0], "documents": texts[1:]}
-        return self._read(self._post(client, body), len(passages))
+        return self._read(self._post(client, self._body(texts[0], texts[1:])), len(passages))
+
+    def _body(self, question: str, texts: list[str]) -> dict[str, Any]:
+        return {"model": self.model, "query": question, "documents": texts}
 
     def _post(self, client: httpx.Client, body: dict[str, Any]) -> Whole:
         end = time.monotonic() + self._deadline
@@ -122,7 +125,7 @@ class RemoteReranker:
 
     def _read(self, reply: Whole, n: int) -> list[float]:
         given = parse_reply(reply.content, f"the reply of {self._server}")
-        results = given.get("results") if isinstance(given, dict) else None
+        results = self._results(given)
         if not isinstance(results, list):
             raise ServerError(f"{self._server} gave no list of results.")
         try:
@@ -134,6 +137,9 @@ class RemoteReranker:
             raise ServerError(f"{self._server} scored {len(found)} of {n} documents; each needs a score.")
         return [found[place] for place in range(n)]
 
+    def _results(self, given: Any) -> Any:
+        return given.get("results") if isinstance(given, dict) else None
+
     @property
     def _server(self) -> str:
         return f"the rerank server of '{self.model}'"
@@ -141,6 +147,31 @@ class RemoteReranker:
     def _told(self, words: str) -> str:
         """A server's words without keys that are in its URL or in the headers."""
         return one_line(words, [*secrets_of(self._url), *([self._key] if self._key else [])])
+
+
+class TeiReranker(RemoteReranker):
+    """A server of text-embeddings-inference, which holds one model: `tei:URL`, the URL up to /rerank."""
+
+    BATCH = 32  # texts of one request, as it allows by default
+
+    def __init__(self, spec: str, **options: Any):
+        super().__init__(f"tei@{spec}", **options)
+
+    @property
+    def name(self) -> str:
+        return f"tei:{without_secrets(self._url)}"
+
+    def _score(self, client: httpx.Client, question: str, passages: Sequence[Passage]) -> list[float]:
+        parts = [passages[place : place + self.BATCH] for place in range(0, len(passages), self.BATCH)]
+        return [score for part in parts for score in super(TeiReranker, self)._score(client, question, part)]
+
+    def _body(self, question: str, texts: list[str]) -> dict[str, Any]:
+        return {"query": question, "texts": texts, "truncate": True}
+
+    def _results(self, given: Any) -> Any:
+        if not isinstance(given, list):
+            return None
+        return [{**one, "relevance_score": one.get("score")} if isinstance(one, dict) else one for one in given]
 
 
 def _sendable(text: str) -> str:

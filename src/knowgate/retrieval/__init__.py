@@ -12,8 +12,10 @@ from knowgate.types import Retriever
 
 if TYPE_CHECKING:
     from knowgate.retrieval.counting import count_holding, texts_holding
+    from knowgate.retrieval.html import read_html
     from knowgate.retrieval.in_turn import Placed, passages_in_turn
     from knowgate.retrieval.index import IndexReport, build_index
+    from knowgate.retrieval.ranking import check_k
     from knowgate.retrieval.rounds import MOST_ROUNDS, follow_up, has_new, merged
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -25,12 +27,14 @@ __all__ = [
     "RETRIEVERS",
     "as_retriever",
     "build_index",
+    "check_k",
     "count_holding",
     "follow_up",
     "has_new",
     "load_retriever",
     "merged",
     "passages_in_turn",
+    "read_html",
     "texts_holding",
 ]
 
@@ -50,6 +54,18 @@ RETRIEVERS: dict[str, Entry] = {
         "knowgate.retrieval.pgvector:PgvectorRetriever", "your own table in PostgreSQL (pgvector)", extra="postgres"
     ),
     "http": Entry("knowgate.retrieval.http:HttpRetriever", "your own search endpoint"),
+    "qdrant": Entry(
+        "knowgate.integrations.qdrant:open_qdrant", "qdrant:URL_OR_FOLDER/COLLECTION, nearest meaning", extra="qdrant"
+    ),
+    "chroma": Entry(
+        "knowgate.integrations.chroma:open_chroma", "chroma:URL_OR_FOLDER/COLLECTION, nearest meaning", extra="chroma"
+    ),
+    "lancedb": Entry(
+        "knowgate.integrations.lancedb:open_lancedb", "lancedb:FOLDER/TABLE, nearest meaning", extra="lancedb"
+    ),
+    "elastic": Entry("knowgate.integrations.elastic:open_elastic", "elastic:URL/INDEX, Elasticsearch: BM25 or kNN"),
+    "opensearch": Entry("knowgate.integrations.elastic:open_opensearch", "opensearch:URL/INDEX, BM25 or kNN"),
+    "web": Entry("knowgate.integrations.web:open_web", "web:searxng@URL, web:tavily, web:brave: a search engine"),
 }
 
 

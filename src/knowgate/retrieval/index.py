@@ -14,7 +14,7 @@ from typing import Literal, cast
 import numpy as np
 
 from knowgate.doors import user_path
-from knowgate.embedding import DEFAULT, SentenceEmbedder
+from knowgate.embedding import DEFAULT, open_embedder
 from knowgate.errors import BadInput, BadSetting, UnknownName
 from knowgate.files import new_folder, sha256_text
 from knowgate.retrieval import ann
@@ -115,7 +115,7 @@ def _check(out: Path, kind: str, max_words: int) -> None:
 
 def _embedder(kind: str, embedder: str | Embedder | None) -> Embedder | None:
     if kind != "bm25":
-        return SentenceEmbedder(embedder or DEFAULT) if isinstance(embedder, str | None) else embedder
+        return open_embedder(embedder or DEFAULT) if isinstance(embedder, str | None) else embedder
     if embedder is not None:
         raise BadSetting("an index of kind 'bm25' uses no embedder. Choose kind 'dense' or 'hybrid'.")
     return None

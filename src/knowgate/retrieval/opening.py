@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.embedding import SentenceEmbedder
+from knowgate.embedding import open_embedder
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import sha256_text
 from knowgate.retrieval import ann
@@ -42,7 +42,7 @@ def open_dense(folder: str | Path, embedder: Embedder | None = None) -> DenseRet
     folder = Path(folder)
     manifest = _manifest_with(folder, DENSE)
     store, vectors = open_store(folder, manifest), open_vectors(folder, manifest)
-    embedder = embedder or SentenceEmbedder(manifest.settings.embedder)
+    embedder = embedder or open_embedder(manifest.settings.embedder)
     if embedder.fingerprint != manifest.settings.embedder_fingerprint:
         raise broken(
             folder,

@@ -1,0 +1,24 @@
+"""LangGraph: one conditional edge goes past retrieval."""
+
+import sys
+from typing import TypedDict
+
+from langgraph.graph import END, START, StateGraph
+
+from knowgate.integrations import open_decider
+from knowgate.integrations.langchain import route
+
+
+class State(TypedDict, total=False):
+    question: str
+    context: str
+
+
+graph = StateGraph(State)
+graph.add_node("retrieve", lambda state: {"context": "Mira runs the canteen of Balaland."})
+graph.add_node("answer", lambda state: {})
+graph.add_conditional_edges(START, route(open_decider()), ["retrieve", "answer"])
+graph.add_edge("retrieve", "answer")
+graph.add_edge("answer", END)
+for question in sys.argv[1:]:
+    print(question, graph.compile().invoke({"question": question}).get("context"), sep=" | ")

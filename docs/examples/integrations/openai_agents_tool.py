@@ -1,0 +1,21 @@
+"""OpenAI Agents: a tool that is there only where something must be looked up. The question comes in the context."""
+
+import asyncio
+import sys
+
+from agents import Agent, RunContextWrapper, function_tool
+
+from knowgate.integrations import open_decider
+from knowgate.integrations.openai_agents import enabled
+
+
+@function_tool(is_enabled=enabled(open_decider()))
+def search(query: str) -> str:
+    """Search the handbook."""
+    return "Mira runs the canteen of Balaland."
+
+
+agent = Agent(name="helper", tools=[search])
+for question in sys.argv[1:]:  # as Runner.run(agent, question, context={"question": question}) does
+    tools = asyncio.run(agent.get_all_tools(RunContextWrapper({"question": question})))
+    print(question, [tool.name for tool in tools], sep=" | ")

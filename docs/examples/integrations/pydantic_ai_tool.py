@@ -1,0 +1,20 @@
+"""Pydantic AI: a tool that is offered only where something must be looked up."""
+
+import asyncio
+import sys
+
+from pydantic_ai import Agent, Tool
+from pydantic_ai.models.test import TestModel
+
+from knowgate.integrations import open_decider
+from knowgate.integrations.pydantic_ai import prepare
+
+
+def search(query: str) -> str:
+    """Search the handbook."""
+    return "Mira runs the canteen of Balaland."
+
+
+agent = Agent(TestModel(), tools=[Tool(search, prepare=prepare(open_decider()))])  # TestModel calls what it is offered
+for question in sys.argv[1:]:
+    print(question, asyncio.run(agent.run(question)).output, sep=" | ")

@@ -1,0 +1,72 @@
+"""What comes from another framework, at the door: versions, errors, and results that are none. Knows no framework."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Iterator
+from importlib import metadata
+from typing import Any, TypeVar
+
+from knowgate.errors import BadSetting, KnowgateError, MissingExtra, WrappedError
+
+Result = TypeVar("Result")
+SHOWN = 200  # characters of a foreign error
+
+
+def check_framework(package: str, extra: str, *, majors: tuple[str, ...]) -> None:
+    """The framework is there, in a version whose interface this was written for: '1', or '0.14' before version 1."""
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise MissingExtra(f"the adapter for {package}", extra) from None
+    if not any(found == major or found.startswith(f"{major}.") for major in majors):
+        raise BadSetting(
+            f"{package} {found} is installed; knowgate's adapter was written for {' or '.join(majors)}. "
+            f"Install that: pip install 'knowgate[{extra}]', or look for a newer knowgate."
+        )
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Whatever goes wrong inside is the fault of what was wrapped, and says so."""
+    try:
+        yield
+    except KnowgateError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:SHOWN] or "it gave no reason"
+        raise WrappedError(f"{what} failed: {type(error).__name__}: {said}. Check it by itself first.") from error
+
+
+def checked_list(found: Any, what: str, most: int | None = None) -> list[Any]:
+    """A list of results, cut to `most`; None and anything else that is no list is an error."""
+    if found is None or isinstance(found, str | bytes | dict) or not hasattr(found, "__iter__"):
+        raise WrappedError(f"{what} gave {type(found).__name__}, not a list of documents. Check its return value.")
+    return list(found)[:most]
+
+
+def run_coroutine(work: Coroutine[Any, Any, Result]) -> Result:
+    """What an async-only thing gives, from code that cannot await; a loop of its own, in a thread of its own where one
+    is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    box: list[Any] = []
+
+    def run() -> None:
+        try:
+            box.append((asyncio.run(work), None))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
+            box.append((None, error))
+
+    thread = threading.Thread(target=run, name="knowgate-await")
+    thread.start()
+    thread.join()
+    result, error = box[0]
+    if error is not None:
+        raise error
+    made: Result = result
+    return made

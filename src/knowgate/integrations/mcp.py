@@ -1,0 +1,238 @@
+"""A server of the Model Context Protocol: agents ask whether to look up, look up, have questions answered, and say what
+they thought of it (extra `mcp`).
+
+| tool | gives |
+|---|---|
+| decide | whether the LLM must look up, how much so, and why |
+| search | passages, whether or not they are needed |
+| ask | the answer, with what was decided and the passages it rests on |
+| feedback | whether what was said about an answer is now in the log that dhicl and skr learn from |
+
+The resource `knowgate://gate` is the gate's card.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field
+
+from knowgate.errors import BadInput, BadSetting, KnowgateError
+from knowgate.gates import FittedGate
+from knowgate.history import LogEntry, Scope, Source
+from knowgate.integrations.decider import Decider, in_turn
+from knowgate.integrations.guests import check_framework
+from knowgate.pipeline import AdaptiveRAG
+from knowgate.server import by_feedback
+from knowgate.types import Answer, Decision, Passage
+from knowgate.version import VERSION
+
+REMEMBERED = 1000  # answers that feedback can be given on
+MOST = 100  # passages of one search
+LOCAL = ("127.0.0.1", "localhost", "::1")
+Result = TypeVar("Result")
+INSTRUCTIONS = (
+    "Before searching the documents, call decide: it says whether the LLM behind this server knows the answer already. "
+    "ask decides, searches where needed, and answers."
+)
+
+
+class Found(BaseModel):
+    """A passage."""
+
+    id: str
+    text: str
+    title: str = ""
+    score: float | None = None
+
+
+class Decided(BaseModel):
+    """need: 0 = the LLM knows the answer, 1 = it must look it up; retrieve where it is above the threshold."""
+
+    retrieve: bool
+    need: float
+    threshold: float
+    gate: str
+    reason: str
+    rule: str = ""
+    notes: list[str] = Field(default_factory=list)
+
+
+class Passages(BaseModel):
+    """What a search found, best first."""
+
+    passages: list[Found]
+
+
+class Answered(BaseModel):
+    """An answer. id: for feedback. passages: what the LLM was shown."""
+
+    id: str
+    answer: str
+    decision: Decided
+    passages: list[Found]
+    finished: bool = True
+
+
+class Heard(BaseModel):
+    """learnt: it is now a label in the log that gates learn from."""
+
+    id: str
+    learnt: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the tools do, apart from the protocol. Errors are sentences."""
+
+    decider: Decider
+    answers: OrderedDict[str, Answer] = field(default_factory=OrderedDict)
+
+    @property
+    def rag(self) -> AdaptiveRAG:
+        return self.decider.rag
+
+    async def decide(self, question: str) -> Decided:
+        return _decided(await self.decider.adecide(question))
+
+    async def search(self, query: str, k: int | None = None) -> Passages:
+        if k is not None and not 1 <= k <= MOST:
+            raise BadInput(f"k is {k}; it must be between 1 and {MOST}.")
+        if self.rag.retriever is None:
+            raise BadSetting("there are no documents to search: start with --docs FOLDER or --index DIR.")
+        rag = self.rag if k is None else self.rag.altered(k=k)
+        found = await asyncio.to_thread(in_turn, rag.model, lambda: rag.find(query))
+        return Passages(passages=[_found(one) for one in found])
+
+    async def ask(self, question: str) -> Answered:
+        answer, id = await self.rag.aanswer(question), f"kg-{uuid.uuid4().hex}"
+        self.answers[id] = answer
+        while len(self.answers) > REMEMBERED:
+            self.answers.popitem(last=False)
+        return Answered(
+            id=id,
+            answer=answer.text,
+            decision=_decided(answer.decision),
+            passages=[_found(one) for one in answer.passages],
+            finished=answer.finished,
+        )
+
+    async def feedback(self, id: str, rating: str, correction: str | None = None) -> Heard:
+        answer = self.answers.get(id)
+        if answer is None:
+            raise BadInput(
+                f"there is no answer '{id[:60]}': give the id of one of the last {REMEMBERED} answers of ask."
+            )
+        if self.rag.log is None:
+            return Heard(id=id, learnt=False, note="nothing is kept: start with --log FILE to learn from feedback.")
+        label = by_feedback(rating, correction, _both(answer))
+        if label is None:
+            return Heard(id=id, learnt=False, note="this says nothing about what the LLM knows by itself.")
+        scope = Scope(self.rag.model.fingerprint, self.rag.prompts.fingerprint, self.rag.log.tenant)
+        self.rag.log.put([LogEntry(answer.question.text, label, scope, Source.HUMAN)])
+        return Heard(id=id, learnt=True)
+
+    def card(self) -> str:
+        """The card of a fitted gate; of others what there is to say."""
+        gate, rag = self.rag.bound, self.rag
+        readme = gate.artefact.path / "README.md" if isinstance(gate, FittedGate) else None
+        if readme is not None and readme.is_file():
+            return readme.read_text(encoding="utf-8", errors="replace")
+        threshold = gate.threshold if rag.threshold is None else rag.threshold
+        lines = [f"# Gate {gate.name}", "", f"- LLM: {rag.model.name}", f"- retrieves when need is above {threshold:g}"]
+        lines += [f"- reads: {', '.join(sorted(gate.needs)) or 'nothing of the LLM'}"]
+        lines += [f"- {rag.promise}"] if rag.promise else ["- nothing is proven about its threshold"]
+        return "\n".join(lines) + "\n"
+
+
+def create_server(rag: AdaptiveRAG, *, fall_open: bool = False) -> Any:
+    """An `MCPServer` around a pipeline: `.run()` for stdio, `.streamable_http_app()` for HTTP."""
+    check_framework("mcp", "mcp", majors=("2",))
+    from mcp.server import MCPServer
+    from mcp.types import ToolAnnotations
+
+    tools = Tools(Decider(rag, fall_open))
+    server = MCPServer("knowgate", version=VERSION, instructions=INSTRUCTIONS, log_level="WARNING")
+    reads = ToolAnnotations(read_only_hint=True)
+
+    @server.tool(annotations=reads)
+    async def decide(question: str) -> Decided:
+        """Whether the LLM must look up documents to answer this question, and why. Answers nothing."""
+        return await _said(tools.decide(question))
+
+    @server.tool(annotations=reads)
+    async def search(query: str, k: int | None = None) -> Passages:
+        """Passages of the documents for a query, best first; whether they are needed is not asked."""
+        return await _said(tools.search(query, k))
+
+    @server.tool()
+    async def ask(question: str) -> Answered:
+        """Answer a question, looking up documents only where the LLM does not know the answer by itself."""
+        return await _said(tools.ask(question))
+
+    @server.tool()
+    async def feedback(id: str, rating: Literal["up", "down"], correction: str | None = None) -> Heard:
+        """Say whether an answer of `ask` was right (up) or wrong (down), and what would have been right."""
+        return await _said(tools.feedback(id, rating, correction))
+
+    @server.resource("knowgate://gate", name="gate", mime_type="text/markdown")
+    def gate() -> str:
+        """The gate's card: what it is, how well it decides, what is proven about it."""
+        return tools.card()
+
+    return server
+
+
+def run_mcp(
+    rag: AdaptiveRAG, *, http: bool = False, host: str = "127.0.0.1", port: int = 8000, fall_open: bool = False
+) -> None:
+    """Until the client goes (stdio), or until it is told to stop (streamable HTTP on http://HOST:PORT/mcp)."""
+    if http and host not in LOCAL:
+        raise BadSetting(
+            f"--host {host} can be reached from outside, and this server knows no keys: use 127.0.0.1, and put a proxy "
+            "that checks who asks in front of it."
+        )
+    server = create_server(rag, fall_open=fall_open)
+    if http:
+        server.run("streamable-http", host=host, port=port)
+    else:
+        server.run("stdio")
+
+
+async def _said(work: Awaitable[Result]) -> Result:
+    """The result, or our error as one the client is told."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    try:
+        return await work
+    except KnowgateError as error:
+        raise ToolError(str(error)) from None
+
+
+def _decided(decision: Decision) -> Decided:
+    return Decided(
+        retrieve=decision.retrieve,
+        need=round(decision.need, 6),
+        threshold=decision.threshold,
+        gate=decision.gate,
+        reason=decision.reason,
+        rule=decision.rule,
+        notes=list(decision.notes),
+    )
+
+
+def _found(passage: Passage) -> Found:
+    return Found(id=passage.id, text=passage.text, title=passage.title, score=passage.score)
+
+
+def _both(answer: Answer) -> dict[str, Any]:
+    """The answers from memory and with passages, as far as they are known."""
+    if not answer.passages:
+        return {"closed": answer.text, "opened": None, "retrieved": False}
+    return {"closed": answer.draft.text if answer.draft else None, "opened": answer.open_text, "retrieved": True}

@@ -1,0 +1,63 @@
+"""Evaluations in MLflow (extra `mlflow`) and Weights & Biases (extra `wandb`): one run each, a metric for each gate and
+measure, the settings as parameters. Where they go is said by each tool's own variables."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from typing import Any
+
+from knowgate.errors import MissingExtra
+from knowgate.evaluation import Evaluation
+from knowgate.integrations.guests import blamed
+from knowgate.version import VERSION
+
+PROJECT = "knowgate"
+ODD = re.compile(r"[^\w./ -]")
+LONGEST = 250  # characters of a parameter or name
+
+
+def metrics_of(evaluation: Evaluation) -> dict[str, float]:
+    """`GATE/measure`, with `_low` and `_high` where there is an interval; characters no tool takes are underscores."""
+    found: dict[str, float] = {}
+    for gate in evaluation.gates:
+        for name, measured in gate.measures.items():
+            numbers = {"": measured.value, "_low": measured.low, "_high": measured.high}
+            key = ODD.sub("_", f"{gate.gate}/{name}")[:LONGEST]
+            found |= {key + end: float(number) for end, number in numbers.items() if number is not None}
+    return found
+
+
+def parameters_of(evaluation: Evaluation) -> dict[str, str]:
+    trial = evaluation.trial
+    about = {"knowgate": VERSION, "questions": len(trial.rows), "runs": ", ".join(map(str, trial.runs))}
+    about |= {name: trial.settings.get(name) for name in ("model", "retriever", "grader", "data")}
+    return {name: str(value)[:LONGEST] for name, value in about.items() if value is not None}
+
+
+def log_mlflow(evaluation: Evaluation, name: str = PROJECT) -> str:
+    """The id of a new run in MLFLOW_TRACKING_URI, in the experiment of MLFLOW_EXPERIMENT_NAME."""
+    mlflow = _imported("mlflow", "mlflow")
+    with blamed("MLflow"):
+        with mlflow.start_run(run_name=name) as run:
+            mlflow.log_params(parameters_of(evaluation))
+            mlflow.log_metrics(metrics_of(evaluation))
+        return str(run.info.run_id)
+
+
+def log_wandb(evaluation: Evaluation, name: str = PROJECT) -> str:
+    """The name of a new run in WANDB_PROJECT, or in the project `name`."""
+    wandb = _imported("wandb", "wandb")
+    with blamed("Weights & Biases"):
+        run = wandb.init(project=os.environ.get("WANDB_PROJECT") or name, config=parameters_of(evaluation))
+        run.summary.update(metrics_of(evaluation))
+        run.finish()
+        return str(run.name or run.id)
+
+
+def _imported(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise MissingExtra(f"writing evaluations to {module}", extra) from None

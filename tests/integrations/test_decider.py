@@ -1,0 +1,89 @@
+import asyncio
+import threading
+
+import pytest
+
+from knowgate.errors import BadSetting, KnowgateError, MissingExtra, WrappedError
+from knowgate.integrations import Decider, as_decider, open_decider
+from knowgate.integrations.decider import FAILED
+from knowgate.integrations.guests import blamed, check_framework, checked_list, run_coroutine
+from tests.integrations.conftest import KNOWN, UNKNOWN
+
+
+def test_what_is_known_is_skipped_and_what_is_not_is_retrieved(decider):
+    assert not decider.decide(KNOWN).retrieve
+    assert decider.decide(UNKNOWN).retrieve
+    assert asyncio.run(decider.adecide(UNKNOWN)).retrieve
+
+
+def test_a_rule_decides_without_a_word_to_the_llm(decider, monkeypatch):
+    monkeypatch.setattr(type(decider.rag.model), "read", lambda *_: pytest.fail("the LLM was asked"))
+    decision = decider.decide("Thanks!")
+    assert (decision.retrieve, decision.rule) == (False, "thanks")
+
+
+def test_a_follow_up_is_decided_as_the_question_it_means(decider):
+    said = [("user", UNKNOWN), ("assistant", "Mira"), ("user", "thanks")]
+    assert not decider.decide_messages([{"role": role, "content": text} for role, text in said]).retrieve
+
+
+def test_a_gate_that_fails_raises_or_falls_open_and_says_so(broken):
+    with pytest.raises(KnowgateError, match="logprobs"):
+        broken(False).decide(KNOWN)
+    decision = broken(True).decide(KNOWN)
+    assert decision.retrieve
+    assert decision.notes == (FAILED,)
+    assert decision.reason.startswith("the gate failed, so it is retrieved: ")
+
+
+def test_a_decider_is_opened_from_settings():
+    assert not open_decider(model="fake", gate="never").decide(UNKNOWN).retrieve
+    assert open_decider(model="fake", gate="always").decide(KNOWN).retrieve
+
+
+def test_something_else_is_no_decider(rag):
+    assert as_decider(rag) == Decider(rag)
+    with pytest.raises(BadSetting, match="cannot decide"):
+        as_decider("logprob")
+
+
+def test_deciding_inside_the_thread_of_the_model_does_not_wait_for_itself(decider):
+    inside = decider.rag.model.workers.submit(lambda: decider.decide(KNOWN))
+    assert not inside.result(timeout=30).retrieve
+
+
+def test_a_framework_that_is_missing_or_of_another_version_is_named():
+    with pytest.raises(MissingExtra, match=r"pip install 'knowgate\[langchain\]'"):
+        check_framework("no-such-framework", "langchain", majors=("1",))
+    with pytest.raises(BadSetting, match=r"pytest .* was written for 0.1 or 999"):
+        check_framework("pytest", "dev", majors=("0.1", "999"))
+    check_framework("pytest", "dev", majors=("8", "9", "10"))
+
+
+def test_a_wrapped_thing_that_raises_is_named():
+    with (
+        pytest.raises(WrappedError, match=r"their search failed: ValueError: no index\. Check"),
+        blamed("their search"),
+    ):
+        raise ValueError("no index")
+
+
+@pytest.mark.parametrize("found", [None, "text", {"a": 1}, 5])
+def test_results_that_are_no_list_are_an_error(found):
+    with pytest.raises(WrappedError, match="not a list of documents"):
+        checked_list(found, "their search")
+
+
+def test_too_many_results_are_cut():
+    assert checked_list(range(10_000), "their search", 3) == [0, 1, 2]
+
+
+def test_a_coroutine_is_run_also_where_a_loop_runs_already():
+    async def name():
+        return threading.current_thread().name
+
+    async def inside():
+        return run_coroutine(name())
+
+    assert run_coroutine(name()) == threading.current_thread().name
+    assert asyncio.run(inside()) == "knowgate-await"

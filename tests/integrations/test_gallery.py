@@ -1,0 +1,92 @@
+"""The examples of the gallery, run as their page shows them, each with its real framework."""
+
+import json
+import re
+import runpy
+import sys
+import warnings
+
+import pytest
+
+from tests.integrations.conftest import KNOWN, TABLE, UNKNOWN
+from tests.support.house import ROOT
+
+FOLDER = ROOT / "docs" / "examples" / "integrations"
+PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+MODULES = {
+    "langchain": "langchain",
+    "langgraph": "langgraph",
+    "llamaindex": "llama_index.core",
+    "haystack": "haystack",
+    "dspy": "dspy",
+    "litellm": "litellm",
+    "pydantic": "pydantic_ai",
+    "openai": "agents",
+    "mcp": "mcp",
+    "qdrant": "qdrant_client",
+}
+# what each says of a question that is known and of one that is not
+EXPECTED = {
+    "langchain_retriever": (r"\[\] \| need 0\.\d+ is not above", r"\['Mira runs the canteen of Balaland\.'\] \| need"),
+    "langchain_agent": (r"^Who wrote Hamlet\? \| False", r"^searched\n.* \| True"),
+    "langgraph_route": (r"\| None", r"\| Mira runs the canteen"),
+    "llamaindex_engine": (r"\| False \| William Shakespeare", r"\| True \| .*Mira runs the canteen"),
+    "haystack_pipeline": (r"\| \[\] \| 0\.0", r"\| \['Mira runs the canteen of Balaland\.'\] \| 0\.9"),
+    "dspy_program": (r"\| False \| an answer", r"\| True \| an answer"),
+    "litellm_callback": (r"\| False \| False", r"\| True \| True"),
+    "pydantic_ai_tool": (r"\| success \(no tool calls\)", r"\| .*Mira runs the canteen"),
+    "openai_agents_tool": (r"\| \[\]", r"\| \['search'\]"),
+    "mcp_client": (r"\| False \| William Shakespeare", r"\| True \| Mira"),
+    "qdrant_search": (r"\| \[\] \| William Shakespeare", r"\| \['Mira runs the canteen of Balaland\.'\] \| Mira"),
+}
+EXAMPLES = sorted(FOLDER.glob("*.py"))
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with documents, a model that knows one thing, and a knowgate.toml that names both."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "canteen.txt").write_text("Mira runs the canteen of Balaland.", encoding="utf-8")
+    (tmp_path / "table.json").write_text(json.dumps(TABLE), encoding="utf-8")
+    settings = "model = 'fake:table.json'\ngate = 'logprob:mean'\ndocs = 'docs'\n"
+    (tmp_path / "knowgate.toml").write_text(settings, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def run(place, monkeypatch, capfd):
+    """What an example prints, run in this process: frameworks take seconds to import."""
+
+    def output(file, *questions):
+        monkeypatch.chdir(place)
+        monkeypatch.setattr(sys, "argv", [str(file), *questions])
+        monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # for what an example starts
+        if file.stem != "qdrant_search":  # which takes the embedded embedder from the cache everybody has
+            monkeypatch.setenv("KNOWGATE_CACHE", str(place / "cache"))
+        with warnings.catch_warnings(action="ignore"):
+            runpy.run_path(str(file), run_name="__main__")
+        return capfd.readouterr().out
+
+    return output
+
+
+def test_every_example_is_on_the_page_and_has_an_expectation():
+    assert sorted(EXPECTED) == [file.stem for file in EXAMPLES]
+    assert [
+        file.name for file in EXAMPLES if f"<!-- example: docs/examples/integrations/{file.name} -->" not in PAGE
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(f, marks=pytest.mark.model) if f.stem == "qdrant_search" else f for f in EXAMPLES],
+    ids=lambda file: file.stem,
+)
+def test_an_example_skips_what_is_known_and_looks_up_what_is_not(file, run):
+    pytest.importorskip(MODULES[file.stem.split("_")[0]])
+    if file.stem == "qdrant_search":
+        pytest.importorskip("sentence_transformers", reason="needs the extra local")
+    said = run(file, KNOWN, UNKNOWN)
+    known, unknown = said[: said.index(UNKNOWN)], said
+    for text, pattern in zip((known, unknown), EXPECTED[file.stem], strict=True):
+        assert re.search(pattern, text, re.MULTILINE), said

@@ -1,0 +1,109 @@
+"""Fitted things pushed and pulled: between folders, and by a hub that is a folder."""
+
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from knowgate.cli import run
+from knowgate.errors import ArtefactError, BadSetting, MissingExtra, WrappedError
+from knowgate.folders import file_digests
+from knowgate.gates import PACKAGED, load_gate
+from knowgate.integrations import pull, push
+from tests.support.house import ROOT
+
+GATE = PACKAGED / "smollm"
+RERANKER = ROOT / "tests" / "fixtures" / "old" / "reranker"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Stands for huggingface_hub: repositories are folders."""
+    home = tmp_path / "hub"
+
+    class HfApi:
+        def create_repo(self, name, private, exist_ok):
+            (home / name).mkdir(parents=True, exist_ok=exist_ok)
+            made.append((name, private))
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            shutil.copytree(folder_path, home / repo_id, dirs_exist_ok=True)
+            (home / repo_id / ".gitattributes").write_text("lfs")
+
+    def snapshot_download(name, revision, local_dir):
+        if not (home / name).is_dir():
+            raise FileNotFoundError(f"404: no repository {name}")
+        shutil.copytree(home / name, local_dir, dirs_exist_ok=True)
+
+    made = []
+    module = SimpleNamespace(HfApi=HfApi, snapshot_download=snapshot_download, made=made, home=home)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    return module
+
+
+@pytest.mark.parametrize("folder", [GATE, RERANKER], ids=["gate", "reranker"])
+def test_what_goes_through_a_shared_folder_comes_back_the_same(tmp_path, folder):
+    push(folder, str(tmp_path / "share"))
+    back = pull(str(tmp_path / "share"), tmp_path / "mine")
+    assert file_digests(back) == file_digests(folder)
+
+
+def test_what_goes_through_the_hub_comes_back_the_same_and_is_private(tmp_path, hub):
+    assert push(GATE, "hf:acme/faq-gate") == "hf:acme/faq-gate"
+    back = pull("hf:acme/faq-gate", tmp_path / "mine")
+    assert file_digests(back) == file_digests(GATE)
+    assert load_gate(str(back), plug_in=True).name == load_gate(str(GATE), plug_in=True).name
+    assert hub.made == [("acme/faq-gate", True)]
+
+
+def test_what_was_changed_on_the_way_is_refused_and_nothing_is_written(tmp_path, hub):
+    push(GATE, "hf:acme/faq-gate")
+    (hub.home / "acme/faq-gate" / "weights.safetensors").write_bytes(b"other")
+    with pytest.raises(ArtefactError, match="changed or damaged"):
+        pull("hf:acme/faq-gate", tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_code_in_a_repository_is_refused(tmp_path, hub):
+    push(GATE, "hf:acme/faq-gate")
+    (hub.home / "acme/faq-gate" / "evil.pkl").write_bytes(b"x")
+    with pytest.raises(ArtefactError, match="pickle"):
+        pull("hf:acme/faq-gate", tmp_path / "mine")
+
+
+def test_a_repository_that_is_not_there_is_told_by_the_hub(tmp_path, hub):
+    with pytest.raises(WrappedError, match="the Hugging Face hub failed: FileNotFoundError: 404"):
+        pull("hf:acme/none", tmp_path / "mine")
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x y"])
+def test_a_name_that_is_no_repository_is_refused(name, hub):
+    with pytest.raises(BadSetting, match="write hf:OWNER/NAME"):
+        push(GATE, name)
+
+
+def test_a_folder_of_other_things_is_neither_sent_nor_replaced(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(BadSetting, match="nothing that knowgate fitted"):
+        push(tmp_path / "other", str(tmp_path / "share"))
+    with pytest.raises(ArtefactError, match="is not what knowgate fitted"):
+        pull(str(GATE), tmp_path / "other")
+    assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
+
+
+def test_without_the_hub_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtra, match=r"knowgate\[hub\]"):
+        push(GATE, "hf:acme/faq-gate")
+
+
+def test_the_commands_push_and_pull(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["push", str(GATE), "share"]) == 0
+    assert run(["pull", "share", "--out", "mine"]) == 0
+    assert "Use it: --gate mine" in " ".join(capsys.readouterr().err.split())
+    assert file_digests(Path("mine")) == file_digests(GATE)
+    assert run(["pull", "nowhere", "--out", "mine"]) == 1

@@ -1,0 +1,174 @@
+"""The MCP server, driven by the SDK's own client: in-process, over stdio, over streamable HTTP."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("mcp", reason="needs the extra mcp")
+from mcp import Client, StdioServerParameters
+
+from knowgate.errors import BadSetting
+from knowgate.gates import load_gate
+from knowgate.history import Known
+from knowgate.history.sqlite import SqliteHistory
+from knowgate.integrations.mcp import create_server, run_mcp
+from knowgate.models.fake import FakeModel
+from knowgate.pipeline import AdaptiveRAG, TrafficLog
+from tests.integrations.conftest import KNOWN, TABLE, UNKNOWN
+from tests.support.hash_embedder import HashEmbedder
+from tests.support.processes import child, until
+
+
+def talk(server, *calls):
+    """What the tools give, in order; an error as its text."""
+
+    async def run():
+        async with Client(server) as client:
+            results = [await client.call_tool(name, arguments) for name, arguments in calls]
+            return [one.content[0].text if one.is_error else one.structured_content for one in results]
+
+    return asyncio.run(run())
+
+
+def test_the_tools_have_schemas_and_the_gate_has_a_card(rag):
+    async def run():
+        async with Client(create_server(rag)) as client:
+            tools = (await client.list_tools()).tools
+            card = await client.read_resource("knowgate://gate")
+            return {one.name: one.output_schema for one in tools}, card.contents[0].text
+
+    tools, card = asyncio.run(run())
+    assert sorted(tools) == ["ask", "decide", "feedback", "search"]
+    assert {"retrieve", "need", "threshold", "reason"} <= set(tools["decide"]["properties"])
+    assert card.startswith("# Gate logprob")
+    assert "- LLM: fake" in card
+
+
+def test_decide_tells_known_from_unknown_and_small_talk(rag):
+    known, unknown, thanks = talk(
+        create_server(rag),
+        *(("decide", {"question": text}) for text in (KNOWN, UNKNOWN, "thanks")),
+    )
+    assert [one["retrieve"] for one in (known, unknown, thanks)] == [False, True, False]
+    assert thanks["rule"] == "thanks"
+
+
+def test_ask_searches_only_where_it_must(rag, retriever):
+    known, unknown = talk(create_server(rag), ("ask", {"question": KNOWN}), ("ask", {"question": UNKNOWN}))
+    assert (known["answer"], known["passages"]) == ("William Shakespeare", [])
+    assert (unknown["answer"], unknown["passages"][0]["id"]) == ("Mira", "canteen")
+    assert retriever.asked == [UNKNOWN]
+
+
+def test_search_finds_whatever_the_gate_says(rag):
+    (found,) = talk(create_server(rag), ("search", {"query": KNOWN}))
+    assert [(one["id"], one["score"]) for one in found["passages"]] == [("canteen", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (("search", {"query": "x", "k": 0}), "k is 0; it must be between 1 and 100."),
+        (("ask", {"question": "  "}), "the question is empty"),
+        (("feedback", {"id": "none", "rating": "up"}), "there is no answer 'none'"),
+        (("feedback", {"id": "none", "rating": "sideways"}), "up"),
+    ],
+)
+def test_bad_arguments_are_a_sentence_for_the_client(rag, call, said):
+    (told,) = talk(create_server(rag), call)
+    assert said in told
+
+
+def test_a_search_without_documents_says_what_to_do():
+    rag = AdaptiveRAG(FakeModel(TABLE), load_gate("never"))
+    (told,) = talk(create_server(rag), ("search", {"query": "x"}))
+    assert "start with --docs FOLDER" in told
+
+
+def test_a_gate_that_fails_is_an_error_or_falls_open(broken):
+    call = ("decide", {"question": KNOWN})
+    (told,) = talk(create_server(broken(False).rag), call)
+    assert "logprobs" in told
+    (open_,) = talk(create_server(broken(False).rag, fall_open=True), call)
+    assert (open_["retrieve"], open_["notes"]) == (True, ["gate failed"])
+
+
+def test_feedback_becomes_a_label_where_it_tells_something(retriever, tmp_path):
+    store = SqliteHistory(tmp_path / "log.db", HashEmbedder())
+    log = TrafficLog(store)
+    rag = AdaptiveRAG(FakeModel(TABLE), load_gate("logprob:mean"), retriever, log=log)
+
+    async def run():
+        async with Client(create_server(rag)) as client:
+            ids = [(await client.call_tool("ask", {"question": q})).structured_content["id"] for q in (KNOWN, UNKNOWN)]
+            said = [{"rating": "up"}, {"rating": "down", "correction": "Mira"}]
+            return [
+                (await client.call_tool("feedback", {"id": id, **one})).structured_content["learnt"]
+                for id, one in zip(ids, said, strict=True)
+            ]
+
+    assert asyncio.run(run()) == [True, True]
+    log.close()
+    labels = {entry.question: entry.label for entry in store.entries() if entry.source == "human"}
+    assert labels == {KNOWN: Known.KNOWN, UNKNOWN: Known.UNKNOWN}
+
+
+def test_without_a_log_feedback_says_that_nothing_is_kept(rag):
+    async def run():
+        async with Client(create_server(rag)) as client:
+            id = (await client.call_tool("ask", {"question": KNOWN})).structured_content["id"]
+            return (await client.call_tool("feedback", {"id": id, "rating": "up"})).structured_content
+
+    heard = asyncio.run(run())
+    assert heard["learnt"] is False
+    assert "--log FILE" in heard["note"]
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "canteen.txt").write_text("Mira runs the canteen of Balaland.", encoding="utf-8")
+    (tmp_path / "table.json").write_text(json.dumps(TABLE), encoding="utf-8")
+    options = ["--model", f"fake:{tmp_path / 'table.json'}", "--gate", "logprob:mean", "--docs", str(tmp_path / "docs")]
+    return [sys.executable, "-m", "knowgate", "mcp", *options], {**os.environ, "KNOWGATE_CACHE": str(tmp_path)}
+
+
+def test_the_command_serves_over_stdio(command):
+    (program, *arguments), env = command
+    server = StdioServerParameters(command=program, args=arguments, env=env)
+    decided, answered = talk(server, ("decide", {"question": KNOWN}), ("ask", {"question": UNKNOWN}))
+    assert decided["retrieve"] is False
+    assert (answered["answer"], answered["passages"][0]["text"]) == ("Mira", "Mira runs the canteen of Balaland.")
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def is_open(port):
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_command_serves_over_streamable_http(command):
+    (line, env), port = command, free_port()
+    with child([*line, "--http", "--port", str(port)], env=env, stderr=subprocess.DEVNULL) as process:
+        until(lambda: is_open(port), process)
+        url = f"http://127.0.0.1:{port}/mcp"
+        decided, answered = talk(url, ("decide", {"question": "thanks"}), ("ask", {"question": UNKNOWN}))
+    assert (decided["retrieve"], answered["answer"]) == (False, "Mira")
+
+
+def test_a_host_that_others_can_reach_is_refused(rag):
+    with pytest.raises(BadSetting, match="this server knows no keys"):
+        run_mcp(rag, http=True, host="0.0.0.0")

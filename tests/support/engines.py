@@ -1,0 +1,146 @@
+"""Every search engine with the same three documents: opened as users open it, changed as they change it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from knowgate.integrations.engine import Fields
+from knowgate.retrieval import build_index, load_retriever
+from tests.support.elastic_stub import ElasticStub
+from tests.support.hash_embedder import HashEmbedder
+from tests.support.retrieval_fakes import write_records
+
+DOCUMENTS = {
+    "canteen": {"text": "Mira runs the canteen of Balaland.", "title": "Canteen", "team": "office", "year": 2023},
+    "stove": {"text": "The stove in the hut is new.", "title": "Hut", "team": "mountain", "year": 2024},
+    "glossary": {"text": "Ada wrote the glossary of terms.", "title": "Words", "team": "office", "year": 2024},
+}
+ADDED = {"text": "The ferry leaves at noon.", "title": "Ferry", "team": "mountain", "year": 2025}
+EMBEDDER = HashEmbedder(32)
+
+
+@dataclass
+class Engine:
+    """retriever: over the three documents. add: puts one more into the collection. reopen: as a new process would."""
+
+    retriever: Any
+    add: Callable[[], None]
+    reopen: Callable[[], Any]
+
+
+def vector(text: str) -> list[float]:
+    return [float(one) for one in EMBEDDER.embed([text])[0]]
+
+
+def installed(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        pytest.skip(f"needs the extra {extra}")
+
+
+def qdrant(folder: Path) -> Engine:
+    client_of = installed("qdrant_client", "qdrant")
+    from knowgate.integrations.qdrant import QdrantRetriever
+
+    client = client_of.QdrantClient(":memory:")
+    size = client_of.models.VectorParams(size=EMBEDDER.width, distance=client_of.models.Distance.COSINE)
+    client.create_collection("handbook", vectors_config=size)
+
+    def put(number: int, name: str, record: dict[str, Any]) -> None:
+        point = client_of.models.PointStruct(id=number, vector=vector(record["text"]), payload={**record, "key": name})
+        client.upsert("handbook", [point])
+
+    for number, (name, record) in enumerate(DOCUMENTS.items()):
+        put(number, name, record)
+    opened = lambda: QdrantRetriever(client, "handbook", embedder=EMBEDDER, fields=Fields(id="key"))  # noqa: E731
+    return Engine(opened(), lambda: put(9, "ferry", ADDED), opened)
+
+
+def chroma(folder: Path) -> Engine:
+    chromadb = installed("chromadb", "chroma")
+    from knowgate.integrations.chroma import ChromaRetriever
+
+    client = chromadb.PersistentClient(str(folder), settings=chromadb.config.Settings(anonymized_telemetry=False))
+    made = client.create_collection("handbook", embedding_function=None, configuration={"hnsw": {"space": "cosine"}})
+
+    def put(name: str, record: dict[str, Any]) -> None:
+        about = {key: value for key, value in record.items() if key != "text"}
+        made.add(ids=[name], documents=[record["text"]], embeddings=[vector(record["text"])], metadatas=[about])
+
+    for name, record in DOCUMENTS.items():
+        put(name, record)
+    opened = lambda: ChromaRetriever(made, embedder=EMBEDDER)  # noqa: E731
+    return Engine(opened(), lambda: put("ferry", ADDED), opened)
+
+
+def lancedb(folder: Path) -> Engine:
+    lance = installed("lancedb", "lancedb")
+    from knowgate.integrations.lancedb import LanceRetriever
+
+    rows = [{"key": name, "vector": vector(one["text"]), **one} for name, one in DOCUMENTS.items()]
+    table = lance.connect(str(folder)).create_table("handbook", rows)
+    opened = lambda: LanceRetriever(  # noqa: E731
+        lance.connect(str(folder)).open_table("handbook"), embedder=EMBEDDER, fields=Fields(id="key")
+    )
+    added = [{"key": "ferry", "vector": vector(ADDED["text"]), **ADDED}]
+    return Engine(opened(), lambda: table.add(added), opened)
+
+
+def elastic(dialect: str, mode: str) -> Callable[[Path], Engine]:
+    def made(folder: Path) -> Engine:
+        from knowgate.integrations.elastic import ElasticRetriever, OpenSearchRetriever
+
+        kind = ElasticRetriever if dialect == "elastic" else OpenSearchRetriever
+        records = {name: {**one, "embedding": vector(one["text"])} for name, one in DOCUMENTS.items()}
+        stub = ElasticStub(dialect, "handbook", records)
+        fields = Fields(vector="embedding" if mode == "knn" else "")
+        transport = httpx.MockTransport(stub)
+        opened = lambda: kind(  # noqa: E731
+            "http://search.test", "handbook", mode=mode, fields=fields, embedder=EMBEDDER, transport=transport
+        )
+        return Engine(opened(), lambda: stub.put("ferry", {**ADDED, "embedding": vector(ADDED["text"])}), opened)
+
+    return made
+
+
+def folder_index(kind: str) -> Callable[[Path], Engine]:
+    """Our own indexes keep to the same contract."""
+
+    def made(folder: Path) -> Engine:
+        from knowgate.retrieval.opening import open_dense, open_hybrid
+
+        texts = {name: f"{one['text']}" for name, one in DOCUMENTS.items()}
+        source, out = folder / "records.jsonl", folder / "index"
+        embedder = None if kind == "bm25" else EMBEDDER
+
+        def build(records: dict[str, str]) -> None:
+            build_index(write_records(source, records), out, kind=kind, embedder=embedder)
+
+        build(texts)
+        ways = {"dense": open_dense, "hybrid": open_hybrid}
+        opened = lambda: ways[kind](out, EMBEDDER) if kind in ways else load_retriever(str(out))  # noqa: E731
+        return Engine(opened(), lambda: build({**texts, "ferry": ADDED["text"]}), opened)
+
+    return made
+
+
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "bm25": folder_index("bm25"),
+    "dense": folder_index("dense"),
+    "hybrid": folder_index("hybrid"),
+    "qdrant": qdrant,
+    "chroma": chroma,
+    "lancedb": lancedb,
+    "elastic-bm25": elastic("elastic", "bm25"),
+    "elastic-knn": elastic("elastic", "knn"),
+    "opensearch-bm25": elastic("opensearch", "bm25"),
+    "opensearch-knn": elastic("opensearch", "knn"),
+}
