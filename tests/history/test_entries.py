@@ -206,6 +206,14 @@ def test_forgotten_questions_are_found_no_more(log):
     assert [n.question for n in log.search(["the secret"], 5, SCOPE)[0]] == ["the height of Everest"]
 
 
+def test_a_question_is_forgotten_in_every_scope_and_however_it_is_written(log):
+    log.add(
+        [entry("Who wrote Faust?"), entry("who wrote faust", scope=Scope("n", "q", "acme")), entry("Who wrote Emma?")]
+    )
+    assert log.forget(question="Who wrote FAUST") == 2
+    assert [e.question for e in log.entries()] == ["Who wrote Emma?"]
+
+
 def test_entries_come_newest_first_and_only_so_many(log):
     log.add([entry(f"question {i}") for i in range(5)])
     assert [e.question for e in log.entries(limit=2)] == ["question 4", "question 3"]

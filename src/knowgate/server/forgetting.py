@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from knowgate.history import HistoryStore, question_key
+from knowgate.history import HistoryStore
 from knowgate.server.problems import Problem
 
 
@@ -21,8 +21,4 @@ def question_to_forget(body: Mapping[str, Any]) -> str:
 
 def forget_in(stores: Sequence[HistoryStore], question: str) -> int:
     """How many entries are gone."""
-    key, count = question_key(question), 0
-    for store in stores:
-        ids = [entry.id for entry in store.entries() if entry.key == key and entry.id is not None]
-        count += store.forget(ids=ids) if ids else 0
-    return count
+    return sum(store.forget(question=question) for store in stores)
