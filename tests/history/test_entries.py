@@ -12,7 +12,7 @@ import pytest
 
 from knowgate.embedding import SentenceEmbedder
 from knowgate.errors import BadInput, BadSetting
-from knowgate.history import Known, LogEntry, Outcome, Scope, Source, open_history
+from knowgate.history import Known, LogEntry, Outcome, Scope, Source, open_history, question_key
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.postgres_server import postgres_server
 from tests.support.processes import child
@@ -210,7 +210,8 @@ def test_a_question_is_forgotten_in_every_scope_and_however_it_is_written(log):
     log.add(
         [entry("Who wrote Faust?"), entry("who wrote faust", scope=Scope("n", "q", "acme")), entry("Who wrote Emma?")]
     )
-    assert log.forget(question="Who wrote FAUST") == 2
+    assert log.forget(ids=log.ids_of(question_key("Who wrote FAUST"))) == 2
+    assert log.ids_of(question_key("Who wrote FAUST")) == []
     assert [e.question for e in log.entries()] == ["Who wrote Emma?"]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from knowgate.errors import ArtefactError, BadInput, BadSetting
 from knowgate.history.chosen import ChosenEmbedder
-from knowgate.history.entries import Embedding, Known, LogEntry, Outcome, Scope, question_key
+from knowgate.history.entries import Embedding, Known, LogEntry, Outcome, Scope
 from knowgate.history.neighbours import DEEPER, EXTRA, draw, neighbours
 from knowgate.history.postgres_graph import Graph
 from knowgate.history.postgres_tables import HISTORY, WIDEST_INLINE
@@ -91,12 +91,10 @@ class PostgresHistory:
             if width <= WIDEST_INLINE:
                 db.execute("ALTER TABLE entries ALTER COLUMN vector SET STORAGE PLAIN")
 
-    def forget(self, *, ids: Sequence[int] = (), contains: str | None = None, question: str | None = None) -> int:
-        """Delete entries and their vectors, and wipe them from table and graph. question: this one, in any scope."""
+    def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
+        """Delete entries and their vectors, and wipe them from the table and the graph."""
         with self._db.transaction() as db:
             count = db.execute("DELETE FROM entries WHERE id = ANY(?)", [list(ids)]).rowcount if ids else 0
-            if question:
-                count += db.execute("DELETE FROM entries WHERE key = ?", [question_key(question)]).rowcount
             if contains:
                 query = "DELETE FROM entries WHERE position(lower(?) IN lower(question)) > 0"
                 count += db.execute(query, [storable(contains)]).rowcount
@@ -135,6 +133,10 @@ class PostgresHistory:
         while rows := self._db.read(query, [last, size]):
             last = rows[-1][0]
             yield [self._entry(row[:-1]) for row in rows], np.asarray([row[-1] for row in rows], np.float32)
+
+    def ids_of(self, key: str) -> list[int]:
+        """Entries of a question (see `question_key`), in any scope."""
+        return [row[0] for row in self._db.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
 
     def scopes(self) -> dict[Scope, int]:
         """How many entries each scope has."""

@@ -19,7 +19,7 @@ from knowgate.doors import user_path
 from knowgate.errors import BadInput, BadSetting
 from knowgate.history.chosen import ChosenEmbedder
 from knowgate.history.database import Database, broken_log
-from knowgate.history.entries import Embedding, Known, LogEntry, Outcome, Scope, question_key
+from knowgate.history.entries import Embedding, Known, LogEntry, Outcome, Scope
 from knowgate.history.index import Hit, VectorIndex
 from knowgate.history.neighbours import DEEPER, EXTRA, draw, neighbours
 from knowgate.history.table import COLUMNS, INSERT, from_row, to_row
@@ -65,15 +65,13 @@ class SqliteHistory:
             db.executemany(INSERT, rows)
         return len(rows)
 
-    def forget(self, *, ids: Sequence[int] = (), contains: str | None = None, question: str | None = None) -> int:
-        """Delete entries and their vectors, and wipe them from the file. question: this one, in any scope."""
+    def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
+        """Delete entries and their vectors, and wipe them from the file."""
         with self._db.transaction() as db:
             count = 0
             for place in range(0, len(ids), 500):
                 some = list(ids[place : place + 500])
                 count += db.execute(f"DELETE FROM entries WHERE id IN ({_marks(some)})", some).rowcount
-            if question:
-                count += db.execute("DELETE FROM entries WHERE key = ?", [question_key(question)]).rowcount
             if contains:
                 count += db.execute(
                     "DELETE FROM entries WHERE instr(lower(question), lower(?)) > 0", [contains]
@@ -123,6 +121,10 @@ class SqliteHistory:
         """How many entries each scope has."""
         rows = self._db.read("SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant", [])
         return {Scope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
+
+    def ids_of(self, key: str) -> list[int]:
+        """Entries of a question (see `question_key`), in any scope."""
+        return [row[0] for row in self._db.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
 
     def count(self, scope: Scope) -> int:
         where, values = _where(scope)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from knowgate.history import HistoryStore
+from knowgate.history import HistoryStore, question_key
 from knowgate.server.problems import Problem
 
 
@@ -21,4 +21,5 @@ def question_to_forget(body: Mapping[str, Any]) -> str:
 
 def forget_in(stores: Sequence[HistoryStore], question: str) -> int:
     """How many entries are gone."""
-    return sum(store.forget(question=question) for store in stores)
+    key = question_key(question)
+    return sum(store.forget(ids=store.ids_of(key)) for store in stores)
