@@ -12,7 +12,7 @@ import pytest
 
 from knowgate.embedding import SentenceEmbedder
 from knowgate.errors import BadInput, BadSetting
-from knowgate.history import Known, LogEntry, Outcome, Scope, Source, open_history
+from knowgate.history import Known, LogEntry, Outcome, Scope, Source, open_history, question_key
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.postgres_server import postgres_server
 from tests.support.processes import child
@@ -204,6 +204,15 @@ def test_forgotten_questions_are_found_no_more(log):
     log.search(["the"], 2, SCOPE)
     assert log.forget(contains="SECRET") == 1
     assert [n.question for n in log.search(["the secret"], 5, SCOPE)[0]] == ["the height of Everest"]
+
+
+def test_a_question_is_forgotten_in_every_scope_and_however_it_is_written(log):
+    log.add(
+        [entry("Who wrote Faust?"), entry("who wrote faust", scope=Scope("n", "q", "acme")), entry("Who wrote Emma?")]
+    )
+    assert log.forget(ids=log.ids_of(question_key("Who wrote FAUST"))) == 2
+    assert log.ids_of(question_key("Who wrote FAUST")) == []
+    assert [e.question for e in log.entries()] == ["Who wrote Emma?"]
 
 
 def test_entries_come_newest_first_and_only_so_many(log):

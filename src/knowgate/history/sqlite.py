@@ -130,6 +130,10 @@ class SqliteHistory:
         rows = self._db.read("SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant", [])
         return {Scope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
 
+    def ids_of(self, key: str) -> list[int]:
+        """Entries of a question (see `question_key`), in any scope."""
+        return [row[0] for row in self._db.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
+
     def count(self, scope: Scope) -> int:
         where, values = _where(scope)
         return int(self._db.read(f"SELECT count(*) FROM entries{where}", values)[0][0])

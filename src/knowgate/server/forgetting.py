@@ -21,8 +21,5 @@ def question_to_forget(body: Mapping[str, Any]) -> str:
 
 def forget_in(stores: Sequence[HistoryStore], question: str) -> int:
     """How many entries are gone."""
-    key, count = question_key(question), 0
-    for store in stores:
-        ids = [entry.id for entry in store.entries() if entry.key == key and entry.id is not None]
-        count += store.forget(ids=ids) if ids else 0
-    return count
+    key = question_key(question)
+    return sum(store.forget(ids=store.ids_of(key)) for store in stores)

@@ -28,6 +28,7 @@ OK = 200
 COSTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 MINUTE, DAY = 60.0, 86_400
 PATIENCE = 1.0  # seconds for another worker's turn
+REST = 10.0  # seconds for which a place that could not be used is left alone
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS used (
     key TEXT PRIMARY KEY, until REAL NOT NULL, day INTEGER NOT NULL, tokens INTEGER NOT NULL
@@ -51,15 +52,20 @@ class Meter:
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "knowgate-limits")
         self._store: Store | None = None
+        self._rests_until = 0.0
 
     async def admit(self, key: ApiKey) -> None:
         """Counts a request; raises where it is one too many, or where the day's tokens are used up."""
         if key.rate is None and key.budget is None:
             return
+        if time.monotonic() < self._rests_until:
+            return
         try:
-            await self._beside(lambda: self._admit(key))
+            async with asyncio.timeout(PATIENCE):
+                await self._beside(lambda: self._admit(key))
         except TROUBLE as error:
-            log.warning("Limits of keys are not held: %s", error)
+            self._rests_until = time.monotonic() + REST
+            log.warning("Limits of keys are not held: %s", str(error) or "it takes too long")
 
     def _admit(self, key: ApiKey) -> None:
         now = self._clock()
