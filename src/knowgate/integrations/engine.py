@@ -30,7 +30,7 @@ from knowgate.errors import BadSetting, WrappedError
 from knowgate.files import sha256_text
 from knowgate.integrations.guests import blamed
 from knowgate.retrieval import check_k
-from knowgate.servers import without_secrets
+from knowgate.servers import one_line, without_secrets
 from knowgate.types import Embedder, Passage, Vector
 
 Scalar = str | int | float | bool
@@ -81,7 +81,7 @@ def read_spec(engine: str, value: str, others: Sequence[str] = ()) -> Spec:
     at, _, collection = place.rstrip("/").rpartition("/")
     if not at or not collection or at.endswith((":/", ":")):
         raise BadSetting(
-            f"'{engine}:{without_secrets(value)}' names no collection: write {engine}:WHERE/COLLECTION, such as "
+            f"'{engine}:{one_line(without_secrets(value))}' names no collection: write {engine}:WHERE/COLLECTION, such as "
             f"{engine}:http://127.0.0.1:6333/handbook?text=body."
         )
     pairs = parse_qsl(query, keep_blank_values=True)
@@ -90,7 +90,7 @@ def read_spec(engine: str, value: str, others: Sequence[str] = ()) -> Spec:
     unknown = [key for key in options if key not in (*OPTIONS, *others)]
     if unknown:
         known = ", ".join([*OPTIONS, *others, "filter.FIELD"])
-        raise BadSetting(f"'{engine}:' has no option '{unknown[0]}'. Known options: {known}.")
+        raise BadSetting(f"'{engine}:' has no option '{one_line(unknown[0])}'. Known options: {known}.")
     named = {key: options[key] for key in ("text", "title", "id", "vector") if key in options}
     return Spec(
         at,
@@ -171,8 +171,8 @@ class EngineRetriever(ABC):
         text = within(hit.record, self.fields.text)
         if not isinstance(text, str) or not text.strip():
             raise WrappedError(
-                f"{self._what} gave record '{hit.id}' without a text under '{self.fields.text}', which has: "
-                f"{', '.join(sorted(hit.record)) or 'nothing'}. Name the field: ?text=FIELD"
+                f"{self._what} gave record '{one_line(str(hit.id))}' without a text under '{self.fields.text}', which has: "
+                f"{', '.join(sorted(map(str, hit.record))) or 'nothing'}. Name the field: ?text=FIELD"
             )
         title = within(hit.record, self.fields.title)
         own = within(hit.record, self.fields.id) if self.fields.id else None
