@@ -81,8 +81,8 @@ def read_spec(engine: str, value: str, others: Sequence[str] = ()) -> Spec:
     at, _, collection = place.rstrip("/").rpartition("/")
     if not at or not collection or at.endswith((":/", ":")):
         raise BadSetting(
-            f"'{engine}:{one_line(without_secrets(value))}' names no collection: write {engine}:WHERE/COLLECTION, such as "
-            f"{engine}:http://127.0.0.1:6333/handbook?text=body."
+            f"'{engine}:{one_line(without_secrets(value))}' names no collection: write {engine}:WHERE/COLLECTION, such "
+            f"as {engine}:http://127.0.0.1:6333/handbook?text=body."
         )
     pairs = parse_qsl(query, keep_blank_values=True)
     where = {key.removeprefix("filter."): _values(text) for key, text in pairs if key.startswith("filter.")}
@@ -171,8 +171,8 @@ class EngineRetriever(ABC):
         text = within(hit.record, self.fields.text)
         if not isinstance(text, str) or not text.strip():
             raise WrappedError(
-                f"{self._what} gave record '{one_line(str(hit.id))}' without a text under '{self.fields.text}', which has: "
-                f"{', '.join(sorted(map(str, hit.record))) or 'nothing'}. Name the field: ?text=FIELD"
+                f"{self._what} gave record '{one_line(str(hit.id))}' without a text under '{self.fields.text}', which "
+                f"has: {', '.join(sorted(map(str, hit.record))) or 'nothing'}. Name the field: ?text=FIELD"
             )
         title = within(hit.record, self.fields.title)
         own = within(hit.record, self.fields.id) if self.fields.id else None
