@@ -107,6 +107,17 @@ def test_a_filter_leaves_only_what_fits(outside, where, ids):
     assert {one.id for one in found} == ids
 
 
+def test_filters_only_narrow(outside):
+    """Whoever was given part of a collection cannot ask for another part of it."""
+    office, words = outside.retriever.filtered({"team": "office"}), "Mira Ada runs the canteen stove glossary"
+    assert office.filtered({"team": "mountain"}).search([words], 5) == [[]]
+    assert {one.id for one in office.filtered({"team": ["office", "mountain"]}).search([words], 5)[0]} == {
+        "canteen",
+        "glossary",
+    }
+    assert {one.id for one in office.filtered({"year": 2024}).search([words], 5)[0]} == {"glossary"}
+
+
 def test_a_filter_is_part_of_the_fingerprint_and_changes_nobody_else(outside):
     before = outside.retriever.fingerprint
     assert outside.retriever.filtered({"team": "office"}).fingerprint != before

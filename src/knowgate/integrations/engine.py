@@ -151,15 +151,17 @@ class EngineRetriever(ABC):
         return open_embedder(given) if isinstance(given, str) else given
 
     def filtered(self, where: Where) -> Self:
-        """The same engine, for records that also fit `where`: for one question, `rag.altered(retriever=...)`."""
-        other = copy.copy(self)
-        other.where = {**self.where, **check_where(where)}
+        """The same engine, for records that also fit `where`: for one question, `rag.altered(retriever=...)`. A filter
+        only narrows: a field that is filtered already must fit both."""
+        other, more = copy.copy(self), check_where(where)
+        both = {name: [one for one in self.where[name] if one in more[name]] for name in self.where if name in more}
+        other.where = {**self.where, **more, **both}
         return other
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
-        if not queries:
-            return []
+        if not queries or not all(self.where.values()):  # no value fits both filters: no record can
+            return [[] for _ in queries]
         with blamed(self._what):
             found = self._search(queries, k)
         return [[self._passage(hit) for hit in row[:k]] for row in found]
