@@ -17,7 +17,7 @@ import numpy as np
 from knowgate.endpoint import Endpoint, sendable
 from knowgate.errors import BadSetting, ServerError
 from knowgate.files import sha256_text
-from knowgate.servers import without_login
+from knowgate.servers import one_line, without_login
 from knowgate.types import Vector
 
 PREFIX = "openai:"
@@ -32,8 +32,8 @@ class RemoteEmbedder:
         match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://\S+)", spec.removeprefix(PREFIX))
         if match is None or httpx.URL(match["url"]).userinfo:
             raise BadSetting(
-                f"'{without_login(spec)}' names no embedding server: write openai:MODEL@URL, the URL up to /v1, and "
-                f"put the key into {KEYS[0]}."
+                f"'{one_line(without_login(spec))}' names no embedding server: write openai:MODEL@URL, the URL "
+                f"up to /v1, and put the key into {KEYS[0]}."
             )
         self.spec, self._model = spec, match["model"]
         self._server = Endpoint(

@@ -45,7 +45,9 @@ class Endpoint:
         except httpx.InvalidURL:
             host = ""
         if not host:
-            raise BadSetting(f"'{without_secrets(url)}' is no address of {what}: write http(s)://HOST[:PORT]/...")
+            raise BadSetting(
+                f"'{one_line(without_secrets(url))}' is no address of {what}: write http(s)://HOST[:PORT]/..."
+            )
         self.url, self.what = url.rstrip("/"), what
         self._headers = {name: value for name, value in (headers or {}).items() if value}
         self._deadline, self._retries, self._pause = deadline, retries, pause

@@ -1,6 +1,7 @@
 """What every search engine must do behind the same role: ours, those that run in-process, and two stubs."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.retrieval import load_retriever
 from tests.support.elastic_stub import ElasticStub
-from tests.support.engines import DOCUMENTS, EMBEDDER, ENGINES
+from tests.support.engines import DOCUMENTS, EMBEDDER, ENGINES, vector
 from tests.support.hash_embedder import HashEmbedder
 
 QUERY = "Who runs the canteen of Balaland?"
@@ -70,6 +71,13 @@ def test_the_fingerprint_is_that_of_the_collection_and_changes_with_it(engine):
     assert engine.reopen().fingerprint != before
 
 
+def test_another_thread_than_the_one_that_made_it_may_search(engine):
+    with ThreadPoolExecutor(1) as other:
+        (found,) = other.submit(engine.retriever.search, [QUERY], 1).result()
+        assert other.submit(lambda: engine.retriever.fingerprint).result() == engine.retriever.fingerprint
+    assert found[0].text == DOCUMENTS["canteen"]["text"]
+
+
 def test_a_pipeline_retrieves_from_it(engine):
     model = FakeModel({QUERY: {"closed": "Nobody", "open": "Mira"}})
     answer = AdaptiveRAG(model, load_gate("always"), engine.retriever).answer(QUERY)
@@ -97,6 +105,17 @@ def test_a_filter_leaves_only_what_fits(outside, where, ids):
     words = "Mira Ada wrote runs the canteen stove glossary"
     found = outside.retriever.filtered(where).search([words], 5)[0]
     assert {one.id for one in found} == ids
+
+
+def test_filters_only_narrow(outside):
+    """Whoever was given part of a collection cannot ask for another part of it."""
+    office, words = outside.retriever.filtered({"team": "office"}), "Mira Ada runs the canteen stove glossary"
+    assert office.filtered({"team": "mountain"}).search([words], 5) == [[]]
+    assert {one.id for one in office.filtered({"team": ["office", "mountain"]}).search([words], 5)[0]} == {
+        "canteen",
+        "glossary",
+    }
+    assert {one.id for one in office.filtered({"year": 2024}).search([words], 5)[0]} == {"glossary"}
 
 
 def test_a_filter_is_part_of_the_fingerprint_and_changes_nobody_else(outside):
@@ -166,18 +185,41 @@ def test_a_collection_that_is_not_there_is_named(engine, tmp_path, monkeypatch):
         load_retriever(f"{engine}:{tmp_path}/nothing").search([QUERY], 1)
 
 
-def test_folders_that_engines_keep_by_themselves_are_opened_by_spec(tmp_path, monkeypatch):
+def kept_by_qdrant(folder):
+    qdrant = pytest.importorskip("qdrant_client", reason="needs the extra qdrant")
+    client = qdrant.QdrantClient(path=str(folder))
+    size = qdrant.models.VectorParams(size=EMBEDDER.width, distance=qdrant.models.Distance.COSINE)
+    client.create_collection("handbook", vectors_config=size)
+    for number, one in enumerate(DOCUMENTS.values()):
+        payload = {"body": one["text"], "team": one["team"]}
+        point = qdrant.models.PointStruct(id=number, vector=vector(one["text"]), payload=payload)
+        client.upsert("handbook", [point])
+    client.close()
+
+
+def kept_by_chroma(folder):
+    chromadb = pytest.importorskip("chromadb", reason="needs the extra chroma")
+    quiet = chromadb.config.Settings(anonymized_telemetry=False)
+    client = chromadb.PersistentClient(str(folder), settings=quiet)
+    made = client.create_collection("handbook", embedding_function=None)
+    for name, one in DOCUMENTS.items():
+        about = {"team": one["team"], "body": one["text"]}
+        made.add(ids=[name], embeddings=[vector(one["text"])], metadatas=[about], documents=["other"])
+
+
+def kept_by_lancedb(folder):
     lance = pytest.importorskip("lancedb", reason="needs the extra lancedb")
+    rows = [{"body": one["text"], "team": one["team"], "vector": vector(one["text"])} for one in DOCUMENTS.values()]
+    lance.connect(str(folder)).create_table("handbook", rows)
+
+
+@pytest.mark.parametrize("keep", [kept_by_qdrant, kept_by_chroma, kept_by_lancedb], ids=lambda keep: keep.__name__[8:])
+def test_a_folder_that_an_engine_keeps_is_opened_by_spec(keep, tmp_path, monkeypatch):
     monkeypatch.setattr("knowgate.integrations.engine.open_embedder", lambda spec: {"hash": EMBEDDER}[spec])
-    rows = [
-        {"body": one["text"], "team": one["team"], "vector": EMBEDDER.embed([one["text"]])[0]}
-        for one in DOCUMENTS.values()
-    ]
-    lance.connect(str(tmp_path)).create_table("handbook", rows)
-    found = load_retriever(f"lancedb:{tmp_path}/handbook?text=body&embedder=hash&filter.team=mountain").search(
-        [QUERY], 3
-    )
-    assert [one.text for one in found[0]] == [DOCUMENTS["stove"]["text"]]
+    keep(tmp_path)
+    spec = f"{keep.__name__[8:]}:{tmp_path}/handbook?text=body&embedder=hash&filter.team=mountain"
+    (found,) = load_retriever(spec).search([QUERY], 3)
+    assert [one.text for one in found] == [DOCUMENTS["stove"]["text"]]
 
 
 # --- Elasticsearch and OpenSearch over HTTP -------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from knowgate.datasets.parse import parse_question
-from knowgate.doors import parse_json
+from knowgate.doors import parse_json, shown
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Question
 
@@ -39,7 +39,7 @@ def read_options(query: str, known: Sequence[str], what: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = [name for name in options if name not in known]
     if unknown:
-        raise BadSetting(f"'{what}:' has no option '{unknown[0][:40]}'. Known options: {', '.join(known)}.")
+        raise BadSetting(f"'{what}:' has no option {shown(unknown[0])}. Known options: {', '.join(known)}.")
     return options
 
 

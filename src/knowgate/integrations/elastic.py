@@ -83,8 +83,8 @@ class ElasticRetriever(EngineRetriever):
         try:
             if reply.get("timed_out"):
                 raise ServerError(f"the {self.name} server ran out of time and gave only some results.")
-            return [Hit(str(one["_id"]), one.get("_source") or {}, _score(one)) for one in reply["hits"]["hits"]]
-        except (KeyError, TypeError, AttributeError, ValueError):
+            return [Hit(str(one["_id"]), dict(one.get("_source") or {}), _score(one)) for one in reply["hits"]["hits"]]
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
             raise ServerError(
                 f"the {self.name} server gave no hits: check that its address is {self.name}'s."
             ) from None

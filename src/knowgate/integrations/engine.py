@@ -30,7 +30,7 @@ from knowgate.errors import BadSetting, WrappedError
 from knowgate.files import sha256_text
 from knowgate.integrations.guests import blamed
 from knowgate.retrieval import check_k
-from knowgate.servers import without_secrets
+from knowgate.servers import one_line, without_secrets
 from knowgate.types import Embedder, Passage, Vector
 
 Scalar = str | int | float | bool
@@ -81,8 +81,8 @@ def read_spec(engine: str, value: str, others: Sequence[str] = ()) -> Spec:
     at, _, collection = place.rstrip("/").rpartition("/")
     if not at or not collection or at.endswith((":/", ":")):
         raise BadSetting(
-            f"'{engine}:{without_secrets(value)}' names no collection: write {engine}:WHERE/COLLECTION, such as "
-            f"{engine}:http://127.0.0.1:6333/handbook?text=body."
+            f"'{engine}:{one_line(without_secrets(value))}' names no collection: write {engine}:WHERE/COLLECTION, such "
+            f"as {engine}:http://127.0.0.1:6333/handbook?text=body."
         )
     pairs = parse_qsl(query, keep_blank_values=True)
     where = {key.removeprefix("filter."): _values(text) for key, text in pairs if key.startswith("filter.")}
@@ -90,7 +90,7 @@ def read_spec(engine: str, value: str, others: Sequence[str] = ()) -> Spec:
     unknown = [key for key in options if key not in (*OPTIONS, *others)]
     if unknown:
         known = ", ".join([*OPTIONS, *others, "filter.FIELD"])
-        raise BadSetting(f"'{engine}:' has no option '{unknown[0]}'. Known options: {known}.")
+        raise BadSetting(f"'{engine}:' has no option '{one_line(unknown[0])}'. Known options: {known}.")
     named = {key: options[key] for key in ("text", "title", "id", "vector") if key in options}
     return Spec(
         at,
@@ -151,15 +151,17 @@ class EngineRetriever(ABC):
         return open_embedder(given) if isinstance(given, str) else given
 
     def filtered(self, where: Where) -> Self:
-        """The same engine, for records that also fit `where`: for one question, `rag.altered(retriever=...)`."""
-        other = copy.copy(self)
-        other.where = {**self.where, **check_where(where)}
+        """The same engine, for records that also fit `where`: for one question, `rag.altered(retriever=...)`. A filter
+        only narrows: a field that is filtered already must fit both."""
+        other, more = copy.copy(self), check_where(where)
+        both = {name: [one for one in self.where[name] if one in more[name]] for name in self.where if name in more}
+        other.where = {**self.where, **more, **both}
         return other
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
-        if not queries:
-            return []
+        if not queries or not all(self.where.values()):  # no value fits both filters: no record can
+            return [[] for _ in queries]
         with blamed(self._what):
             found = self._search(queries, k)
         return [[self._passage(hit) for hit in row[:k]] for row in found]
@@ -171,8 +173,8 @@ class EngineRetriever(ABC):
         text = within(hit.record, self.fields.text)
         if not isinstance(text, str) or not text.strip():
             raise WrappedError(
-                f"{self._what} gave record '{hit.id}' without a text under '{self.fields.text}', which has: "
-                f"{', '.join(sorted(hit.record)) or 'nothing'}. Name the field: ?text=FIELD"
+                f"{self._what} gave record '{one_line(str(hit.id))}' without a text under '{self.fields.text}', which "
+                f"has: {', '.join(sorted(map(str, hit.record))) or 'nothing'}. Name the field: ?text=FIELD"
             )
         title = within(hit.record, self.fields.title)
         own = within(hit.record, self.fields.id) if self.fields.id else None

@@ -32,6 +32,7 @@ from knowgate.files import cache_dir, sha256_text
 from knowgate.integrations.web_engines import ENGINES, Engine, Result, Wish
 from knowgate.integrations.web_store import Budget, Recording, Replies
 from knowgate.retrieval import check_k
+from knowgate.servers import one_line
 from knowgate.types import Passage
 
 MOST = 20  # results of one search; Brave gives no more
@@ -55,7 +56,7 @@ class WebOptions:
 
     def __post_init__(self) -> None:
         if self.lang and not re.fullmatch(r"[A-Za-z]{2,3}(-[A-Za-z]{2,4})?", self.lang):
-            raise BadSetting(f"lang is '{self.lang[:20]}'; it must be a language such as en or zh-CN.")
+            raise BadSetting(f"lang is '{one_line(self.lang[:20])}'; it must be a language such as en or zh-CN.")
         check_whole(self.safe, "safe", least=0, most=2)
         check_whole(self.minute, "minute")
         check_whole(self.day, "day")
@@ -71,7 +72,9 @@ def open_web(value: str) -> WebRetriever | ReplayedWeb:
     if name == REPLAY:
         return ReplayedWeb(at)
     if name not in ENGINES:
-        raise BadSetting(f"web search by '{name[:40]}' is not known; allowed: {', '.join([*ENGINES, REPLAY])}.")
+        raise BadSetting(
+            f"web search by '{one_line(name[:40])}' is not known; allowed: {', '.join([*ENGINES, REPLAY])}."
+        )
     return WebRetriever(name, at, options)
 
 
@@ -81,7 +84,7 @@ def read_options(query: str) -> WebOptions:
     given: dict[str, Any] = {}
     for key, text in parse_qsl(query, keep_blank_values=True):
         if key not in kinds:
-            raise BadSetting(f"'web:' has no option '{key[:40]}'. Known options: {', '.join(kinds)}.")
+            raise BadSetting(f"'web:' has no option '{one_line(key[:40])}'. Known options: {', '.join(kinds)}.")
         given[key] = _value(key, text, kinds[key])
     return WebOptions(**given)
 
@@ -89,12 +92,12 @@ def read_options(query: str) -> WebOptions:
 def _value(key: str, text: str, kind: type) -> Any:
     if kind is bool:
         if text not in ("true", "false"):
-            raise BadSetting(f"{key} is '{text[:40]}'; allowed: true, false.")
+            raise BadSetting(f"{key} is '{one_line(text[:40])}'; allowed: true, false.")
         return text == "true"
     try:
         return kind(text)
     except ValueError:
-        raise BadSetting(f"{key} is '{text[:40]}'; it must be a number.") from None
+        raise BadSetting(f"{key} is '{one_line(text[:40])}'; it must be a number.") from None
 
 
 class WebRetriever:
@@ -164,7 +167,9 @@ class ReplayedWeb:
 
     def __init__(self, folder: str):
         if not folder or not Path(folder).is_dir():
-            raise BadSetting(f"there is no recording at '{folder}'. Make one: --index 'web:ENGINE?record=DIR'")
+            raise BadSetting(
+                f"there is no recording at '{one_line(folder)}'. Make one: --index 'web:ENGINE?record=DIR'"
+            )
         self._recording = Recording(Path(folder))
 
     @property

@@ -169,7 +169,8 @@ class Brave(Engine):
         return web.get("results") if isinstance(web, dict) else None
 
     def _result(self, item: dict[str, Any]) -> Result:
-        extra = [one for one in item.get("extra_snippets") or () if isinstance(one, str)]
+        given = item.get("extra_snippets")
+        extra = [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
         return _made(item, "\n".join([str(item.get("description") or ""), *extra]))
 
 
