@@ -74,11 +74,12 @@ def history(rows: int, folder: Path) -> None:
     from knowgate.history.sqlite import SqliteHistory
 
     scope, log = Scope("m", "p"), SqliteHistory(folder / "log.db", TopicEmbedder())
-    start = time.perf_counter()
-    for first in range(0, rows, 5_000):
+    start, there = time.perf_counter(), log.count(scope)  # from an earlier start with --in
+    for first in range(there, rows, 5_000):
         block = range(first, min(first + 5_000, rows))
         log.add([LogEntry(f"question number {i}", Known.KNOWN, scope) for i in block])
-    print(f"history, {rows:,} entries: filled at {rows / (time.perf_counter() - start):,.0f}/s, {peak()}", flush=True)
+    filled = (rows - there) / (time.perf_counter() - start)
+    print(f"history, {rows:,} entries: filled at {filled:,.0f}/s, {peak()}", flush=True)
     first_search = seconds(lambda: log.search(["warm up"], K, scope))
     before = [measured(lambda i=i: log.search([f"while {i}"], K, scope)) for i in range(10)]
     index, start = log._followed[scope].index, time.perf_counter()

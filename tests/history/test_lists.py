@@ -58,7 +58,7 @@ def test_the_next_process_reads_only_what_came_since(tmp_path, monkeypatch):
     monkeypatch.setattr(
         VectorIndex, "add", lambda self, ids, vectors, add=VectorIndex.add: added.extend(ids) or add(self, ids, vectors)
     )
-    assert found(again, "the author of thing 402", 1) == ["author of thing 402"]
+    assert found(again, "author of thing 402 again", 1) == ["author of thing 402"]
     assert added == [401, 402, 403]
 
 
