@@ -24,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 PASSAGE = (
     "The Golden Gate Bridge is a suspension bridge spanning the Golden Gate, the strait connecting San Francisco Bay "
     "and the Pacific Ocean. The structure links San Francisco to Marin County, carrying both U.S. Route 101 and "
@@ -37,6 +39,13 @@ def seconds(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def measured(work: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds, and those of processor time, which other work on the machine does not lengthen."""
+    start, used = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - start, time.process_time() - used
 
 
 def made_up(n: int, passages: int) -> list[Any]:
@@ -82,22 +91,24 @@ def against_others(loaded: Any, options: argparse.Namespace) -> None:
     model = twin(loaded, stop=frozenset())
     now = Labeller(model, StringGrader(), plan)
     before = Labeller(twin(loaded, stop=frozenset(), shares=False), StringGrader(), plan)
-    pairs = [(seconds(lambda: now.label(questions)), seconds(lambda: before.label(questions))) for _ in range(3)]
-    ours, copies = (min(times) for times in zip(*pairs[1:], strict=True))  # the first time warms up
-    print(f"knowgate label: {n / ours:.3f} questions/s (grading, hidden states and self-assessment included)")
-    print(
-        f"(c) a copy of the prompt for every answer: {n / copies:.3f} questions/s: {copies / ours:.2f} x (aim >= 1.5)"
-    )
+    now.label(questions[:1])  # warms up
+    pairs = [(measured(lambda: now.label(questions)), measured(lambda: before.label(questions))) for _ in range(2)]
+    ours, copies = (np.min(times, axis=0) for times in zip(*pairs, strict=True))
+    wall, used = copies / ours
+    print(f"knowgate label: {n / ours[0]:.3f} questions/s (grading, hidden states and self-assessment included)")
+    print(f"(c) a copy of the prompt for every answer: {n / copies[0]:.3f} questions/s: {wall:.2f} x, "
+          f"by processor time {used:.2f} x (aim >= 1.5)")  # fmt: skip
     if options.ours:
         return
     asked = [prompts.closed(q) for q in questions] + [prompts.open(q, q.contexts) for q in questions]
     loop = seconds(lambda: library_calls(model, asked[:1] + asked[-1:], options.samples, 1)) * n
     at_once = seconds(lambda: library_calls(model, asked, options.samples, options.samples))
     print(
-        f"(a) loop of single generate calls (timed on one): {n / loop:.3f} questions/s: {loop / ours:.1f} x (aim >= 6)"
+        f"(a) loop of single generate calls (timed on one): {n / loop:.3f} questions/s: "
+        f"{loop / ours[0]:.1f} x (aim >= 6)"
     )
     print(f"(b) generate(num_return_sequences={options.samples}): {n / at_once:.3f} questions/s: "
-          f"{at_once / ours:.1f} x (aim >= 2)")  # fmt: skip
+          f"{at_once / ours[0]:.1f} x (aim >= 2)")  # fmt: skip
 
 
 def whole_run(model: Any, options: argparse.Namespace) -> None:

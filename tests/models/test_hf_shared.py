@@ -69,6 +69,11 @@ def test_the_models_own_attention_is_back_after_an_error():
     assert text._attn_implementation == "sdpa"
 
 
+def test_attention_of_another_kind_is_an_error_never_another_result():
+    with pytest.raises(RuntimeError, match="softcap cannot be shared"):
+        attend(Attention(), *[torch.zeros(1, 1, 1, 1)] * 3, None, softcap=50.0, sliding_window=None)
+
+
 @pytest.mark.parametrize(
     ("values", "shares"),
     [

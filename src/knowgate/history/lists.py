@@ -70,11 +70,11 @@ class Lists:
 
     def nearest(self, query: Vector, k: int) -> list[tuple[int, float]]:
         """(id, cosine), nearest first, from the lists nearest to the query; as many lists as make `PROBED` rows."""
-        order = np.argsort(-(self.centres @ query), kind="stable")
+        order = np.argsort(-_products(self.centres, query), kind="stable")
         reach = np.cumsum(np.diff(self.starts)[order])
         chosen = order[: int(np.searchsorted(reach, max(PROBED, 4 * k))) + 1]
         spans = [(int(self.starts[i]), int(self.starts[i + 1])) for i in chosen]
-        scores = np.concatenate([self.vectors[start:end] @ query for start, end in spans])
+        scores = np.concatenate([_products(self.vectors[start:end], query) for start, end in spans])
         rows = np.concatenate([np.arange(start, end) for start, end in spans])
         best = np.sort(rows[best_rows(scores, min(len(scores), k + SPARE))])
         hits: Hits = scored(self.vectors, best[self.ids[best] != GONE], query).best(k)
@@ -83,6 +83,12 @@ class Lists:
     def rows(self) -> Rows:
         """As they are, in their lists."""
         return Rows(self.ids, self.vectors, np.repeat(np.arange(len(self.centres)), np.diff(self.starts)))
+
+
+def _products(vectors: Vector, query: Vector) -> Vector:
+    """In one thread: a BLAS wakes several for so little, and they wait for each other on a busy machine."""
+    products: Vector = np.einsum("ij,j->i", vectors, query)
+    return products
 
 
 def open_lists(folder: Path, name: str, width: int, stamp: str) -> Lists | None:
@@ -95,7 +101,7 @@ def open_lists(folder: Path, name: str, width: int, stamp: str) -> Lists | None:
     except (BadInput, OSError, ValueError):
         return None
     centres, starts, ids, vectors = arrays
-    lists = Lists(record, np.array(centres), np.array(starts), ids, vectors)
+    lists = Lists(record, np.array(centres), np.array(starts), ids.view(np.ndarray), vectors.view(np.ndarray))
     return lists if _fits(lists) else None
 
 
@@ -126,7 +132,7 @@ def write_lists(folder: Path, name: str, stamp: str, sources: Sequence[Rows], ol
     folder.mkdir(parents=True, exist_ok=True)
     np.save(_file(folder, name, record.token, "centres"), centres)
     np.save(_file(folder, name, record.token, "starts"), starts.astype(np.int64))
-    _scatter(folder, name, record, sources, labels, starts)
+    _write_rows(folder, name, record, sources, labels)
     write_json(folder / f"{name}.json", vars(record))
     _clear(folder, name, record.token)
 
@@ -159,30 +165,24 @@ def _clear(folder: Path, name: str, token: str) -> None:
                 path.unlink()
 
 
-def _scatter(
-    folder: Path,
-    name: str,
-    record: ListsRecord,
-    sources: Sequence[Rows],
-    labels: Sequence[NDArray[np.intp]],
-    starts: Numbers,
+def _write_rows(
+    folder: Path, name: str, record: ListsRecord, sources: Sequence[Rows], labels: Sequence[NDArray[np.intp]]
 ) -> None:
-    """Every row to the next free place of its list."""
-    made = np.lib.format.open_memmap
-    ids = made(_file(folder, name, record.token, "ids"), "w+", np.int64, (record.rows,))
-    vectors = made(_file(folder, name, record.token, "vectors"), "w+", np.float32, (record.rows, record.width))
-    free = starts[:-1].copy()
-    for rows, lists in zip(sources, labels, strict=True):
-        kept = np.flatnonzero(rows.ids != GONE)
-        for block in _blocks(len(kept)):
-            order = np.argsort(lists[block], kind="stable")
-            sorted_lists, some = lists[block][order], kept[block][order]
-            rank = np.arange(len(some)) - np.searchsorted(sorted_lists, sorted_lists)
-            places = free[sorted_lists] + rank
-            ids[places], vectors[places] = rows.ids[some], rows.vectors[some]
-            free += np.bincount(sorted_lists, minlength=len(free))
-    ids.flush()
-    vectors.flush()
+    """One list after another, written as they come: a file that is mapped while it is written counts as memory."""
+    kept = [np.flatnonzero(rows.ids != GONE) for rows in sources]
+    order = np.argsort(np.concatenate(labels), kind="stable")
+    ends = np.cumsum([len(some) for some in kept])
+    ids = np.concatenate([rows.ids[some] for rows, some in zip(sources, kept, strict=True)])
+    np.save(_file(folder, name, record.token, "ids"), ids[order])
+    with _file(folder, name, record.token, "vectors").open("wb") as file:
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (record.rows, record.width)}
+        np.lib.format.write_array_header_1_0(file, shape)
+        for block in _blocks(len(order)):
+            some, part = order[block], np.empty((len(order[block]), record.width), dtype="<f4")
+            for rows, places, end in zip(sources, kept, ends, strict=True):
+                mine = (some < end) & (some >= end - len(places))
+                part[mine] = rows.vectors[places[some[mine] - (end - len(places))]]
+            file.write(part.tobytes())
 
 
 def _centres(sources: Sequence[Rows], total: int) -> Vector:

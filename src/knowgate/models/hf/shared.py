@@ -18,6 +18,8 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 NAME = "knowgate_shared"  # among transformers' attention functions
+UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")  # what would change the scores
+HAS_WIDE_PRODUCTS = torch.__version__ >= (2, 8)  # torch.bmm(..., out_dtype)
 _active: ContextVar[Cache] = ContextVar(NAME)
 
 
@@ -62,6 +64,8 @@ class Branch(CacheLayerMixin):  # type: ignore[misc]
 
     def get_max_length(self) -> int:
         return int(self.prompt_keys.shape[2] + self.keys.shape[3])
+
+    get_max_cache_shape = get_max_length  # its name in transformers 5.0
 
 
 def _selected(own: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, length: int) -> torch.Tensor:
@@ -123,6 +127,8 @@ def attend(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """One new token for each answer. key, value: what `Branch.update` gave; the prompts' are in the active caches."""
+    if odd := [name for name in UNKNOWN if others.get(name) is not None]:
+        raise RuntimeError(f"attention with {', '.join(odd)} cannot be shared: see can_share")
     branches = _active.get()
     layer = branches.layers[module.layer_idx]
     prompts, heads, answers, length, _ = key.shape
@@ -146,7 +152,7 @@ def attend(
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Scores are kept in single precision, as attention kernels do; on a CPU the product cannot say so."""
-    if left.is_cuda and left.dtype != torch.float32:
+    if left.is_cuda and left.dtype != torch.float32 and HAS_WIDE_PRODUCTS:
         return torch.bmm(left, right, out_dtype=torch.float32)
     return torch.bmm(left, right).float()
 
