@@ -143,6 +143,14 @@ class ScoringModel(Protocol):
         ...
 
 
+@runtime_checkable
+class ListingModel(Protocol):
+    """A model that sees only the most probable tokens of each place, which may be too few for their entropy."""
+
+    @property
+    def has_entropies(self) -> bool: ...
+
+
 class Runner(Protocol):
     """Does per-question work in batches: here, or on many machines. Work must be idempotent: it may be repeated."""
 
