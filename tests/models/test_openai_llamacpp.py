@@ -84,6 +84,14 @@ def test_a_gate_that_reads_entropies_is_refused_at_the_start_where_few_tokens_ar
     bind_gate(load_gate("logprob:mean"), model, PROMPTS)
 
 
+def test_a_gate_that_reads_labels_inside_a_prompt_is_refused_at_the_start_where_the_server_cannot(tmp_path):
+    server = ChatServer()
+    server.cards = [{"id": "m", "owned_by": "library"}]
+    model = OpenAIModel("m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(server))
+    with pytest.raises(NotOffered, match=r"'dhicl' reads labels inside a prompt, which the server of openai:m"):
+        bind_gate(DhiclGate(SqliteHistory(tmp_path / "log.db", HashEmbedder())), model, PROMPTS)
+
+
 TOKENS = {"yes": 9, " yes": 19, "no": 8, " no": 18}
 
 

@@ -145,10 +145,15 @@ class ScoringModel(Protocol):
 
 @runtime_checkable
 class ListingModel(Protocol):
-    """A model that sees only the most probable tokens of each place, which may be too few for their entropy."""
+    """A served model, that sees what its server lists: perhaps too few tokens for their entropy, or none in prompts."""
 
     @property
     def has_entropies(self) -> bool: ...
+
+    @property
+    def reads_inside(self) -> bool:
+        """Labels at marked places inside a prompt, and not only at its end."""
+        ...
 
 
 class Runner(Protocol):

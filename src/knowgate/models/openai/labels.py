@@ -77,7 +77,7 @@ class InsideLabels:
         if self._server.maker not in MAKERS:
             raise NotOffered(
                 f"openai:{self._server.model} reads labels only at the end of a prompt, not inside it: its server "
-                f"calls itself '{self._server.maker}'. {' and '.join(MAKERS.values())} servers and hf: models can."
+                f"calls itself '{self._server.maker}'. Servers of {', '.join(MAKERS.values())} and hf: models can."
             )
 
     def label_ids(self, labels: Sequence[str]) -> list[int]:

@@ -26,7 +26,7 @@ import numpy as np
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.files import sha256_text
 from knowgate.models.backend import Backend
-from knowgate.models.openai.labels import WHOLE, InsideLabels
+from knowgate.models.openai.labels import MAKERS, WHOLE, InsideLabels
 from knowgate.models.openai.parts import gather
 from knowgate.models.openai.probe import WIDE
 from knowgate.models.openai.reply import label_logprobs, lacks_label, listed_tokens, read_choices
@@ -118,6 +118,11 @@ class OpenAIModel(Backend):
     def has_entropies(self) -> bool:
         """Whether the server lists enough tokens at each place to work out their entropy."""
         return self._server.is_wide
+
+    @property
+    def reads_inside(self) -> bool:
+        """Whether labels can be read inside a prompt, and not only at its end."""
+        return self._server.maker in MAKERS
 
     def close(self) -> None:
         """Drop the connections; the model can still be used."""
