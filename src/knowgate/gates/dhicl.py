@@ -57,8 +57,8 @@ class DhiclGate(Gate):
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         if isinstance(model, ListingModel) and not model.reads_inside:
             raise NotOffered(
-                f"gate 'dhicl' reads labels inside a prompt, which the server of {model.name} does not give; vLLM, SGLang "
-                "and llama.cpp do. Use prompt, logprob:min or skr with this one."
+                f"gate 'dhicl' reads labels inside a prompt, which the server of {model.name} does not give; vLLM, "
+                "SGLang and llama.cpp do. Use prompt, logprob:min or skr with this one."
             )
         return replace(self, scope=bound_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
