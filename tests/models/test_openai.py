@@ -210,7 +210,7 @@ def test_labels_that_are_all_unlisted_are_an_error():
 
 def test_what_a_server_cannot_give_is_refused():
     server = ChatServer(ignores=frozenset({"top_logprobs"}))
-    server.cards = [{"id": "m", "owned_by": "llamacpp"}]
+    server.cards = [{"id": "m", "owned_by": "library"}]
     model = connect(server)
     with pytest.raises(NotOffered, match="hidden states"):
         model.read(PROMPTS, Want(layers=(1,)))

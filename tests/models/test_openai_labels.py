@@ -241,10 +241,10 @@ def test_an_adapter_is_named_to_sglang():
     assert server.bodies("/generate")[0]["lora_path"] == "m"
 
 
-@pytest.mark.parametrize("cards", [[{"id": "m", "owned_by": "llamacpp"}], [{"id": "m", "owned_by": "library"}], []])
+@pytest.mark.parametrize("cards", [[{"id": "m", "owned_by": "library"}], []])
 def test_other_servers_are_refused_with_those_that_can(cards):
     server = LabelServer("?", cards=cards)
-    with pytest.raises(NotOffered, match=r"not inside it: .* vLLM and SGLang servers and hf: models can"):
+    with pytest.raises(NotOffered, match=r"not inside it: .* vLLM, SGLang, llama.cpp and hf: models can"):
         connect(server).label_logits([PROMPT], LABELS)
     assert server.bodies("/tokenize") == server.bodies("/v1/completions") == []
 

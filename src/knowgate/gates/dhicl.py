@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from knowgate.errors import BadSetting
+from knowgate.errors import BadSetting, NotOffered
 from knowgate.gates.parts.logged import bound_scope, opened
 from knowgate.gates.parts.words import split_words
 from knowgate.history import HistoryStore, Known, Scope, question_key
 from knowgate.prompts import packaged, question_language
 from knowgate.statistics import sigmoid
-from knowgate.types import Gate, LabelPrompt, ModelIdentity, Neighbour, Question, Reading, Signal, Vector
+from knowgate.types import Gate, LabelPrompt, ListingModel, ModelIdentity, Neighbour, Question, Reading, Signal, Vector
 
 Sign = Literal["paper", "code", "none"]
 
@@ -55,6 +55,11 @@ class DhiclGate(Gate):
         return split_words(self.words, self.name)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
+        if isinstance(model, ListingModel) and not model.reads_inside:
+            raise NotOffered(
+                f"gate 'dhicl' reads labels inside a prompt, which the server of {model.name} does not give; vLLM, "
+                "SGLang and llama.cpp do. Use prompt, logprob:min or skr with this one."
+            )
         return replace(self, scope=bound_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
     def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:

@@ -49,7 +49,8 @@ class LogprobGate(Gate):
 
     @property
     def want(self) -> Want:
-        return Want(draft_tokens=1 if self.statistic == "first" else self.draft_tokens)
+        tokens = 1 if self.statistic == "first" else self.draft_tokens
+        return Want(draft_tokens=tokens, entropies=self.statistic == "entropy")
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         confidence = CONFIDENCE[self.statistic]

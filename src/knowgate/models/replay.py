@@ -248,6 +248,8 @@ def _want_settings(want: Want) -> dict[str, Any]:
     settings |= {"temperature": drawn["temperature"]} | ({} if want.sampling.is_whole else drawn)
     if want.sample_layer is None:
         del settings["sample_layer"]  # recordings made before it was there keep their keys
+    if not want.entropies:  # recordings from before there was such a thing go on
+        del settings["entropies"]
     if not want.sample_end:
         del settings["sample_end"]
     del settings["resumable"]  # says what is kept in memory, not what is read

@@ -24,6 +24,7 @@ from knowgate.types.records import (
 )
 from knowgate.types.roles import (
     Embedder,
+    ListingModel,
     Model,
     ModelIdentity,
     Reranker,
@@ -50,6 +51,7 @@ __all__ = [
     "Event",
     "Gate",
     "LabelPrompt",
+    "ListingModel",
     "Model",
     "ModelIdentity",
     "Neighbour",

@@ -123,6 +123,7 @@ class Want:
     sample_layer: the layer whose state at the end of each sample is wanted.
     sample_end: there at the token that ends it, where one does; else at the last token of its text.
     resumable: whether somebody may go on from the reading; if not, nothing of the pass is held in memory.
+    entropies: of the draft's tokens, from backends that give them only when asked.
     """
 
     draft_tokens: int = 0
@@ -135,6 +136,7 @@ class Want:
     sample_layer: int | None = None
     resumable: bool = True
     sample_end: bool = False
+    entropies: bool = False
 
     @property
     def is_nothing(self) -> bool:
@@ -154,6 +156,7 @@ class Want:
             sample_layer=self.sample_layer if self.sample_layer is not None else other.sample_layer,
             resumable=self.resumable or other.resumable,
             sample_end=self.sample_end or other.sample_end,
+            entropies=self.entropies or other.entropies,
         )
 
 

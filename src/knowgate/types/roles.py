@@ -143,6 +143,19 @@ class ScoringModel(Protocol):
         ...
 
 
+@runtime_checkable
+class ListingModel(Protocol):
+    """A served model, that sees what its server lists: perhaps too few tokens for their entropy, or none in prompts."""
+
+    @property
+    def has_entropies(self) -> bool: ...
+
+    @property
+    def reads_inside(self) -> bool:
+        """Labels at marked places inside a prompt, and not only at its end."""
+        ...
+
+
 class Runner(Protocol):
     """Does per-question work in batches: here, or on many machines. Work must be idempotent: it may be repeated."""
 

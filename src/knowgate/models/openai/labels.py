@@ -1,4 +1,4 @@
-"""Log-probabilities of labels at marked places inside a raw prompt, one request per prompt; vLLM and SGLang only.
+"""Log-probabilities of labels at marked places inside a raw prompt: vLLM, SGLang and llama.cpp only.
 
 Knows tokenisation in place, as `hf_labels` does for local models: the prefix and each part are tokenised apart by
 the server, so that a label is a token of its own, and the prompt goes out as token ids. Nothing here looks at text.
@@ -18,6 +18,10 @@ POST /v1/tokenize as above. POST /generate (beside /v1) takes `input_ids` and `t
 meta_info.input_token_ids_logprobs has an entry per prompt token from `logprob_start_len` on, null for the first
 of them, else [[logprob, id, text], ...], as predicted from the tokens before it; output_token_ids_logprobs goes on
 with the answer.
+
+llama.cpp (server of xllamacpp 2026.10): POST /tokenize (beside /v1) {content, add_special} -> {tokens}. POST
+/v1/completions takes token ids and lists as many tokens with their ids as `logprobs` says; prompts have none, so there
+is a request for each place, each with what the one before began with.
 """
 
 from __future__ import annotations
@@ -30,12 +34,14 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
-from knowgate.models.openai.reply import checked_logprob, read_first_choice
+from knowgate.models.openai.probe import WIDE
+from knowgate.models.openai.reply import checked_logprob, listed_tokens, read_first_choice
 from knowgate.models.openai.server import Server
 from knowgate.models.openai.wire import StatusError
-from knowgate.types import LabelPrompt, Vector
+from knowgate.types import LabelPrompt, Prompt, Vector
 
-MAKERS = {"vllm": "vLLM", "sglang": "SGLang"}
+MAKERS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+WHOLE = 1 << 18  # tokens: more than any vocabulary has
 KEPT_TEXTS = 4096  # tokenised texts: the instruction and the neighbours' questions come back in many prompts
 # Spelled out, because both servers else take them from the model's generation_config.json.
 NEUTRAL: Mapping[str, float] = {
@@ -71,7 +77,7 @@ class InsideLabels:
         if self._server.maker not in MAKERS:
             raise NotOffered(
                 f"openai:{self._server.model} reads labels only at the end of a prompt, not inside it: its server "
-                f"calls itself '{self._server.maker}'. {' and '.join(MAKERS.values())} servers and hf: models can."
+                f"calls itself '{self._server.maker}'. Servers of {', '.join(MAKERS.values())} and hf: models can."
             )
 
     def label_ids(self, labels: Sequence[str]) -> list[int]:
@@ -85,11 +91,41 @@ class InsideLabels:
         """Array (marked positions x labels); `top` is how many tokens a vLLM server lists at each place."""
         columns = self.label_ids(labels)
         cut = self._cut(prompt, labels, columns)
+        if self._server.maker == "llamacpp":
+            rows = [_llamacpp_row(self._server, cut.ids[: mark + 1], columns) for mark in cut.marks]
+            return np.array(rows, dtype=np.float32)
         if self._server.maker == "sglang":
             reply = _ask_sglang(self._server, cut, columns)
             return _checked_form(lambda: _sglang_rows(reply, cut, columns))
         reply = _ask_vllm(self._server, cut, columns, top)
         return _checked_form(lambda: _vllm_rows(reply, cut, columns, top))
+
+    def named(self, turn: Prompt, labels: Sequence[str]) -> list[tuple[str, float]]:
+        """The labels where the answer to a turn begins, asked for by their tokens; [] where vLLM is too old for it.
+
+        A label counts with and without a space before it, where each is one token.
+        """
+        spelled = {label: [label, f" {label}"] for label in (label.strip() for label in labels)}
+        try:
+            ids = {self._tokens(text, False): label for label, both in spelled.items() for text in both}
+        except ModelError:  # a gateway hides the tokeniser
+            return []
+        single = {tokens[0]: label for tokens, label in ids.items() if len(tokens) == 1}
+        fields = {
+            **NEUTRAL,
+            "max_tokens": 1,
+            "logprobs": True if not turn.raw else 1,
+            "return_tokens_as_token_ids": True,
+        }
+        try:
+            reply = self._server.ask(turn, {**fields, "logprob_token_ids": list(single)})
+        except StatusError as error:
+            if error.status not in (400, 422, 500):  # 500: where it also extracts hidden states
+                raise
+            return []
+        listed = listed_tokens(reply)
+        pairs = [(_token_id(text), value) for text, value in (listed[0].top if listed else ())]
+        return [(single[token], value) for token, value in pairs if token in single]
 
     def _cut(self, prompt: LabelPrompt, labels: Sequence[str], columns: Sequence[int]) -> MarkedPrompt:
         ids = [*self._tokens(prompt.prefix, True)] if prompt.prefix else []
@@ -110,7 +146,9 @@ class InsideLabels:
 
 def _tokenise(server: Server, text: str, special: bool) -> tuple[int, ...]:
     """`special`: with what the model wants at the beginning of a text."""
-    body = {"model": server.model, "prompt": text, "add_special_tokens": special}
+    body: dict[str, Any] = {"model": server.model, "prompt": text, "add_special_tokens": special}
+    if server.maker == "llamacpp":
+        body = {"content": text, "add_special": special}
     reply = _own_endpoint(server.wire.post if server.maker == "sglang" else server.wire.post_beside, "/tokenize", body)
     tokens = reply.get("tokens") if isinstance(reply, dict) else None
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
@@ -206,6 +244,24 @@ def _sglang_rows(reply: Any, cut: MarkedPrompt, columns: Sequence[int]) -> list[
 def _exact_row(place: Any, columns: Sequence[int]) -> list[float]:
     listed = {entry[1]: entry[0] for entry in place}
     return [checked_logprob(listed[column]) for column in columns]
+
+
+def _llamacpp_row(server: Server, ids: Sequence[int], columns: Sequence[int]) -> list[float]:
+    """The labels after these tokens, from a list that is long enough; the server keeps what the last prompt began with.
+
+    It has no log-probabilities inside a prompt, so every place is a request of its own.
+    """
+    for size in (WIDE, WHOLE):
+        fields = {**NEUTRAL, "max_tokens": 1, "logprobs": size, "cache_prompt": True}
+        reply = server.complete(ids, fields)
+        try:
+            top = read_first_choice(reply)["logprobs"]["content"][0]["top_logprobs"]
+            listed = {int(entry["id"]): checked_logprob(entry["logprob"]) for entry in top}
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ModelError("the server's reply has log-probabilities of an unknown form.") from None
+        if all(column in listed for column in columns):
+            return [listed[column] for column in columns]
+    raise ModelError("the server does not list its whole vocabulary, so labels inside a prompt cannot be read.")
 
 
 def _misaligned() -> ModelError:

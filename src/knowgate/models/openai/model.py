@@ -1,7 +1,8 @@
 """Any OpenAI-compatible server: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself. Sees text, never weights.
 
 Offers what the server turns out to give: drafts and samples always, log-probabilities and labels where token
-log-probabilities come back, hidden states never. The key comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
+log-probabilities come back, entropies where thousands of tokens are listed (llama.cpp), hidden states never. The key
+comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
 
 A chat API cannot continue a draft: a draft that ended by itself is the answer and costs no second call, any
 other is generated anew in full, so its text may differ from the draft.
@@ -25,9 +26,10 @@ import numpy as np
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.files import sha256_text
 from knowgate.models.backend import Backend
-from knowgate.models.openai.labels import InsideLabels
+from knowgate.models.openai.labels import MAKERS, WHOLE, InsideLabels
 from knowgate.models.openai.parts import gather
-from knowgate.models.openai.reply import label_logprobs, listed_tokens, read_choices
+from knowgate.models.openai.probe import WIDE
+from knowgate.models.openai.reply import label_logprobs, lacks_label, listed_tokens, read_choices
 from knowgate.models.openai.server import Server
 from knowgate.models.openai.wire import Patience, StatusError, Wire
 from knowgate.models.sampling import check_sampling
@@ -36,6 +38,7 @@ from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, S
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+MARGIN = 2  # tokens listed for the margin of a draft's tokens
 MOST_CHOICES = 128  # OpenAI's limit of `n`
 
 
@@ -111,6 +114,16 @@ class OpenAIModel(Backend):
     def concurrency(self) -> int:
         return self._concurrency
 
+    @property
+    def has_entropies(self) -> bool:
+        """Whether the server lists enough tokens at each place to work out their entropy."""
+        return self._server.is_wide
+
+    @property
+    def reads_inside(self) -> bool:
+        """Whether labels can be read inside a prompt, and not only at its end."""
+        return self._server.maker in MAKERS
+
     def close(self) -> None:
         """Drop the connections; the model can still be used."""
         self._wire.close()
@@ -118,7 +131,7 @@ class OpenAIModel(Backend):
     def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
         if want.layers or want.sample_layer is not None:
             raise NotOffered(f"{self.name} is a server and gives no hidden states; use an hf: model for them.")
-        drafts = self._drafts(prompts, want.draft_tokens)
+        drafts = self._drafts(prompts, want.draft_tokens, entropies=want.entropies)
         samples = self._sample(prompts, want.sample_tokens, want.sampling, want.samples, want.seed)
         return [
             Reading(draft=draft, samples=tuple(drawn), resume=Draft(prompt, draft))
@@ -171,10 +184,13 @@ class OpenAIModel(Backend):
             raise NotOffered(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
         return self._each(lambda prompt: self._label_row(prompt, labels), prompts)
 
-    def _drafts(self, prompts: Sequence[Prompt], max_tokens: int) -> Sequence[Completion | None]:
+    def _drafts(
+        self, prompts: Sequence[Prompt], max_tokens: int, *, entropies: bool = False
+    ) -> Sequence[Completion | None]:
         if max_tokens == 0:
             return [None] * len(prompts)
-        return [row[0] for row in self._greedy_answers(prompts, max_tokens, 1, None)]
+        wide = entropies and self.has_entropies
+        return self._each(lambda prompt: self._draft(prompt, max_tokens, None, WIDE if wide else MARGIN), prompts)
 
     def _go_on(self, handles: Sequence[Draft], max_tokens: int) -> list[Completion]:
         open_prompts = [handle.prompt for handle in handles if not handle.is_enough(max_tokens)]
@@ -205,13 +221,14 @@ class OpenAIModel(Backend):
         flat = [completion for part in drawn for completion in part]
         return [flat[i * n : (i + 1) * n] for i in range(len(prompts))]
 
-    def _draft(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
-        return self._checked(read_choices(self._server.ask(prompt, self._greedy(prompt, max_tokens, seed)))[0])
+    def _draft(self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN) -> Completion:
+        fields = self._greedy(prompt, max_tokens, seed, top)
+        return self._checked(read_choices(self._server.ask(prompt, fields))[0])
 
-    def _greedy(self, prompt: Prompt, max_tokens: int, seed: int | None) -> dict[str, Any]:
+    def _greedy(self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN) -> dict[str, Any]:
         fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, **self._seed(seed)}
         if self._server.abilities.logprobs:
-            fields |= _logprob_fields(prompt, min(2, self._server.abilities.top))  # the margin needs two
+            fields |= _logprob_fields(prompt, top if top > MARGIN else min(top, self._server.abilities.top))
         return fields
 
     def _checked(self, completion: Completion) -> Completion:
@@ -258,11 +275,33 @@ class OpenAIModel(Backend):
         if len(prompt.parts) != 1:
             return self._inside.read(prompt, labels, self._server.abilities.top)
         turn = Prompt(prompt.prefix + prompt.parts[0], prompt.raw)
-        fields = {"max_tokens": 1, "temperature": 0.0, **_logprob_fields(turn, self._server.abilities.top)}
-        listed = listed_tokens(self._server.ask(turn, fields))
+        top = self._listed(turn, _logprob_fields(turn, self._server.abilities.top))
+        if lacks_label(top, labels):
+            top = self._listed_further(turn, labels, top)
+        return np.array([label_logprobs(top, labels)], dtype=np.float32)
+
+    def _listed(self, turn: Prompt, fields: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+        """The tokens that may come next, as far as the server lists them."""
+        listed = listed_tokens(self._server.ask(turn, {"max_tokens": 1, "temperature": 0.0, **fields}))
         if not listed or not listed[0].top:
             raise ModelError(f"{self.name} did not list the most probable tokens, so labels cannot be read.")
-        return np.array([label_logprobs(listed[0].top, labels)], dtype=np.float32)
+        return listed[0].top
+
+    def _listed_further(
+        self, turn: Prompt, labels: Sequence[str], top: tuple[tuple[str, float], ...]
+    ) -> tuple[tuple[str, float], ...]:
+        """A label that is not among the usual few is asked for: by name on vLLM, with a longer list on llama.cpp.
+
+        Elsewhere it stays with the most it can have.
+        """
+        if self._server.maker == "vllm":
+            return top + tuple(pair for pair in self._inside.named(turn, labels) if pair not in top)
+        if self._server.is_wide:
+            for size in (WIDE, WHOLE):
+                top = self._listed(turn, _logprob_fields(turn, size))
+                if not lacks_label(top, labels):
+                    break
+        return top
 
     def _each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """`work` on each item, side by side, in order. The first failure ends it."""

@@ -25,6 +25,7 @@ PARAMETERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "sampling": ({"top_k": -1, "min_p": 0.0}, {"top_k": 0, "min_p": 0.0}),
 }
 PROBE_TOKENS = 4
+WIDE = 2_000  # tokens listed where a server has no cap: enough for entropies, 100 kB a place
 REFUSALS = (400, 422, 500, 501)  # some servers crash on what they do not know
 
 
@@ -59,6 +60,15 @@ def probe(wire: Wire, model: str) -> Abilities:
     everything = {key: value for options in PARAMETERS.values() for key, value in options[0].items()}
     trial = _try(wire, {**plain, **everything}) or _one_by_one(wire, plain)
     return _abilities(trial)
+
+
+def probe_wide(wire: Wire, model: str) -> bool:
+    """Whether the server lists as many tokens as it is asked for: llama.cpp does, most have a cap of 20 or so."""
+    turn = [{"role": "user", "content": "Hi"}]
+    asked = {"model": model, "messages": turn, "max_tokens": 1, "temperature": 0.0}
+    trial = _try(wire, {**asked, "logprobs": True, "top_logprobs": WIDE})
+    listed = listed_tokens(trial.reply) if trial else None
+    return bool(listed) and len(listed[0].top) == WIDE  # type: ignore[index]
 
 
 def _one_by_one(wire: Wire, plain: Mapping[str, Any]) -> _Trial:

@@ -1,7 +1,7 @@
 """Replies of an OpenAI-compatible server as records; whatever is not as it should be is a ModelError.
 
 Chat replies list tokens under logprobs.content. Raw completions list them in parallel arrays, or, on
-llama.cpp, as chat does. Only the top tokens are known, so entropy stays None.
+llama.cpp, as chat does. Only the top tokens are known: entropy stays None unless thousands of them are listed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from knowgate.types import Completion, Token
 ROUNDING = 1e-3  # servers in half precision give log-probabilities this far above 0
 IMPOSSIBLE = -9999.0  # what vLLM writes for a probability of 0; llama.cpp writes the lowest number there is
 MOST_TOKENS = 2**31  # a count beyond is none
+ENOUGH, LARGE, TINY = 1_000, 150_000, 1e-9  # tokens listed, tokens of a large vocabulary, a share that is none
 SHOWN = 40  # characters of a token in an error
 
 
@@ -29,6 +30,20 @@ class ListedToken:
     text: str
     logprob: float
     top: tuple[tuple[str, float], ...]
+
+    @property
+    def entropy(self) -> float | None:
+        """In nats, where enough tokens are listed to know it well.
+
+        What is not listed has some tokens as probable as the last one listed (the least its share can add), or is
+        spread evenly over a large vocabulary (the most): the middle of the two is taken.
+        """
+        if len(self.top) < ENOUGH:
+            return None
+        values = np.array([value for _, value in self.top])
+        rest = max(0.0, 1 - float(np.exp(values).sum()))
+        listed = -float((np.exp(values) * values).sum())
+        return listed + (rest * (-values[-1] + math.log(LARGE / rest)) / 2 if rest > TINY else 0.0)
 
 
 def read_choices(reply: Any) -> list[Completion]:
@@ -64,6 +79,12 @@ def label_logprobs(top: Sequence[tuple[str, float]], labels: Sequence[str]) -> l
     return [_log_sum(found) if found else _most(top, label) for label, found in zip(labels, exact, strict=True)]
 
 
+def lacks_label(top: Sequence[tuple[str, float]], labels: Sequence[str]) -> bool:
+    """Whether a label is not listed."""
+    words = {text.strip() for text, _ in top}
+    return any(label.strip() not in words for label in labels)
+
+
 def _most(top: Sequence[tuple[str, float]], label: str) -> float:
     starts = [x for text, x in top if text.strip() and label.strip().startswith(text.strip())]
     smallest = min(x for _, x in top)
@@ -85,7 +106,7 @@ def _choices(reply: Any) -> list[dict[str, Any]]:
 
 def _completion(choice: dict[str, Any], count: int) -> Completion:
     listed = _listed(choice)
-    tokens = None if listed is None else tuple(Token(x.text, x.logprob, margin=_margin(x)) for x in listed)
+    tokens = None if listed is None else tuple(Token(x.text, x.logprob, x.entropy, _margin(x)) for x in listed)
     return Completion(
         text=_text(choice),
         tokens=tokens,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from knowgate.errors import KnowgateError, ServerError
-from knowgate.models.openai.probe import Abilities, probe
+from knowgate.models.openai.probe import Abilities, probe, probe_wide
 from knowgate.models.openai.wire import StatusError, Wire
 from knowgate.servers import one_line
 from knowgate.types import Prompt
@@ -42,6 +42,11 @@ class Server:
             if self._probed is None:
                 self._probed = self._explained(lambda: probe(self.wire, self.model))
             return self._probed
+
+    @functools.cached_property
+    def is_wide(self) -> bool:
+        """Whether it lists thousands of tokens at each place; asked once, by whoever needs them."""
+        return self.abilities.top > 1 and self._explained(lambda: probe_wide(self.wire, self.model))
 
     def ask(self, prompt: Prompt, fields: dict[str, Any]) -> Any:
         """The reply to a user turn, or to text that is continued as it stands."""

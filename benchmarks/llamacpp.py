@@ -1,0 +1,81 @@
+"""llama.cpp in-process against transformers on the embedded model's weights, side by side, in processor time.
+
+python benchmarks/llamacpp.py [--questions 8] [--file OTHER.gguf]
+
+Both take turns question group by question group, so that other work on the machine slows both. Prints, for labelling
+(a draft, 5 samples, states) and for asking (one question at a time), seconds of each and their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+from knowgate.models import gguf_behind, load_model
+from knowgate.prompts import AnswerPrompts
+from knowgate.types import Model, Prompt, Question, Want
+
+PLACES = [
+    "France",
+    "Peru",
+    "Japan",
+    "Kenya",
+    "Norway",
+    "Chile",
+    "Egypt",
+    "Nepal",
+    "Ghana",
+    "Cuba",
+    "Laos",
+    "Malta",
+    "Oman",
+    "Fiji",
+    "Togo",
+    "Iran",
+]
+ROUNDS = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--file", default=str(gguf_behind("smollm")))
+    given = parser.parse_args()
+    models = {"llama.cpp": load_model(f"llamacpp:{given.file}"), "transformers": load_model("smollm")}
+    asked = [Question(f"What is the capital of {place}?") for place in PLACES[: given.questions]]
+    prompts = [AnswerPrompts().closed(question) for question in asked]
+    for model in models.values():
+        label(model, prompts[:1])  # loads
+    for name, job in (("labelling", label), ("asking", ask)):
+        compare(name, job, models, prompts)
+
+
+def compare(
+    name: str, job: Callable[[Model, list[Prompt]], None], models: dict[str, Model], prompts: list[Prompt]
+) -> None:
+    spent = dict.fromkeys(models, 0.0)
+    for _ in range(ROUNDS):
+        for which, model in models.items():
+            start = time.process_time()
+            job(model, prompts)
+            spent[which] += time.process_time() - start
+    each = {which: seconds / ROUNDS / len(prompts) for which, seconds in spent.items()}
+    told = ", ".join(f"{which} {seconds:.2f} s" for which, seconds in each.items())
+    ratio = each["transformers"] / each["llama.cpp"]
+    print(f"{name}: {told} of processor time a question; llama.cpp is {ratio:.2f} x as fast", flush=True)
+
+
+def label(model: Model, prompts: list[Prompt]) -> None:
+    want = Want(draft_tokens=12, layers=(15,), samples=5, sample_tokens=12, seed=0, resumable=False)
+    model.read(prompts, want)
+
+
+def ask(model: Model, prompts: list[Prompt]) -> None:
+    for prompt in prompts:
+        reading = model.read([prompt], Want(draft_tokens=4))[0]
+        model.generate([prompt], max_tokens=16, resume=[reading.resume])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Gates on a real llama.cpp server: what it can feed works as on the same weights in-process, the rest is refused."""
+
+import json
+import math
+
+import httpx
+import numpy as np
+import pytest
+
+from knowgate.errors import NotOffered
+from knowgate.gates import bind_gate, load_gate, read_questions, score_both
+from knowgate.gates.dhicl import DhiclGate
+from knowgate.history.entries import Known, LogEntry, Scope, Source
+from knowgate.history.sqlite import SqliteHistory
+from knowgate.models.openai.model import OpenAIModel
+from knowgate.models.openai.reply import ListedToken
+from knowgate.models.openai.wire import Patience
+from knowgate.prompts import AnswerPrompts
+from knowgate.types import LabelPrompt, Question
+from tests.support.chat_server import ChatServer
+from tests.support.hash_embedder import HashEmbedder
+from tests.support.llama_server import NAME, running_llama
+
+TEXTS = ("What is the capital of France?", "Is water wet?")
+QUESTIONS = [Question(text, id=str(number)) for number, text in enumerate(TEXTS)]
+PROMPTS = AnswerPrompts()
+CLOSE = 0.05  # of a need: the server computes several requests together, and rounds otherwise
+QUICK = Patience(timeout=120, total=360, retries=1, backoff=0.0)
+
+
+@pytest.fixture(scope="module")
+def served():
+    pytest.importorskip("xllamacpp", reason="needs the extra 'llamacpp'")
+    with running_llama() as url:
+        yield OpenAIModel(NAME, url)
+
+
+def needs(gate, model):
+    bound = bind_gate(load_gate(gate) if isinstance(gate, str) else gate, model, PROMPTS)
+    return score_both(bound, QUESTIONS, read_questions(model, [bound], QUESTIONS, PROMPTS)).needs
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("gate", ["prompt", "logprob:entropy,draft_tokens=1"])
+def test_needs_are_those_of_the_same_weights_in_process(served, smollm_llamacpp, gate):
+    """Labels that are not among the top 20 are asked for; entropies come from a long list of tokens."""
+    np.testing.assert_allclose(needs(gate, served), needs(gate, smollm_llamacpp), atol=CLOSE)
+
+
+@pytest.mark.model
+def test_labels_inside_a_prompt_are_those_of_the_same_weights_in_process(served, smollm_llamacpp):
+    parts = ("Is Paris in France? A:", " true\nIs Rome in Spain? A:", " false\nIs Bonn in Peru? A:")
+    asked = [LabelPrompt(parts, prefix="Answer the questions with true or false and nothing else.\n")]
+    mine, other = (model.label_logits(asked, (" true", " false"))[0] for model in (served, smollm_llamacpp))
+    assert mine.shape == (3, 2)
+    np.testing.assert_allclose(mine[:, 0] - mine[:, 1], other[:, 0] - other[:, 1], atol=0.3)
+
+
+@pytest.mark.model
+def test_dhicl_decides_on_a_llama_cpp_server(served, smollm_llamacpp, tmp_path):
+    found = []
+    for model in (served, smollm_llamacpp):
+        scope = Scope(model.fingerprint, PROMPTS.fingerprint)
+        log = SqliteHistory(tmp_path / f"{model.fingerprint}.db", HashEmbedder())
+        labels = (Known.KNOWN, Known.UNKNOWN)
+        log.add([LogEntry(f"{text} ({n})", labels[n % 2], scope, Source.GOLD) for n, text in enumerate(TEXTS)])
+        found.append(needs(DhiclGate(log, k=2), model))
+    np.testing.assert_allclose(found[0], found[1], atol=CLOSE)
+
+
+@pytest.mark.model
+def test_gates_that_read_hidden_states_are_refused_at_the_start(served):
+    with pytest.raises(NotOffered, match="hidden"):
+        bind_gate(load_gate("seakr"), served, PROMPTS)
+
+
+# --- servers with a cap ---------------------------------------------------------------------------
+
+
+def test_a_gate_that_reads_entropies_is_refused_at_the_start_where_few_tokens_are_listed():
+    model = OpenAIModel("m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(ChatServer()))
+    with pytest.raises(NotOffered, match=r"lists too few tokens.*logprob:first"):
+        bind_gate(load_gate("logprob:entropy"), model, PROMPTS)
+    bind_gate(load_gate("logprob:mean"), model, PROMPTS)
+
+
+def test_a_gate_that_reads_labels_inside_a_prompt_is_refused_at_the_start_where_the_server_cannot(tmp_path):
+    server = ChatServer()
+    server.cards = [{"id": "m", "owned_by": "library"}]
+    model = OpenAIModel("m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(server))
+    with pytest.raises(NotOffered, match=r"'dhicl' reads labels inside a prompt, which the server of openai:m"):
+        bind_gate(DhiclGate(SqliteHistory(tmp_path / "log.db", HashEmbedder())), model, PROMPTS)
+
+
+TOKENS = {"yes": 9, " yes": 19, "no": 8, " no": 18}
+
+
+class VllmServer(ChatServer):
+    """Lists the tokens named by `logprob_token_ids`, in the form in which vLLM 0.32 replies."""
+
+    def __call__(self, request):
+        body = json.loads(request.content) if request.content else {}
+        if request.url.path == "/tokenize":
+            return httpx.Response(200, json={"tokens": [TOKENS[body["prompt"]]], "count": 1, "max_model_len": 2048})
+        if "logprob_token_ids" in body:
+            values = {9: 0.02, 19: 0.01, 8: 0.004, 18: 0.001}
+            top = [{"token": f"token_id:{i}", "logprob": math.log(values[i])} for i in body["logprob_token_ids"]]
+            first = {"token": "token_id:5", "logprob": -0.1, "top_logprobs": top}
+            choice = {"message": {"content": "x"}, "finish_reason": "length", "logprobs": {"content": [first]}}
+            return httpx.Response(200, json={"choices": [choice]})
+        return super().__call__(request)
+
+
+def test_labels_beyond_the_cap_of_vllm_are_asked_for_by_their_tokens():
+    model = OpenAIModel("m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(VllmServer()))
+    row = model.label_logits([LabelPrompt(("Can you?",), raw=False)], ("yes", "no"))[0]
+    np.testing.assert_allclose(np.exp(row), [[0.03, 0.005]], rtol=1e-5)
+
+
+def test_the_entropy_of_a_long_list_is_that_of_the_distribution():
+    even = ListedToken("a", math.log(1 / 1_000), tuple((str(i), math.log(1 / 1_000)) for i in range(1_000)))
+    assert even.entropy == pytest.approx(math.log(1_000), abs=1e-6)
+    assert ListedToken("a", -0.1, (("a", -0.1), ("b", -3.0))).entropy is None
