@@ -32,10 +32,20 @@ def without_posix(code: str, *arguments: str, libraries: tuple[str, ...] = ()) -
     return python(WITHOUT_POSIX.format(libraries=libraries) + code, *arguments)
 
 
+EACH = """
+import knowgate.errors
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except knowgate.errors.MissingExtra:
+        assert name.startswith("knowgate.integrations."), name  # an adapter, whose framework is not here
+print("all")
+"""
+
+
 def test_every_module_can_be_imported():
-    code = "import sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\nprint('all')"
     names = [name for name in modules() if not name.endswith("__main__")]
-    assert without_posix(code, *names, libraries=HEAVY) == "all\n"
+    assert without_posix(EACH, *names, libraries=HEAVY) == "all\n"
 
 
 COMMANDS = """

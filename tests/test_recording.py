@@ -9,7 +9,7 @@ import pytest
 from benchmarks.recording.packing import pack, packed
 from benchmarks.recording.printed import keep_printed
 from benchmarks.recording.said import said_already
-from benchmarks.tables import common, dhicl, kbm
+from benchmarks.tables import common, dhicl, kbm, kbm_plugged
 from benchmarks.tables.names import recorded_name, with_names
 
 import knowgate as kg
@@ -69,14 +69,15 @@ def test_answers_recorded_by_others_stay_behind():
 
 def test_what_was_printed_is_kept_without_the_folders_of_that_machine(tmp_path):
     (tmp_path / "latency.md").write_text("| dhicl:/some/where/log.db | 0.1 / 0.2 |\n")
-    said = {"data": "jsonl:/some/where/kbsat-llm.jsonl", "model": "llm-1", "words": "true/false"}
-    (tmp_path / "kbsat-llm.jsonl").write_text(f"{json.dumps(said)}\n")
+    said = {"data": "jsonl:/some/where/kbsat.jsonl", "model": "llm-1", "words": "true/false"}
+    swapped = {**said, "data": "jsonl:/some/where/kbsat.swapped.jsonl"}
+    (tmp_path / "kbsat.jsonl").write_text(f"asking ...\n{json.dumps(said)}\n")
+    (tmp_path / "kbsat.swapped.jsonl").write_text(f"{json.dumps(swapped)}\n")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "kbsat-llm-1.json").write_text("[]")
     keep_printed(tmp_path, tmp_path / "out", "llm-1")
     assert (tmp_path / "out" / "latency.md").read_text() == "| dhicl:log.db | 0.1 / 0.2 |\n"
-    assert json.loads((tmp_path / "out" / "kbsat-llm-1.jsonl").read_text()) == {**said, "data": "jsonl:kbsat-llm.jsonl"}
-    assert not (tmp_path / "out" / "kbsat-llm-1.json").exists()
+    kept = [json.loads(line) for line in (tmp_path / "out" / "kbsat-llm-1.jsonl").read_text().splitlines()]
+    assert [one["data"] for one in kept] == ["jsonl:kbsat.jsonl", "jsonl:kbsat.swapped.jsonl"]
 
 
 # --- tables from runs as they are recorded now ----------------------------------------------------
@@ -100,9 +101,12 @@ def runs(tmp_path, monkeypatch):
         said = [
             RecordedNeeds(spec, 0.5, ids) for spec in ("dhicl:k=20,words=true/false,sign=paper", "dhicl:w/log.db,k=5")
         ]
-        write_needs(tmp_path / name, [*said, RecordedNeeds("w/kbm", 0.5, ids, raw=dict.fromkeys(ids, 0.2))])
+        raw = dict.fromkeys(ids, 0.2)
+        said += [RecordedNeeds("w/kbm", 0.5, ids, raw=raw)]
+        said += [RecordedNeeds("v/kbm", 0.5, ids, "plug-in, fitted on gguf:v/other-llm", raw=dict.fromkeys(ids, 0.8))]
+        write_needs(tmp_path / name, said)
         pack(tmp_path / name, tmp_path / "runs" / common.QWEN / name, said_already(tmp_path / name))
-    for module in (common, dhicl, kbm):
+    for module in (common, dhicl, kbm, kbm_plugged):
         monkeypatch.setattr(module, "RUNS", tmp_path / "runs")
     common.trial_of.cache_clear()
     yield tmp_path / "runs" / common.QWEN
@@ -110,7 +114,7 @@ def runs(tmp_path, monkeypatch):
 
 
 def test_what_was_said_before_is_packed_under_the_names_of_the_tables(runs):
-    assert [one.gate for one in read_needs(runs / "nq_ctx-test")] == ["dhicl", "dhicl:k=5", "kbm"]
+    assert [one.gate for one in read_needs(runs / "nq_ctx-test")] == ["dhicl", "dhicl:k=5", "kbm", "kbm, of other-llm"]
 
 
 def test_the_section_on_kbm_shows_rates_by_how_fast_answers_change(runs):
@@ -118,6 +122,16 @@ def test_the_section_on_kbm_shows_rates_by_how_fast_answers_change(runs):
     assert "| gate | fast-changing (10) | slow-changing (10) | never-changing (10) | one-hop (30) |" in text
     assert "| kbm | 100.0 % | 100.0 % | 100.0 % | 100.0 % |" in text
     assert "| kbm, own verdict | 0.0 % | 0.0 % | 0.0 % | 0.0 % |" in text
+
+
+def test_a_judge_of_another_llm_stands_beside_its_own_in_table_4(runs):
+    text = "\n".join(kbm_plugged.plugged_section())
+    assert "| qwen2.5-coder-1.5b | nq_ctx | itself |" in text
+    assert "| qwen2.5-coder-1.5b | nq_ctx | other-llm |" in text
+    assert "Llama3-70B (paper)" in text
+    own, other = (line.split(" | ")[5] for line in text.splitlines() if "| nq_ctx | " in line)
+    assert own.startswith("0.0 (0 %)") or "(0 %)" in own
+    assert "(100 %)" in other
 
 
 def test_the_section_on_dhicl_shows_variants_and_sets_without_passages(runs):

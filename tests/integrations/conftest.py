@@ -9,7 +9,6 @@ for name, value in {
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
-    "WANDB_MODE": "offline",
 }.items():
     os.environ.setdefault(name, value)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import ModelError, WeightsError
-from knowgate.models.llama.library import CALLBACK, OUTPUTS_EACH, SEE, check_layout, heard, library
+from knowgate.models.llama.library import CALLBACK, OUTPUTS_EACH, SEE, check_layout, hear, heard, library
 from knowgate.types import Vector
 
 MOST_CELLS = 8_192  # tokens that all rows together can hold; memory is taken for them at the start
@@ -52,6 +52,7 @@ class Engine:
     def __init__(self, file: Path):
         self._lib = lib = library()
         heard.clear()
+        lib.llama_log_set(hear, None)  # a server of xllamacpp in this process listens instead
         self._model = lib.llama_model_load_from_file(os.fsencode(file), lib.llama_model_default_params())
         if not self._model:
             raise _cannot_open(file)
