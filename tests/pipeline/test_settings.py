@@ -35,6 +35,15 @@ def test_a_file_is_found_here_or_named_by_a_text(made, tmp_path):
     assert kg.load_settings(str(tmp_path / "other.toml")) == kg.Settings(k=5)
 
 
+@pytest.mark.parametrize(("flag", "other"), [("index", "docs"), ("docs", "index")])
+def test_a_flag_takes_the_place_of_the_other_way_to_name_documents(tmp_path, monkeypatch, flag, other):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "knowgate.toml").write_text(f'{other} = "from-the-file"\n')
+    found = kg.load_settings(**{flag: "given"})
+    assert str(getattr(found, flag)) == "given"
+    assert getattr(found, other) is None
+
+
 def test_an_answer_as_a_record_is_plain_json(made):
     rag = kg.build_pipeline(kg.Settings(model=made.model, gate="always", docs=made.docs, k=1))
     answer = rag.answer(made.questions[1].text)

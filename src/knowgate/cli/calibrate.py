@@ -12,6 +12,7 @@ from knowgate.cli.paths import path
 from knowgate.cli.tables import print_sheets
 from knowgate.cli.weighing import weighing_bar
 from knowgate.gates import ALWAYS, is_artefact
+from knowgate.runs import RunFolder, how_to_ask
 from knowgate.thresholds import calibrate
 
 
@@ -80,7 +81,8 @@ def calibrate_command(
         left_out = ", ".join(f"{count} {reason}" for reason, count in calibration.left_out.items())
         WORDS.print(f"Left out: {left_out}.")
     if is_artefact(gate):
-        used = f"knowgate ask --gate {calibration.source}{_with(arbiter)}"
+        llm = RunFolder(labels[0]).manifest()["settings"]["model"]
+        used = f"knowgate ask --gate {calibration.source}{_with(arbiter)}{how_to_ask(llm)}"
         WORDS.print(f"Written to {calibration.source}. Use it: {used}")
     else:
         WORDS.print(_how_to_pass(gate, calibration.threshold) + _with(arbiter))

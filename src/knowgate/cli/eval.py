@@ -19,7 +19,7 @@ from knowgate.cli.tables import print_text, wide_console
 from knowgate.cli.weighing import weighing_bar
 from knowgate.evaluation import MAX_LOSS, PRICE_SEARCH, PRICE_TOKEN, SEARCH_SECONDS, Assumed, Evaluation, evaluate
 from knowgate.gates import far_words
-from knowgate.integrations import log_mlflow, log_wandb
+from knowgate.integrations import check_trackers, log_mlflow, log_wandb
 from knowgate.report import Verdict, all_sheets, check_report_folder, render, summary_json, verdict, write_report
 from knowgate.runs import cautions
 
@@ -46,7 +46,9 @@ def eval_(
             help="Wording of the answers, as in `label`. With --labels and --model: that of the runs.",
         ),
     ] = None,
-    index: Annotated[str | None, typer.Option(help="With --data: index folder or http:URL.")] = None,
+    index: Annotated[
+        str | None, typer.Option(help="With --data: index folder, http:URL or a search engine, as in `ask`.")
+    ] = None,
     rerank: Rerank = None,
     candidates: Candidates = 20,
     k: Annotated[int | None, typer.Option(min=1, help="With --data: passages shown to the LLM, as in `label`.")] = None,
@@ -115,6 +117,7 @@ def eval_(
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
+    check_trackers(mlflow=mlflow, wandb=wandb)
     if out is not None:
         check_report_folder(out)  # before the work, not after it
     with labelling_bar() if data else nullcontext(lambda tally: None) as show, weighing_bar(arbiter) as weighed:

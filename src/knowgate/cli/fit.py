@@ -25,6 +25,7 @@ from knowgate.cli.progress import progress
 from knowgate.errors import KnowgateError, UnknownName
 from knowgate.fitting import FitFunction, fit, fit_function, fit_names, majority, options_of, wanted_by
 from knowgate.gates import FITTED, retrieval_rule
+from knowgate.runs import how_to_ask
 
 if TYPE_CHECKING:
     from knowgate.gates import FittedGate
@@ -193,7 +194,7 @@ def fit_and_tell(name: str, shared: dict[str, Any], options: dict[str, Any]) -> 
     WORDS.print(f"{name} fitted on '{made['target']}': {split_shown(made['split'])}.")
     WORDS.print(_decides(gate))
     _warn(gate)
-    WORDS.print(f"Use it: knowgate ask --gate {out}")
+    WORDS.print(f"Use it: knowgate ask --gate {out}{how_to_ask(made['model']['name'])}")
 
 
 def _by_set(sets: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -28,7 +28,8 @@ def label(
     out: Annotated[Path, typer.Option(help="Run folder. The same command goes on with a run that was interrupted.")],
     model: Annotated[str, typer.Option(help="Model spec; see `knowgate models`.")] = "smollm",
     index: Annotated[
-        str | None, typer.Option(help="Index folder or http:URL. Default: the data's own contexts.")
+        str | None,
+        typer.Option(help="Index folder, http:URL or a search engine, as in `ask`. Default: the data's own contexts."),
     ] = None,
     rerank: Rerank = None,
     candidates: Candidates = 20,

@@ -16,7 +16,10 @@ Prefs = Annotated[
 ]
 ModelSpec = Annotated[
     str | None,
-    typer.Option("--model", help="smollm (default), hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, replay:DIR, fake."),
+    typer.Option(
+        "--model",
+        help="smollm (default), hf:NAME_OR_DIR, gguf:FILE, llamacpp:FILE, openai:MODEL@URL, ... See `knowgate models`.",
+    ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many questions.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of splits, samples and training.")]

@@ -16,7 +16,7 @@ PlugIn = Annotated[
 ]
 Threshold = Annotated[float | None, typer.Option(help="Retrieve when need is above this (0-1). Default: the gate's own.")]  # fmt: skip  # noqa: E501
 Docs = Annotated[Path | None, typer.Option(parser=path, metavar="PATH", help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
-Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, http:URL of a search endpoint, or a search engine: qdrant:, chroma:, lancedb:, elastic:, opensearch:, web:.")]  # fmt: skip  # noqa: E501
+Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, http:URL of a search endpoint, or a search engine: qdrant:, chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:.")]  # fmt: skip  # noqa: E501
 Rerank = Annotated[str | None, typer.Option(help="Reranker of 20 candidates: folder made by `fit reranker`, or any cross-encoder.")]  # fmt: skip  # noqa: E501
 Preset = Annotated[str | None, typer.Option(help="cbdr: probe (--gate) with --beta, aligned reranker (--rerank), top --k.")]  # fmt: skip  # noqa: E501
 Beta = Annotated[float | None, typer.Option(min=0, max=1, help="With --preset cbdr: answer directly above this confidence. Default 0.95.")]  # fmt: skip  # noqa: E501
@@ -27,7 +27,7 @@ NoRules = Annotated[bool, typer.Option("--no-rules", help="The gate alone decide
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
 Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
-Log = Annotated[str | None, typer.Option("--log", metavar="DB", help="Log that grows with use: retrieved questions, known where the answers with and without passages agree.")]  # fmt: skip  # noqa: E501
+Log = Annotated[str | None, typer.Option("--log", metavar="DB", help="Log that grows with use (a file, or postgresql://...): retrieved questions, known where the answers with and without passages agree.")]  # fmt: skip  # noqa: E501
 LogDrafts = Annotated[bool | None, typer.Option("--log-drafts", help="With --log: also answer from memory where the gate reads no whole draft (dhicl, skr, logprob:first).")]  # fmt: skip  # noqa: E501
 
 

@@ -26,7 +26,9 @@ def prefer(
     gate: Annotated[
         str | None, typer.Option(metavar="PROBE", help="Fitted probe; --source confidence reads its shift.")
     ] = None,
-    index: Annotated[str | None, typer.Option(help="Index folder or http:URL that candidates come from.")] = None,
+    index: Annotated[
+        str | None, typer.Option(help="Index folder, http:URL or a search engine that candidates come from.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Data spec whose contexts are the candidates. Default: the run's own passages.")
     ] = None,

@@ -87,7 +87,11 @@ def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> Sheet:
     """AUROC of fitted gates on runs they were not fitted on, of their own LLM or of others (as plug-ins)."""
     trials = [load_trial([run]) for run in runs]
     rows = tuple((Path(gate).name, *(_cell(trial, gate) for trial in trials)) for gate in gates)
-    return Sheet("AUROC of gates (rows) on label runs (columns)", ("gate", *(run.name for run in runs)), rows)
+    return Sheet(
+        "AUROC of gates (rows) on label runs (columns); *: fitted on another LLM",
+        ("gate", *(run.name for run in runs)),
+        rows,
+    )
 
 
 def _cell(trial: Trial, gate: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from knowgate.display import markdown_code, markdown_text
 from knowgate.gates import retrieval_rule
-from knowgate.runs import synthetic_words
+from knowgate.runs import how_to_ask, synthetic_words
 
 WORDS = {
     "auroc": "AUROC (ranks questions that need retrieval above those that do not; .5 is chance)",
@@ -31,7 +31,7 @@ def card(manifest: Mapping[str, Any], notes: Sequence[str], command: str) -> str
         f"A knowgate gate, fitted {manifest['created']}. Its need is a calibrated probability that "
         f"{MEANT[manifest['target']]}.",
         *_synthetic(manifest),
-        '```console\nknowgate ask --gate THIS_FOLDER --docs FOLDER "a question"\n```',
+        f'```console\nknowgate ask --gate THIS_FOLDER{_model(manifest)} --docs FOLDER "a question"\n```',
         _facts(manifest),
         "## Measured on the held-out test split\n\n" + _metrics(manifest),
         *_sets(manifest),
@@ -42,6 +42,10 @@ def card(manifest: Mapping[str, Any], notes: Sequence[str], command: str) -> str
     if command:
         parts.append(f"## Made by\n\n```console\n{markdown_code(command)}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _model(manifest: Mapping[str, Any]) -> str:
+    return how_to_ask(manifest["model"]["name"])
 
 
 def _synthetic(manifest: Mapping[str, Any]) -> list[str]:

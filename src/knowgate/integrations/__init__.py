@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from knowgate.integrations.decider import Decider, as_decider, open_decider
     from knowgate.integrations.hub import pull, push
     from knowgate.integrations.mcp import run_mcp
-    from knowgate.integrations.tracking import log_mlflow, log_wandb
+    from knowgate.integrations.tracking import check_trackers, log_mlflow, log_wandb
 else:
     __getattr__, __dir__ = hand_on(__name__)
-__all__ = ["Decider", "as_decider", "log_mlflow", "log_wandb", "open_decider", "pull", "push", "run_mcp"]
+__all__ = [
+    "Decider",
+    "as_decider",
+    "check_trackers",
+    "log_mlflow",
+    "log_wandb",
+    "open_decider",
+    "pull",
+    "push",
+    "run_mcp",
+]

@@ -37,7 +37,12 @@ def blamed(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         said = " ".join(str(error).split())[:SHOWN] or "it gave no reason"
-        raise WrappedError(f"{what} failed: {type(error).__name__}: {said}. Check it by itself first.") from error
+        raise WrappedError(f"{what} failed: {type(error).__name__}: {said}. {_advice(said)}") from error
+
+
+def _advice(said: str) -> str:
+    lost = any(word in said.lower() for word in ("refused", "connect", "timed out", "unreachable", "resolution"))
+    return "Check that it runs, its address and the network." if lost else "Check it by itself first."
 
 
 def checked_list(found: Any, what: str, most: int | None = None) -> list[Any]:

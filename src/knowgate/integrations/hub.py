@@ -15,8 +15,8 @@ from typing import Any
 
 from knowgate.arbiters import load_arbiter
 from knowgate.doors import user_path
-from knowgate.errors import BadSetting, MissingExtra
-from knowgate.files import check_replaceable, new_folder
+from knowgate.errors import ArtefactError, BadSetting, MissingExtra
+from knowgate.files import new_folder
 from knowgate.folders import walk
 from knowgate.gates import read_artefact
 from knowgate.integrations.guests import blamed
@@ -74,7 +74,8 @@ def check_whole_folder(folder: Path) -> str:
 
 
 def _copy(source: Path, out: Path, kind: str) -> None:
-    check_replaceable(out, kind, "what knowgate fitted")
+    if out.is_dir() and any(out.iterdir()) and not (out / kind).is_file():
+        raise ArtefactError(f"'{out}' holds something else ({kind} is not there); choose another folder.")
     with new_folder(out) as folder:
         for path in walk(source):
             target = folder / path.relative_to(source)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from knowgate.errors import BadInput
 from knowgate.integrations.engine import SAMPLED, EngineRetriever, Hit, read_spec
 from knowgate.integrations.guests import blamed, check_framework
 
@@ -20,6 +22,10 @@ def open_qdrant(value: str) -> QdrantRetriever:
     with blamed("Qdrant"):
         if spec.at.startswith(("http://", "https://")):
             client = QdrantClient(url=spec.at, api_key=os.environ.get("KNOWGATE_QDRANT_KEY") or None)
+        elif not Path(spec.at).is_dir():
+            raise BadInput(
+                f"there is no folder '{spec.at}' with Qdrant collections. Check the path before the last '/'."
+            )
         else:
             client = QdrantClient(path=spec.at)
     return QdrantRetriever(

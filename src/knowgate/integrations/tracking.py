@@ -36,6 +36,13 @@ def parameters_of(evaluation: Evaluation) -> dict[str, str]:
     return {name: str(value)[:LONGEST] for name, value in about.items() if value is not None}
 
 
+def check_trackers(*, mlflow: bool = False, wandb: bool = False) -> None:
+    """Refuse a tracker that is not installed before the work, not after it."""
+    for asked, name in ((mlflow, "mlflow"), (wandb, "wandb")):
+        if asked:
+            _imported(name, name)
+
+
 def log_mlflow(evaluation: Evaluation, name: str = PROJECT) -> str:
     """The id of a new run in MLFLOW_TRACKING_URI, in the experiment of MLFLOW_EXPERIMENT_NAME."""
     mlflow = _imported("mlflow", "mlflow")

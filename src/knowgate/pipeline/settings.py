@@ -83,7 +83,8 @@ class Settings(BaseModel):
 
 def load_settings(config: str | Path | None = None, **flags: Any) -> Settings:
     """Flags that were given override the file, which overrides the defaults."""
-    values = {**_read(config), **{key: value for key, value in flags.items() if value is not None}}
+    given = {key: value for key, value in flags.items() if value is not None}
+    values = {**_without_rivals(_read(config), given), **given}
     empty = [key for key, value in values.items() if value == ""]
     if empty:
         raise BadSetting(f"setting '{empty[0]}' is empty: give it a value or leave it out.")
@@ -91,6 +92,12 @@ def load_settings(config: str | Path | None = None, **flags: Any) -> Settings:
         return Settings(**values)
     except ValidationError as error:
         raise BadSetting(_explain(error)) from None
+
+
+def _without_rivals(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What the file says, but for the other of two ways to name the same, where a flag names one."""
+    rivals = {other for one, other in (("docs", "index"), ("index", "docs")) if one in given}
+    return {key: value for key, value in values.items() if key not in rivals}
 
 
 def _read(config: str | Path | None) -> dict[str, Any]:

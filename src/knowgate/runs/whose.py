@@ -5,6 +5,11 @@ from __future__ import annotations
 RECORDED = "recorded:"  # before the name of the LLM of imported answers; no model can be loaded by such a name
 
 
+def how_to_ask(name: str) -> str:
+    """Options of `knowgate ask` for what was fitted on this LLM's answers; recorded ones name no server."""
+    return " --model openai:NAME@URL --plug-in" if name.startswith(RECORDED) else ""
+
+
 def use_with_its_own(name: str) -> str:
     """What to do where something fitted on one LLM's answers meets another LLM."""
     if name.startswith(RECORDED):
