@@ -74,8 +74,8 @@ def check_whole_folder(folder: Path) -> str:
 
 
 def _copy(source: Path, out: Path, kind: str) -> None:
-    if out.is_dir() and any(out.iterdir()) and not (out / kind).is_file():
-        raise ArtefactError(f"'{out}' holds something else ({kind} is not there); choose another folder.")
+    if out.exists() and (out.is_file() or any(out.iterdir())) and not (out / kind).is_file():
+        raise ArtefactError(f"'{out}' exists and holds something else ({kind} is not there); choose another folder.")
     with new_folder(out) as folder:
         for path in walk(source):
             target = folder / path.relative_to(source)
