@@ -150,6 +150,11 @@ def test_a_mode_that_is_none(tmp_path):
         fit_arbiter(pair_run(tmp_path / "run"), out=tmp_path / "out", mode="magic")
 
 
+def test_an_option_of_another_mode_names_that_mode(tmp_path):
+    with pytest.raises(BadSetting, match="'base' belongs to fit arbiter --mode lora: add --mode lora"):
+        fit_arbiter(pair_run(tmp_path / "run"), out=tmp_path / "out", base="smollm")
+
+
 # --- on record ------------------------------------------------------------------------------------
 
 

@@ -53,4 +53,4 @@ def latency_sheet(found: Sequence[Latency]) -> Sheet:
         for one in found
     ]
     columns = ("gate", "median", "95 % within", "mean", "questions")
-    return Sheet("Seconds to decide, one question at a time", columns, tuple(rows))
+    return Sheet(f"Seconds to decide, one question at a time (the first {WARM} are not counted)", columns, tuple(rows))

@@ -6,6 +6,7 @@ held out, the card and the folder are the same for all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.files import check_replaceable
 from knowgate.fitting.arbiters.arbiter_result import ArbiterResult
 from knowgate.fitting.arbiters.pairs import load_pairs
-from knowgate.fitting.fit_options import FitFunction, check_options, handed_to
+from knowgate.fitting.fit_options import FitFunction, check_options, handed_to, options_of
 from knowgate.fitting.judges.checkpoint import forget_training, training_folder
 from knowgate.fitting.steps import WatchFit, unwatched
 from knowgate.registry import load_target
@@ -47,6 +48,7 @@ def fit_arbiter(
         raise BadSetting("fit arbiter learns from label runs: give --labels RUN, made by knowgate label.")
     check_seed(seed)
     check_replaceable(folder, ARBITER_MANIFEST, ARBITER_KIND)  # before the work, not after it
+    _check_mode(mode, options)
     check_options(f"arbiter --mode {mode}", function, options)
     try:
         from knowgate.fitting.arbiters.save_arbiter import save_arbiter
@@ -63,6 +65,15 @@ def fit_arbiter(
     loaded: Any = load_arbiter(str(folder))
     arbiter: FittedArbiter = loaded
     return arbiter
+
+
+def _check_mode(mode: str, given: Mapping[str, Any]) -> None:
+    """An option of another mode names that mode."""
+    modes = {name: options_of(arbiter_fit(name)) for name in FITTED_ARBITERS}
+    for option in given:
+        owner = next((name for name, known in modes.items() if option in known), mode)
+        if option not in modes[mode] and owner != mode:
+            raise BadSetting(f"'{option}' belongs to fit arbiter --mode {owner}: add --mode {owner}, or leave it out.")
 
 
 def arbiter_fit(mode: str) -> FitFunction:
