@@ -6,6 +6,8 @@ import pytest
 from knowgate.arbiters import load_arbiter
 from knowgate.errors import BadSetting
 from knowgate.fitting import fit_arbiter
+from knowgate.gates.fitted.artefact import SEEN
+from knowgate.runs.split import seen_key
 from knowgate.statistics.measures import auroc
 from tests.support.hand_gate import write_rows
 from tests.support.judge_data import LETTERS, quick
@@ -72,3 +74,15 @@ def test_it_reads_no_passages_unless_it_was_fitted_with_them(fitted, run, base, 
 def test_numbers_that_cannot_be_are_refused(run, base, tmp_path, wrong, said):
     with pytest.raises(BadSetting, match=said):
         fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, **wrong)
+
+
+def test_with_folds_every_pair_teaches_and_is_measured_by_a_judge_that_did_not_see_it(run, base, tmp_path):
+    folded = fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, epochs=12, learning_rate=5e-3, folds=2)
+    assert folded.artefact.manifest["metrics"]["auroc_open"]["value"] > 0.85
+    seen = (folded.artefact.path / SEEN).read_text().split()
+    assert all(seen_key(f"id:{i}") in seen for i in range(N))
+
+
+def test_seeds_and_folds_together_are_refused(run, base, tmp_path):
+    with pytest.raises(BadSetting, match="seeds or folds"):
+        fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, seeds=2, folds=2)

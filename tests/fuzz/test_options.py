@@ -71,7 +71,7 @@ def place(tmp_path_factory):
         yield Place(made)
 
 
-FITTED_KINDS = ("probe", "uar", "adaptive", "ik", "judge", "kbm", "fusion")
+FITTED_KINDS = ("probe", "uar", "adaptive", "ik", "judge", "gain", "kbm", "fusion")
 
 
 class Place:
@@ -111,7 +111,7 @@ class Place:
             "fit arbiter": f"fit arbiter {fit}",
             **{
                 f"fit {kind}": f"fit {kind} {fit}"
-                for kind in ("probe", "uar", "adaptive", "ik", "judge", "kbm", "fusion")
+                for kind in ("probe", "uar", "adaptive", "ik", "judge", "gain", "kbm", "fusion")
             },
         }
 

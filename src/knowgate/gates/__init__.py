@@ -19,7 +19,14 @@ from knowgate.types import Gate, Model
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
-    from knowgate.gates.fitted.answers import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, answer_cuts, open_answer_judge
+    from knowgate.gates.fitted.answers import (
+        ANSWER_LABELS,
+        ANSWER_PROMPTS,
+        AnswerJudge,
+        answer_cuts,
+        gain_needs,
+        open_answer_judge,
+    )
     from knowgate.gates.fitted.artefact import (
         ALWAYS,
         CARD,
@@ -168,6 +175,7 @@ __all__ = [
     "far_words",
     "fitted_spec",
     "folder_of",
+    "gain_needs",
     "gate_name",
     "hard_tree",
     "is_adapter",
@@ -313,6 +321,15 @@ FITTED = {
         extra="train",
         paper="ours",
         fit="knowgate.fitting.judges.answer:fit_answer",
+    ),
+    "gain": Entry(
+        "knowgate.gates.gain:GainGate",
+        "the same judge, asked twice, expects documents to be right where the LLM's answer is not",
+        needs="draft",
+        cost="two prefills of the judge of 70 tokens",
+        extra="train",
+        paper="ours",
+        fit="knowgate.fitting.judges.gain:fit_gain",
     ),
     "kbm": Entry(
         "knowgate.gates.kbm:KbmGate",

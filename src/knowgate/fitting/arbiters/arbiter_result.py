@@ -17,7 +17,8 @@ class ArbiterResult:
 
     raw: of the pairs at these places, how probably the answer from memory and the one with passages are right, two
     columns in [0, 1]. is_calibrated: they are probabilities already; else they are made so on the calibration split.
-    notes: lines for the card.
+    notes: lines for the card. learnt_all: every pair taught it, the held-out ones too, which `raw` scores with a part
+    of it that did not see them.
     """
 
     arbiter: str
@@ -29,3 +30,4 @@ class ArbiterResult:
     is_calibrated: bool = False
     notes: Sequence[str] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
+    learnt_all: bool = False

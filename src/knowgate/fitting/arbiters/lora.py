@@ -15,7 +15,7 @@ from knowgate.fitting.arbiters.arbiter_result import ArbiterResult
 from knowgate.fitting.arbiters.pairs import Pairs
 from knowgate.fitting.judges.answer import BASE, answer_training
 from knowgate.fitting.judges.artefact import fit_judge
-from knowgate.fitting.judges.crew import SEEDS, crew
+from knowgate.fitting.judges.crew import FOLDS, SEEDS, crew
 from knowgate.fitting.judges.lessons import Lesson
 from knowgate.fitting.judges.schools import CAUSAL
 from knowgate.fitting.judges.settings import EPOCHS, FULL
@@ -35,6 +35,7 @@ def fit_lora(
     tokens: Annotated[int, "Tokens of each answer it reads."] = 64,
     passages: Annotated[int, "Passages it is shown, 0 for none."] = 0,
     seeds: Annotated[int, SEEDS] = 1,
+    folds: Annotated[int, FOLDS] = 0,
     epochs: Annotated[int, EPOCHS] = 2,
     learning_rate: Annotated[float | None, "Default: 5e-5, and 1e-5 with full."] = None,
     full: Annotated[bool, FULL] = False,
@@ -46,7 +47,7 @@ def fit_lora(
     _check(pairs, tokens, passages)
     rate = learning_rate or (None if full else RATE)
     training = replace(answer_training(epochs, 32, rate, full=full, seed=seed), max_tokens=LONGEST[passages > 0])
-    members = crew(pairs.split, training, seeds)
+    members = crew(pairs.split, training, seeds, folds, [both.question.text for both in pairs.answers])
     truths = dict(zip(SIDES, (pairs.closed_right, pairs.open_right), strict=True))
 
     def lessons(judge: Judge, places: Sequence[int]) -> list[Lesson]:
@@ -67,7 +68,10 @@ def fit_lora(
         return found
 
     options = {"tokens": tokens, "passages": passages, **fit.options}
-    return ArbiterResult("lora", options, frozenset(), passages > 0, raw, notes=fit.notes, files=fit.files)
+    whole = fit.learnt == frozenset(range(len(pairs.answers)))
+    return ArbiterResult(
+        "lora", options, frozenset(), passages > 0, raw, notes=fit.notes, files=fit.files, learnt_all=whole
+    )
 
 
 def _check(pairs: Pairs, tokens: int, passages: int) -> None:

@@ -50,10 +50,10 @@ class Pairs:
         """Where there is something to choose."""
         return np.array([not agree(both) for both in self.answers], dtype=bool)
 
-    @property
-    def seen(self) -> list[str]:
-        """Fingerprints of the questions that fitting looked at."""
-        used = np.concatenate([self.split.train, self.split.dev, self.split.calibration])
+    def seen(self, everything: bool = False) -> list[str]:
+        """Fingerprints of the questions that fitting looked at: all, or those that were not held out for the test."""
+        split = self.split
+        used = np.concatenate([split.train, split.dev, split.calibration, *([split.test] if everything else [])])
         return seen_keys([self.trial.questions[place] for place in used])
 
     def asked(self, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -46,7 +46,7 @@ def save_arbiter(fitted: ArbiterResult, pairs: Pairs, out: Path, *, command: str
         "calibration": calibration,
         "metrics": {name: asdict(value) for name, value in metrics.items()},
     }
-    seen = ("\n".join(pairs.seen) + "\n").encode()
+    seen = ("\n".join(pairs.seen(fitted.learnt_all)) + "\n").encode()
     write_arbiter(out, manifest, fitted.tensors, card(manifest, command), {**fitted.files, SEEN: seen})
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-
 from knowgate.arbiters import RULES
 from knowgate.errors import BadInput, BadSetting
 from knowgate.fitting.examples import Examples
@@ -60,11 +58,10 @@ def fit_answer(
     watch: WatchFit = unwatched,
 ) -> FitResult:
     """A small model learns whether the LLM's answer is right; for LLMs behind an API."""
-    small, read = is_encoder(base or ""), _read(examples, tokens)
-    _check_bits(bits, full=full or small)
-    _check_answers(examples, read, both)
-    rate = learning_rate or (ENCODER_RATES.get(base or "", ENCODER_RATE) if small else None)
-    training = answer_training(epochs or (4 if small else 2), batch, rate, full=full or small, seed=seed)
+    small, read = is_encoder(base or ""), tokens_read(examples, tokens)
+    check_learnable(bits, full=full or small)
+    check_answers(examples, read, both)
+    training = usual_training(base, epochs, batch, learning_rate, full=full, seed=seed)
     members = crew(examples.split, training, seeds, folds, [question.text for question in examples.questions])
     learnt = frozenset().union(*(member.train for member in members))
     labels = soft_labels(examples, teacher, learnt) if teacher else plain_labels(examples)
@@ -72,6 +69,16 @@ def fit_answer(
     return fit_answers(
         "judge", examples, read, members, base=base, both=both, labels=labels, school=school, work=work, watch=watch
     )
+
+
+def usual_training(
+    base: str | None, epochs: int | None, batch: int, rate: float | None, *, full: bool, seed: int
+) -> JudgeTraining:
+    """With what suits the base where nothing is said."""
+    if not is_encoder(base or ""):
+        return answer_training(epochs or 2, batch, rate, full=full, seed=seed)
+    usual = ENCODER_RATES.get(base or "", ENCODER_RATE)
+    return answer_training(epochs or 4, batch, rate or usual, full=True, seed=seed)
 
 
 def answer_training(
@@ -134,7 +141,8 @@ def fit_answers(
 
     options = {"tokens": tokens, **fit.options}
     needs = frozenset({Signal.DRAFT}) if tokens else frozenset[Signal]()
-    notes, whole = [*told.notes, *fit.notes, _cost(fit, asked, len(texts))], _learnt_all(fit, examples)
+    notes = [*told.notes, *fit.notes, cost_note(fit, asked, len(texts))]
+    whole = fit.learnt == frozenset(range(len(texts)))
     return FitResult(gate, options, needs, Want(draft_tokens=tokens), {}, raw, notes, fit.files, whole)
 
 
@@ -150,14 +158,14 @@ def _opened(gate: str, judge: AnswerJudge, examples: Examples, places: Sequence[
     return [Lesson(cut, (float(right),)) for cut, (_, _, right) in zip(cuts, told, strict=True)]
 
 
-def _read(examples: Examples, tokens: int) -> int:
+def tokens_read(examples: Examples, tokens: int) -> int:
     """Tokens of the answer to read: no more than were drafted, so that the gate drafts as many as it learnt from."""
     if tokens < 0:
         raise BadSetting(f"judge: tokens is {tokens}; it must be 0 (the question alone) or more.")
     return min(tokens, int(examples.settings.get("max_tokens", tokens)))
 
 
-def _check_bits(bits: int, *, full: bool) -> None:
+def check_learnable(bits: int, *, full: bool) -> None:
     """Before anything is read: whether weights of so few bits can be had, and be learnt with."""
     if not bits:
         return
@@ -168,7 +176,7 @@ def _check_bits(bits: int, *, full: bool) -> None:
     check_bits(bits)
 
 
-def _check_answers(examples: Examples, tokens: int, both: bool) -> None:
+def check_answers(examples: Examples, tokens: int, both: bool = False) -> None:
     """Refuse answers that tell a judge nothing, and say why."""
     texts = draft_texts(examples.readings)
     if tokens and not any(text.strip() for text in texts):
@@ -188,14 +196,9 @@ def _check_answers(examples: Examples, tokens: int, both: bool) -> None:
         )
 
 
-def _cost(fit: JudgeFit[Any], asked: Callable[[AnswerJudge, Sequence[int]], list[MarkedTokens]], n: int) -> str:
+def cost_note(fit: JudgeFit[Any], asked: Callable[[AnswerJudge, Sequence[int]], list[MarkedTokens]], n: int) -> str:
     """What a question costs in tokens of the judge, on a sample of the rows."""
     places = list(range(0, n, max(1, n // SAMPLED)))
-    mean = np.mean([len(cut.ids) for cut in asked(fit.judge, places)])
+    mean = sum(len(cut.ids) for cut in asked(fit.judge, places)) / len(places)
     times = f", read {len(fit.members)} times" if len(fit.members) > 1 else ""
     return f"cost per question: {mean:.0f} tokens of the judge{times}"
-
-
-def _learnt_all(fit: JudgeFit[Any], examples: Examples) -> bool:
-    """Whether every row taught some judge."""
-    return len(frozenset().union(*(member.learnt for member in fit.members))) == len(examples.rows)

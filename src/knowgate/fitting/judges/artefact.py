@@ -36,6 +36,11 @@ class JudgeFit(Generic[J]):
     notes: list[str]
     files: dict[str, bytes] = field(repr=False)
 
+    @property
+    def learnt(self) -> frozenset[int]:
+        """Rows that taught some judge."""
+        return frozenset().union(*(member.learnt for member in self.members))
+
     def known(self, cuts: Sequence[MarkedTokens], places: Sequence[int]) -> Floats:
         """P(known) of rows, by those who did not learn from them."""
         return unseen_mean(self.judge.votes(cuts), self.members, places)

@@ -10,7 +10,7 @@ from knowgate.gates.fitted.judge import ADAPTER_FOLDER, checked_adapters, open_j
 from knowgate.gates.fitted.llama_judge import open_llama_judge
 from knowgate.gates.fitted.pair_judge import open_pairs
 from knowgate.gates.fitted.probability import Floats
-from knowgate.prompts import ik_text, right_text
+from knowgate.prompts import ik_text, right_text, search_text
 from knowgate.text import render_choices
 from knowgate.types import ModelIdentity, Question
 
@@ -21,16 +21,24 @@ ANSWER_LABELS = ("Yes", "No")
 
 
 class AnswerPrompt(NamedTuple):
-    """The set of templates a judge of answers is asked with, and the text; no answer: the question alone."""
+    """The set of templates a judge of answers is asked with, and the text; no answer: the question alone.
+
+    behind: what an encoder, which is not spoken to, reads behind the answer.
+    """
 
     templates: str
     text: Callable[[Question, str | None], str]
+    behind: str = ""
 
 
-# IK is asked whether the LLM can answer, given how its answer begins; the judge whether the answer is right
+# IK is asked whether the LLM can answer, given how its answer begins; the judge whether the answer is right, and, to
+# foresee what a search would gain, whether one found in documents would be
 ANSWER_PROMPTS: Mapping[str, AnswerPrompt] = {
     "ik": AnswerPrompt("ik", lambda question, answer: ik_text(question, answer or "")),
     "judge": AnswerPrompt("right", right_text),
+    "search": AnswerPrompt(
+        "right", lambda question, answer: search_text(question, answer or ""), "; what would documents say?"
+    ),
 }
 
 
@@ -49,14 +57,14 @@ class AnswerJudge(Protocol):
 
 
 def open_answer_judge(
-    gate: str, artefact: Path, options: Mapping[str, Any], llm: ModelIdentity | None = None
+    asked: str, artefact: Path, options: Mapping[str, Any], llm: ModelIdentity | None = None
 ) -> AnswerJudge:
     """The judge of a gate's folder. llm: who is judged, whose weights it may share."""
     if options.get("pairs"):
         return open_pairs(*checked_adapters(artefact / ADAPTER_FOLDER, options))
     if options.get("gguf"):
         return open_llama_judge(*checked_adapters(artefact / ADAPTER_FOLDER, options), options["gguf"])
-    return open_judge(artefact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[gate].templates, llm)
+    return open_judge(artefact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[asked].templates, llm)
 
 
 def answer_needs(
@@ -66,12 +74,18 @@ def answer_needs(
     return 1 - judge.known(answer_cuts(gate, judge, questions, texts, tokens))
 
 
+def gain_needs(known: Floats, found: Floats) -> Floats:
+    """What a search is expected to gain, from 0 (memory is right, documents are wrong) to 1."""
+    return (found - known + 1) / 2
+
+
 def answer_cuts(
-    gate: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
+    asked: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
 ) -> list[MarkedTokens]:
-    """What the judge of this gate reads: the question, and so many tokens of the answer (0: no answer)."""
-    ask, found = ANSWER_PROMPTS[gate].text, []
+    """What the judge reads where this is asked: the question, and so many tokens of the answer (0: no answer)."""
+    prompt, found = ANSWER_PROMPTS[asked], []
     for question, text in zip(questions, texts, strict=True):
         answer = judge.beginning(text, tokens) if tokens else None
-        found.append(judge.pose(render_choices(question), answer, ask(question, answer)))
+        pair = None if answer is None else answer + prompt.behind
+        found.append(judge.pose(render_choices(question), pair, prompt.text(question, answer)))
     return found
