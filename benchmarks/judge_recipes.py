@@ -141,9 +141,9 @@ SMALL = {
 def recipes() -> list[Recipe]:
     """In the order of their weight: what is cut off by time is at the end."""
     return [
-        Recipe("judge-1.5b", "big", members=2 * FOLDS),
-        Recipe("arbiter-1.5b", "big", ARBITER, BOTH, rate=5e-5, members=FOLDS),
-        Recipe("search-1.5b", "big", ("search",), {"found": "search"}, members=FOLDS),
+        Recipe("judge-1.5b", "big", members=3 * FOLDS),
+        Recipe("arbiter-1.5b", "big", ARBITER, BOTH, rate=5e-5, members=2 * FOLDS),
+        Recipe("search-1.5b", "big", ("search",), {"found": "search"}, members=2 * FOLDS),
         Recipe("judge-1.5b-1000", "big", rows=1000, batch=16, members=2),
         Recipe("judge-1.5b-300", "big", rows=300, batch=8, members=2),
         Recipe("agree-1.5b", "big", labels="agrees", members=2),

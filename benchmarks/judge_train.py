@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fnmatch
 import json
 import multiprocessing
 import os
@@ -112,7 +113,7 @@ def work_off(connection: Connection, number: int, options: argparse.Namespace) -
 def run_all(plan: Sequence[Recipe], options: argparse.Namespace) -> list[str]:
     """Every job that is not done, several at a time, in their order; gives the names of those that are not done."""
     start, end = time.monotonic(), time.monotonic() + 60 * options.minutes
-    waiting = [job for job in jobs_of(plan, options.work) if not job.is_done]
+    waiting = [job for job in jobs_of(plan, options.work) if not job.is_done and job.member >= options.first]
     os.environ.update(OMP_NUM_THREADS=str(options.threads), TOKENIZERS_PARALLELISM="false")
     workers = [Worker(number, options) for number in range(min(options.parallel, len(waiting)))]
     undone = list[str]()
@@ -228,7 +229,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--big", required=True, help="model spec of the 1.5B judge: gguf:FILE, hf:FOLDER")
     parser.add_argument("--work", type=Path, required=True, help="where everything is kept")
     parser.add_argument("--small", default="", help="other spec for every small base, for rehearsals: hf:FOLDER")
-    parser.add_argument("--only", nargs="*", help="recipes whose names begin so")
+    parser.add_argument("--only", nargs="*", help="recipes of these names; NAME* for all that begin so")
+    parser.add_argument("--first", type=int, default=0, help="leave out members before this, which are on record")
     parser.add_argument("--print", action="store_true", help="only show the trainings")
     parser.add_argument("--parallel", type=int, default=5, help="trainings at a time")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of each")
@@ -240,9 +242,13 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _is_named(name: str, wanted: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
+
+
 def main() -> None:
     options = parse()
-    plan = [recipe for recipe in recipes() if not options.only or recipe.name.startswith(tuple(options.only))]
+    plan = [recipe for recipe in recipes() if not options.only or _is_named(recipe.name, options.only)]
     if options.print:
         for job in jobs_of(plan, options.work):
             print(job.title)

@@ -95,7 +95,22 @@ def score_gates(trial: Trial, gates: Sequence[str | Gate], *, plug_in: bool = Fa
     """Every gate given; 'auto' stands for those that these rows are enough for, recorded ones included."""
     asked = [one for gate in gates for one in (automatic(trial) if gate == "auto" else [gate])]
     different = {gate if isinstance(gate, str) else id(gate): gate for gate in asked}  # weights cannot be compared
-    return told_apart([score_gate(trial, gate, plug_in=plug_in) for gate in different.values()])
+    told: dict[str, GateScores] = {}
+    return told_apart([_score_once(trial, gate, told, plug_in) for gate in different.values()])
+
+
+def _score_once(trial: Trial, gate: str | Gate, told: dict[str, GateScores], plug_in: bool) -> GateScores:
+    """A fitted gate whose copy with another threshold was scored already says the same: a judge is not asked again."""
+    if isinstance(gate, str) and (gate in trial.recorded or fitted_spec(gate) is None):
+        return score_gate(trial, gate, plug_in=plug_in)
+    loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
+    alike = loaded.scoring if isinstance(loaded, FittedGate) else ""
+    if alike not in told:
+        scored = score_gate(trial, gate, plug_in=plug_in)
+        return told.setdefault(alike, scored) if alike else scored
+    if (folder := folder_of(gate)) is not None:
+        check_unseen(trial, folder)
+    return replace(told[alike], name=gate_name(gate), threshold=loaded.threshold)
 
 
 def record_scores(trial: Trial, scores: Sequence[GateScores]) -> None:

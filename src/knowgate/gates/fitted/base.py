@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from knowgate.errors import BadInput, ModelError
+from knowgate.files import sha256_text
 from knowgate.gates.fitted.artefact import Artefact, check_bound, read_artefact
 from knowgate.gates.fitted.distance import distances, expect_ground, read_off
 from knowgate.gates.fitted.overview import gate_html, gate_line
@@ -18,6 +20,7 @@ from knowgate.gates.fitted.spec import Verdict
 from knowgate.gates.fitted.tensors import ExpectedTensors
 from knowgate.types import Gate, ModelIdentity, Question, Reading, Sampling, Scored, Signal, Want
 
+SCORED_BY = ("gate", "options", "want", "needs", "calibration", "distance", "weights_sha256", "model", "prompts")
 MIDDLE = 0.5  # between the two classes: what a classifier decides by if nobody calibrates it
 
 
@@ -85,6 +88,13 @@ class FittedGate(Gate):
     @property
     def threshold(self) -> float:
         return MIDDLE if self.verdict == "own" else float(self.artefact.manifest["threshold"])
+
+    @property
+    def scoring(self) -> str:
+        """Identity of the needs it gives: that of a gate which differs in its threshold alone is the same."""
+        manifest = self.artefact.manifest
+        parts = {key: manifest.get(key) for key in SCORED_BY}
+        return sha256_text(type(self).__qualname__, self.verdict, json.dumps(parts, sort_keys=True))
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         note = check_bound(self.artefact, model.fingerprint, prompts, plug_in=self.plug_in)

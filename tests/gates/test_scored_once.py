@@ -1,0 +1,50 @@
+"""Copies of a fitted gate that differ in their threshold are asked once; what differs otherwise is asked anew."""
+
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.gates.fusion import FusionGate
+from knowgate.gates.recorded import score_gates
+from knowgate.runs.trial import load_trial
+from tests.support.hand_gate import varied_rows, write_gate, write_rows
+
+
+@pytest.fixture
+def trial(tmp_path):
+    return load_trial([write_rows(tmp_path / "run", varied_rows(30))], layers=())
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The folders whose gates were asked."""
+    names, raw = [], FusionGate.raw
+
+    def counted(self, questions, readings):
+        names.append(self.artefact.path.name)
+        return raw(self, questions, readings)
+
+    monkeypatch.setattr(FusionGate, "raw", counted)
+    return names
+
+
+def test_another_threshold_alone_is_not_asked_again(tmp_path, trial, asked):
+    gates = [write_gate(tmp_path / f"at-{at}", threshold=at) for at in (0.2, 0.8)]
+    low, high = score_gates(trial, [str(gate) for gate in gates])
+    assert asked == ["at-0.2"]
+    assert (low.name, low.threshold, high.name, high.threshold) == ("at-0.2", 0.2, "at-0.8", 0.8)
+    assert low.needs.tolist() == high.needs.tolist()
+
+
+def test_another_calibration_is(tmp_path, trial, asked):
+    plain = write_gate(tmp_path / "plain")
+    mapped = write_gate(tmp_path / "mapped", calibration={"kind": "platt", "a": 2.0, "b": 0.1})
+    first, second = score_gates(trial, [str(plain), str(mapped)])
+    assert asked == ["plain", "mapped"]
+    assert first.needs.tolist() != second.needs.tolist()
+
+
+def test_what_a_copy_has_seen_is_still_refused(tmp_path, trial):
+    plain = write_gate(tmp_path / "plain")
+    learnt = write_gate(tmp_path / "learnt", seen=[trial.questions[0].text], threshold=0.7)
+    with pytest.raises(BadSetting, match="was fitted on"):
+        score_gates(trial, [str(plain), str(learnt)])
