@@ -14,6 +14,7 @@ from knowgate.fitting.examples import Examples, load_examples
 from knowgate.fitting.fusion import fit_fusion
 from knowgate.fitting.judges.answer import fit_answers
 from knowgate.fitting.judges.crew import crew
+from knowgate.fitting.judges.gain import fit_gain
 from knowgate.fitting.judges.ik import fit_ik_text
 from knowgate.fitting.judges.kbm import fit_kbm_judge
 from knowgate.fitting.probe import fit_probe
@@ -59,6 +60,12 @@ FITS: dict[str, Fit] = {
         crew(examples.split, replace(QUICK, epochs=1), seeds=2),
         base=f"hf:{save_word_llama(work / 'llama')}",
         work=work / "judging",
+    ),
+    "gain": lambda examples, work: fit_gain(
+        replace(examples, target="benefit"),
+        base=f"hf:{save_word_llama(work / 'llama')}",
+        epochs=1,
+        work=work / "gaining",
     ),
     "kbm": lambda examples, work: fit_kbm_judge(
         examples,

@@ -211,7 +211,8 @@ def _decides(gate: FittedGate) -> Text:
     words, low = Text(f"It retrieves {retrieval_rule(made['threshold'])}."), made["metrics"]["auroc"]["low"]
     if low is not None and low <= 0.5:
         other = "known" if made["target"] == "benefit" else "benefit"
-        advice = f"label more questions, or try --target {other}."
+        only = wanted_by(fit_function(gate.name)).target == "benefit"  # it knows no other
+        advice = "label more questions." if only else f"label more questions, or try --target {other}."
         words.append(f" On the held-out questions it is not better than chance: {advice}", style="yellow")
     return words
 

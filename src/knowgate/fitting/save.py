@@ -142,7 +142,7 @@ def counted(share: float) -> str:
 
 def in_words(result: ThresholdResult, most: float) -> str:
     """What a threshold that was chosen by a largest loss will do."""
-    lost = f"loses {100 * result.loss:.1f}" if result.loss > 0 else f"gains {-100 * result.loss:.1f}"
+    lost = f"loses {100 * result.loss:.1f}" if result.loss >= 0 else f"gains {-100 * result.loss:.1f}"
     return (
         f"its threshold retrieves least among those that lose at most {counted(most)} of accuracy: on the "
         f"{result.n} dev and calibration questions it spares {1 - result.rate:.0%} of the searches and {lost} points "

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from knowgate.models import GgufKind, HFModel
 
 # What the judge is asked before and after it is written: short and long, sure and unsure, with figures, not English
+ASKED_BY = {"judge": "judge", "gain": "judge", "ik": "ik"}  # gates with a judge of answers: what it is asked
 ASKED = (
     ("What is the capital of France?", "Paris"),
     ("Who wrote the novel Middlemarch, and in which year did it appear?", "George Eliot, in 1871"),
@@ -97,8 +98,10 @@ class _Written:
 
 def _check(gate: FittedGate, out: Path) -> None:
     options, folder = gate.artefact.options, gate.artefact.path
-    if gate.name not in ("judge", "ik") or "base" not in options:
-        raise BadSetting(f"'{folder}' is a fitted {gate.name} and has no judge of answers; judge and ik (lora) have.")
+    if gate.name not in ASKED_BY or "base" not in options:
+        raise BadSetting(
+            f"'{folder}' is a fitted {gate.name} and has no judge of answers; judge, gain and ik (lora) have."
+        )
     if options.get("pairs"):
         raise BadSetting(
             f"the judge in '{folder}' is a small encoder, which llama.cpp cannot run: it is fast as it is."
@@ -116,7 +119,7 @@ def _write(gate: FittedGate, source: Path, target: Path, kind: GgufKind, watch: 
     check_writable(model.loaded.model.config)
     judge = Judge(model, (options["labels"][0], options["labels"][1]))
     questions, answers = [Question(asked) for asked, _ in ASKED], [answer for _, answer in ASKED]
-    cuts = answer_cuts(gate.name, judge, questions, answers, int(options["tokens"]))
+    cuts = answer_cuts(ASKED_BY[gate.name], judge, questions, answers, int(options["tokens"]))
     tokenizer = model.loaded.tokenizer
     turn = turn_of(model.render, tokenizer.all_special_tokens, chat=bool(tokenizer.chat_template))
     target.mkdir(parents=True)
@@ -173,7 +176,7 @@ def _off_by(folder: Path) -> float | None:
 
     gate = load_fitted(str(folder))
     try:
-        judge = open_answer_judge(gate.name, gate.artefact.path, gate.artefact.options)
+        judge = open_answer_judge(ASKED_BY[gate.name], gate.artefact.path, gate.artefact.options)
     except MissingExtra:
         return None
     assert isinstance(judge, LlamaJudge)
