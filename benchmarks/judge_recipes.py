@@ -142,7 +142,8 @@ def recipes() -> list[Recipe]:
     """In the order of their weight: what is cut off by time is at the end."""
     return [
         Recipe("judge-1.5b", "big", members=3 * FOLDS),
-        Recipe("arbiter-1.5b", "big", ARBITER, BOTH, rate=5e-5, members=2 * FOLDS),
+        Recipe("arbiter-1.5b", "big", ARBITER, BOTH, rate=5e-5),
+        Recipe("arbiter-1.5b-again", "big", ARBITER, BOTH, rate=5e-5, members=FOLDS + 3),
         Recipe("search-1.5b", "big", ("search",), {"found": "search"}, members=2 * FOLDS),
         Recipe("judge-1.5b-1000", "big", rows=1000, batch=16, members=2),
         Recipe("judge-1.5b-300", "big", rows=300, batch=8, members=2),

@@ -159,8 +159,10 @@ def _in_range(read: Reader, allowed: Between) -> Reader:
 
 
 def _one_of(allowed: Mapping[Any, Any]) -> Reader:
+    kinds = {type(word) for word in allowed}
+
     def reader(value: Any) -> Any:
-        if type(value) is not str or value not in allowed:
+        if type(value) not in kinds or value not in allowed:
             raise WrongValueError(value, f"one of {', '.join(map(str, allowed))}")
         return allowed[value]
 

@@ -6,13 +6,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from knowgate.errors import BadSetting, MissingExtra
+from knowgate.errors import BadInput, BadSetting, MissingExtra
 from knowgate.fitting.judges.answer import fit_answer
+from knowgate.gates import JudgeOptions
 from knowgate.models import load_model
 from knowgate.models.hf.load import load
 from knowgate.models.hf.quantised import check_bits
+from knowgate.typed import read_record
 from tests.support.judge_data import planted
 from tests.support.tiny_models import save_word_llama
+
+OPTIONS = {
+    "base": "smollm",
+    "base_fingerprint": "f",
+    "wording": "w",
+    "labels": ["Yes", "No"],
+    "adapter_sha256": "0" * 64,
+    "max_tokens": 512,
+}
 
 
 @pytest.fixture
@@ -73,3 +84,14 @@ def test_transformers_is_told_the_bits_and_puts_the_model_on_the_gpu_itself(base
     assert told["quantization_config"].load_in_8bit
     assert told["device_map"] == {"": 0}
     assert not loaded.model.training
+
+
+@pytest.mark.parametrize("bits", [0, 4, 8])
+def test_a_judge_in_so_many_bits_is_read_from_its_folder(bits):
+    assert read_record(JudgeOptions, {**OPTIONS, "bits": bits}, "options").bits == bits
+
+
+@pytest.mark.parametrize("bits", [3, "4", 4.0, True])
+def test_other_bits_in_a_folder_are_refused(bits):
+    with pytest.raises(BadInput, match="bits is .*, not one of 0, 4, 8"):
+        read_record(JudgeOptions, {**OPTIONS, "bits": bits}, "options")
