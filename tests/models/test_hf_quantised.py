@@ -93,5 +93,5 @@ def test_a_judge_in_so_many_bits_is_read_from_its_folder(bits):
 
 @pytest.mark.parametrize("bits", [3, "4", 4.0, True])
 def test_other_bits_in_a_folder_are_refused(bits):
-    with pytest.raises(BadInput, match="bits is .*, not one of 0, 4, 8"):
+    with pytest.raises(BadInput, match=r"bits is .*, not one of 0, 4, 8"):
         read_record(JudgeOptions, {**OPTIONS, "bits": bits}, "options")
