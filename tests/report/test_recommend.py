@@ -99,6 +99,15 @@ def test_a_guarantee_that_does_not_hold_here_is_not_counted_on(tmp_path):
     assert recommend(evaluation).guarantee == ""
 
 
+def test_the_note_tells_the_guarantees_that_are_stored(tmp_path):
+    evaluation = evaluated(planted(tmp_path / "run", known=4))
+    assert verdict(evaluation, Assumed(), 0.02).note.endswith(" No guarantee is stored: knowgate calibrate gives one.")
+    evaluation.promises["good"] = Promised("It loses at most 2 %. This does not hold here: …", holds=False)
+    assert verdict(evaluation, Assumed(), 0.02).note.endswith(
+        " No guarantee is stored for that; one is with 'good': It loses at most 2 %. This does not hold here: …."
+    )
+
+
 def test_one_loss_is_added_so_that_nothing_seen_is_not_nothing_there():
     """10 skips without loss among n: the bound is -(1 + 1.645 sqrt(1 - 1/n)) / n, which must be above -0.01."""
     n = 200
