@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 
 from knowgate.errors import UnknownName, WeightsError
-from knowgate.files import cache_dir, locked, new_folder, sha256_file
+from knowgate.files import cache_dir, locked, new_folder, remembered_sha256, sha256_file
 from knowgate.proxies import new_client
 from knowgate.unpickle import convert
 
@@ -123,6 +123,14 @@ def fetch(name: str) -> Path:
         if not is_cached(name):
             _download(weights, target)
     return target
+
+
+def whole_file(name: str) -> Path:
+    """The file with the weights itself, found to be the one we know; downloaded on first use."""
+    file = fetch(name) / lookup(name).kept
+    if remembered_sha256(file) != lookup(name).sha256:
+        verify(name)  # damaged after it was fetched: used all the same, it would answer nonsense
+    return file
 
 
 def hub_answers() -> bool:
