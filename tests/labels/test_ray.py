@@ -86,6 +86,7 @@ def test_a_cluster_that_does_not_answer_is_a_sentence(tmp_path):
         port = free.getsockname()[1]
     with pytest.raises(ServerError, match=rf"no Ray cluster answers at 127.0.0.1:{port} .*ray start --head"):
         label(questions(1), model="fake", out=tmp_path / "run", runner=f"ray:127.0.0.1:{port}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_of_this_process_cannot_be_sent_away(tmp_path):
