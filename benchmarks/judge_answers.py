@@ -10,6 +10,7 @@ only tell what they gave.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -82,7 +83,14 @@ def _row(question: Any, split: str) -> dict[str, Any]:
 
 
 def read_answers(home: Path, split: str) -> Answers:
-    rows = [row for _, row in read_jsonl(home / ANSWERS) if row["split"] == split]
+    file = home / ANSWERS
+    return _read_answers(file, split, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _read_answers(file: Path, split: str, changed: int) -> Answers:
+    """Read once for all judges; changed: when the file was, so that another one is read anew."""
+    rows = [row for _, row in read_jsonl(file) if row["split"] == split]
     columns = [np.array([row[name] for row in rows], dtype=bool) for name in (*KEYS, "same", "rules")]
     return Answers([row["id"] for row in rows], [row["set"] for row in rows], *columns)
 

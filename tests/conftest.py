@@ -22,9 +22,9 @@ def smollm():
 def smollm_llamacpp():
     """The same weights, run by llama.cpp in-process; only for tests marked `model`."""
     pytest.importorskip("xllamacpp", reason="needs the extra 'llamacpp'")
-    from knowgate.models import gguf_behind, load_model
+    from knowgate.models import load_model
 
-    return load_model(f"llamacpp:{gguf_behind('smollm')}")
+    return load_model("llamacpp:smollm")
 
 
 @pytest.hookimpl(tryfirst=True)

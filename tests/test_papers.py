@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from knowgate.fitting import FEWEST_GRADED, FEWEST_OF_A_KIND
 from tests.support import command_lines
 from tests.support.house import ROOT
 
@@ -41,3 +42,7 @@ def test_every_table_and_figure_is_answered_by_a_command(paper, element):
     answers = [command for named, command, _ in lines_of(paper) if element in named]
     assert answers
     assert all(command.startswith("`knowgate ") for command in answers)
+
+
+def test_the_page_says_how_many_rows_a_fit_needs():
+    assert f"at least {FEWEST_GRADED} graded rows, {FEWEST_OF_A_KIND} of each kind" in PAGE

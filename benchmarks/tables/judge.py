@@ -26,7 +26,7 @@ from benchmarks.tables.judge_speed import speed_table
 from knowgate.display import COLOURS, GREY, Axis, Curve, Frame, fitting_axis, line_chart
 from knowgate.display import Point as Place
 from knowgate.evaluation.comparison.frontier import frontier
-from knowgate.statistics import Estimate, estimate, estimate_quality
+from knowgate.statistics import Estimate, estimate, estimate_auroc
 
 TEXT_GATES = ("skr", "ik, text", "adaptive", "fusion", "fusion on benefit")
 RUN = RUNS / "llama3.1-8b" / "gate_llama3_8b-test"
@@ -265,7 +265,7 @@ def _judge_row(judge: Judge) -> tuple[str, ...]:
     if "known" in judge.test.columns:
         closed = judge.test.answers.closed
         curve = frontier(closed, judge.test.answers.open, 1 - judge.test.columns["known"])
-        ranked = estimate_quality(closed, judge.test.columns["known"])["auroc"]
+        ranked = estimate_auroc(closed, judge.test.columns["known"])
         cells = [_plain(ranked), *(_cell(curve.at(rate)) for rate in JUDGE_RATES)]
     arbiter = _share(judge.test.given) if judge.test.can_choose else "-"
     noted = [_noted(about.get(key)) for key in ("base", "rows", "tokens_per_question", "seconds")]

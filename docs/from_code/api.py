@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterable
-from functools import cache
 
 import griffe
 from tests.support import house
@@ -18,6 +17,7 @@ from docs.from_code.tables import code, table
 HEADINGS = {"function": "Functions", "class": "Classes"}
 HIDDEN = {"cli"}  # its reference is the page on the command line
 SHORT = 70  # characters of a value that are shown
+READ: dict[str, griffe.Object | griffe.Alias] = {}
 
 
 def public_names() -> str:
@@ -108,6 +108,12 @@ def target_of(path: str) -> griffe.Object | None:
         return None
 
 
-@cache
+def use_source(source: griffe.Object | griffe.Alias) -> None:
+    """What somebody has read already."""
+    READ["knowgate"] = source
+
+
 def _source() -> griffe.Object | griffe.Alias:
-    return griffe.load("knowgate", search_paths=[house.SOURCE.parent])
+    if "knowgate" not in READ:
+        READ["knowgate"] = griffe.load("knowgate", search_paths=[house.SOURCE.parent])
+    return READ["knowgate"]

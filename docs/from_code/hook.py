@@ -41,6 +41,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
+    handler = config.plugins["mkdocstrings"].get_handler("python")  # reads all of the source, which takes ten seconds
+    api.use_source(handler.collect("knowgate", handler.get_options({})))
     for name in api.packages():
         files.append(File.generated(config, f"packages/{name}.md", content=api.package_page(name)))
     return files

@@ -19,6 +19,7 @@ from knowgate.errors import BadSetting, ServerError
 from knowgate.servers import Whole, one_line, open_client, parse_reply, read_whole, secrets_of, until, without_secrets
 
 AT_ONCE = 8
+RETRIES = 2
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -35,8 +36,8 @@ class Endpoint:
         what: str,
         *,
         headers: Mapping[str, str] | None = None,
+        advice: str = "Check its address and key.",
         deadline: float = 30.0,
-        retries: int = 2,
         pause: float = 0.3,
         transport: httpx.BaseTransport | None = None,
     ):
@@ -50,7 +51,7 @@ class Endpoint:
             )
         self.url, self.what = url.rstrip("/"), what
         self._headers = {name: value for name, value in (headers or {}).items() if value}
-        self._deadline, self._retries, self._pause = deadline, retries, pause
+        self._advice, self._deadline, self._pause = advice, deadline, pause
         self._transport = transport
 
     def ask(
@@ -63,11 +64,24 @@ class Endpoint:
         passed: Sequence[int] = (),
     ) -> Any:
         """The JSON it answers. passed: statuses other than success whose JSON is given back, too."""
+        reply = self.fetch(method, path, body=body, params=params, passed=passed)
+        return parse_reply(reply, f"the reply of {self.what}")
+
+    def fetch(
+        self,
+        method: str,
+        path: str = "",
+        *,
+        body: Any = None,
+        params: Mapping[str, Any] | None = None,
+        passed: Sequence[int] = (),
+    ) -> bytes:
+        """What it answers, as it is. path: what follows the address, or a whole one."""
         reply = self._send_until(method, path, body, params)
         if not reply.is_success and reply.status not in passed:
-            words = self.told(reply.content[:2000].decode(errors="replace")) or "no reason given"
-            raise ServerError(f"{self.what} answered with status {reply.status}: {words}. Check its address and key.")
-        return parse_reply(reply.content, f"the reply of {self.what}")
+            words = self._words(reply) or "no reason given"
+            raise ServerError(f"{self.what} answered with status {reply.status}: {words.rstrip('.')}. {self._advice}")
+        return reply.content
 
     def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """`work` on each item, side by side, in order."""
@@ -83,7 +97,7 @@ class Endpoint:
 
     def _send_until(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None) -> Whole:
         end = time.monotonic() + self._deadline
-        for attempt in range(self._retries + 1):
+        for attempt in range(RETRIES + 1):
             wait, reply = self._pause * 2**attempt, None
             try:
                 reply = self._send(method, path, body, params, end)
@@ -92,9 +106,10 @@ class Endpoint:
             else:
                 if reply.status != 429 and reply.status < 500:
                     return reply
-                problem = f"status {reply.status}: {self.told(reply.content[:2000].decode(errors='replace'))}"
+                words = self._words(reply)
+                problem = f"status {reply.status}{': ' + words if words else ''}"
                 wait = max(wait, reply.retry_after or 0.0)
-            if attempt == self._retries or time.monotonic() + wait >= end:
+            if attempt == RETRIES or time.monotonic() + wait >= end:
                 break
             time.sleep(wait)
         over = " It is over its quota, or asked too fast: wait, or ask less." if reply and reply.status == 429 else ""
@@ -104,10 +119,14 @@ class Endpoint:
         )
 
     def _send(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None, end: float) -> Whole:
-        request = self._client.build_request(method, self.url + path, json=body, params=params)
+        whole = path if path.startswith(("http://", "https://")) else self.url + path
+        request = self._client.build_request(method, whole, json=body, params=params)
         request.extensions["timeout"] = httpx.Timeout(max(0.001, end - time.monotonic())).as_dict()
         with until(end), contextlib.closing(self._client.send(request, stream=True)) as response:
             return read_whole(response, self.what)
+
+    def _words(self, reply: Whole) -> str:
+        return self.told(reply.content[:2000].decode(errors="replace"))
 
     @functools.cached_property
     def _client(self) -> httpx.Client:

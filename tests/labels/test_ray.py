@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,8 +26,8 @@ from knowgate.retrieval import build_index, load_retriever
 from knowgate.runs import RunFolder, read_needs
 from knowgate.types import Passage, Question
 from tests.support.processes import python
+from tests.support.troubled_recipe import BROKEN, POISON, Trouble
 
-KILLED, POISON, BROKEN = "q7", "q11", "q13"
 SMALL = LocalRunner(first=4, largest=4)
 
 
@@ -86,6 +82,7 @@ def test_a_cluster_that_does_not_answer_is_a_sentence(tmp_path):
         port = free.getsockname()[1]
     with pytest.raises(ServerError, match=rf"no Ray cluster answers at 127.0.0.1:{port} .*ray start --head"):
         label(questions(1), model="fake", out=tmp_path / "run", runner=f"ray:127.0.0.1:{port}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_of_this_process_cannot_be_sent_away(tmp_path):
@@ -127,45 +124,6 @@ def index(tmp_path_factory):
     (out / "passages.jsonl").write_text("".join(lines))
     build_index(out / "passages.jsonl", out / "built", kind="bm25")
     return out / "built"
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """A recipe whose workers die and fail over some questions, and write down where they are."""
-
-    recipe: LabelRecipe
-    folder: str
-
-    @property
-    def index(self):
-        return self.recipe.index
-
-    def make(self, retriever):
-        import ray
-
-        node = ray.get_runtime_context().get_node_id()
-        shelf = retriever._shelf._actor_id.hex() if retriever is not None else "-"
-        (Path(self.folder) / f"worker-{os.getpid()}").write_text(f"{node} {shelf}")
-        return TroubledWork(self.recipe.make(retriever), Path(self.folder))
-
-
-@dataclass(frozen=True)
-class TroubledWork:
-    work: object
-    folder: Path
-
-    @property
-    def identity(self):
-        return self.work.identity
-
-    def __call__(self, asked: Sequence[Question]):
-        ids = {question.id for question in asked}
-        if POISON in ids or (KILLED in ids and not (self.folder / "killed").exists()):
-            (self.folder / "killed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if BROKEN in ids:
-            raise RuntimeError("an unforeseen fault")
-        return self.work(asked)
 
 
 def labeller(index=None):

@@ -197,3 +197,4 @@ def test_what_does_not_fit_is_refused(smollm_llamacpp):
 def test_the_fingerprint_is_that_of_the_file_and_not_that_of_transformers(smollm, smollm_llamacpp):
     assert smollm_llamacpp.fingerprint == f"llamacpp-{smollm.fingerprint}"
     assert load_model(f"llamacpp:{gguf_behind('smollm')}").fingerprint == smollm_llamacpp.fingerprint
+    assert smollm_llamacpp.name == "llamacpp:smollm"

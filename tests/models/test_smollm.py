@@ -24,19 +24,25 @@ def texts(model):
 
 
 @pytest.fixture(scope="module")
+def said(smollm):
+    """What it answers, made once for all tests."""
+    return texts(smollm)
+
+
+@pytest.fixture(scope="module")
 def file():
     return weights.fetch("smollm") / weights.lookup("smollm").checked
 
 
-def test_hf_and_gguf_and_the_embedded_model_answer_alike(smollm, file):
+def test_hf_and_gguf_and_the_embedded_model_answer_alike(smollm, said, file):
     from_folder = load_model(f"hf:{converted(file)}")
     from_gguf = load_model(f"gguf:{file}")
-    assert texts(from_folder) == texts(from_gguf) == texts(smollm)
+    assert texts(from_folder) == texts(from_gguf) == said
     assert from_folder.fingerprint == from_gguf.fingerprint == smollm.fingerprint
 
 
-def test_our_decoding_equals_transformers_own(smollm):
-    for prompt, ours in zip(PROMPTS, texts(smollm), strict=True):
+def test_our_decoding_equals_transformers_own(smollm, said):
+    for prompt, ours in zip(PROMPTS, said, strict=True):
         ids = torch.tensor([smollm.tokenise(smollm.render(prompt.text))])
         out = smollm.loaded.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, pad_token_id=smollm.pad
@@ -45,10 +51,10 @@ def test_our_decoding_equals_transformers_own(smollm):
         assert [smollm.loaded.tokenizer.decode([token]) for token in new] == ours
 
 
-def test_the_one_pass_path_answers_as_plain_generation_does(smollm):
+def test_the_one_pass_path_answers_as_plain_generation_does(smollm, said):
     readings = smollm.read(PROMPTS, Want(draft_tokens=1, layers=(15,)))
     resumed = smollm.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
-    assert [[token.text for token in row[0].tokens] for row in resumed] == texts(smollm)
+    assert [[token.text for token in row[0].tokens] for row in resumed] == said
 
 
 def test_the_pipeline_skips_with_the_closed_book_answer(smollm):

@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.evaluation import Assumed, evaluate, recommend
+from knowgate.evaluation import Assumed, evaluate, recommend, spend_always
 from knowgate.evaluation.comparison.choosing import Answered, Lever, choose_gate
 from knowgate.evaluation.comparison.promised import Promised
 from knowgate.evaluation.comparison.recommend import CERTAIN, _is_above
 from knowgate.report import verdict
 from knowgate.report.comparison.page import write_eval_page
+from knowgate.report.comparison.sheets import costs
 from knowgate.runs.needs import RecordedNeeds, write_needs
 from knowgate.thresholds import calibrate
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
@@ -99,6 +100,17 @@ def test_a_guarantee_that_does_not_hold_here_is_not_counted_on(tmp_path):
     assert recommend(evaluation).guarantee == ""
 
 
+def test_the_note_tells_the_guarantees_that_are_stored(tmp_path):
+    evaluation = evaluated(planted(tmp_path / "run", known=4))
+    assert verdict(evaluation, Assumed(), 0.02).note.endswith(
+        " No guarantee is stored (needs on record keep none, folders of gates do): knowgate calibrate gives one."
+    )
+    evaluation.promises["good"] = Promised("It loses at most 2 %. This does not hold here: …", holds=False)
+    assert verdict(evaluation, Assumed(), 0.02).note.endswith(
+        " No guarantee is stored for that; one is with 'good': It loses at most 2 %. This does not hold here: …."
+    )
+
+
 def test_one_loss_is_added_so_that_nothing_seen_is_not_nothing_there():
     """10 skips without loss among n: the bound is -(1 + 1.645 sqrt(1 - 1/n)) / n, which must be above -0.01."""
     n = 200
@@ -124,6 +136,14 @@ def test_no_gate_is_worth_using_where_the_llm_knows_nothing(tmp_path):
     said = verdict(evaluated(planted(tmp_path / "run", known=100)), Assumed(), 0.02)
     assert said.headline == "No gate is worth using here: retrieve for every question."
     assert "answers only 1.0 % of these questions right without passages" in said.sentences[0]
+
+
+@pytest.mark.parametrize(("text", "shown"), [("two words", {"2.0", "4.0"}), ("", {"–"})])
+def test_tokens_that_the_rows_do_not_tell_are_not_zero(tmp_path, text, shown):
+    rows = [row(f"q{i}", side(text=text), side(text=text), question=f"what is {i}?") for i in range(4)]
+    evaluation = evaluated(trial_run(tmp_path / "run", rows))
+    assert {line[3] for line in costs(evaluation).rows} == shown
+    assert spend_always(evaluation.trial).written == (2 if text else None)
 
 
 def test_savings_are_those_of_the_searches_and_tokens(tmp_path):

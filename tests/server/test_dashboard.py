@@ -177,3 +177,15 @@ def test_decisions_can_be_filtered_and_stay_open_when_new_ones_come(serve, page,
     page.run("show.value = 'retrieved'; show.dispatchEvent(new Event('change'))")
     assert page.run("document.querySelectorAll('#recent details').length") == 1
     assert page.console == []
+
+
+@needs_browser
+def test_what_a_rule_decided_is_marked_so_and_shows_no_need(serve, page, tmp_path):
+    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
+    ask(address, "Thanks a lot!", model="knowgate")
+    ask(address, UNKNOWN, model="knowgate")
+    opened(page, address)
+    page.wait("document.querySelectorAll('#recent details').length === 2")
+    ruled, asked = (page.run(f"document.querySelectorAll('.need')[{place}].textContent") for place in (1, 0))
+    assert ruled == "rule"
+    assert float(asked) > 0

@@ -6,9 +6,11 @@ from typing import ClassVar
 import httpx
 import pytest
 
+from knowgate.errors import ServerError
 from knowgate.history import Known, LogEntry, Scope, open_history
 from knowgate.pipeline import TrafficLog
 from knowgate.server.filtering import Filter, FilteredRetriever
+from knowgate.server.remembering import RememberingRetriever
 from knowgate.types import Passage
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
@@ -30,6 +32,64 @@ def test_a_threshold_that_is_proven_to_lose_no_more_is_used(serve, monkeypatch, 
     address, app = serve(gate="never")
     monkeypatch.setattr(type(app.state.service.keeper.rag), "proven_loss", property(lambda rag: proven))
     assert ask(address, knowgate={"max_loss": 0.02}).json()["knowgate"]["retrieve"] is retrieves
+
+
+class Asked:
+    """A retriever that counts how often it is asked who it is; `says` may be an error."""
+
+    name = "asked"
+
+    def __init__(self, *says):
+        self.says, self.count = says, 0
+
+    @property
+    def fingerprint(self):
+        said = self.says[min(self.count, len(self.says) - 1)]
+        self.count += 1
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def search(self, queries, k):
+        if "fail" in queries:
+            raise ServerError("no search today")
+        return [[] for _ in queries]
+
+
+def test_what_is_proven_is_not_asked_of_the_engine_for_every_request(serve):
+    address, app = serve(gate="never")
+    rag = app.state.service.keeper.rag
+    rag.retriever.retriever = engine = Asked("one")
+    for _ in range(3):
+        told = ask(address, knowgate={"max_loss": 0.01, "retrieve": "auto"}).json()["knowgate"]
+        assert "not proven here" in told["reason"]
+    assert engine.count == 1
+
+
+def test_an_engine_that_cannot_be_asked_proves_nothing(serve):
+    address, app = serve(gate="never")
+    app.state.service.keeper.rag.retriever.retriever = engine = Asked(ServerError("gone"))
+    told = ask(address, knowgate={"max_loss": 0.01}).json()["knowgate"]
+    assert told["retrieve"]
+    assert "not proven here" in told["reason"]
+    assert engine.count == 1
+
+
+def test_a_fingerprint_is_known_for_a_minute_or_until_something_fails():
+    now, engine = [0.0], Asked("one", "two", ServerError("gone"), "three", "four")
+    found = RememberingRetriever(engine, clock=lambda: now[0])
+    assert [found.fingerprint, found.fingerprint, found.name] == ["one", "one", "asked"]
+    now[0] = 59.9
+    assert found.fingerprint == "one"
+    now[0] = 60.0
+    assert found.fingerprint == "two"
+    now[0] = 120.0
+    with pytest.raises(ServerError):
+        _ = found.fingerprint
+    assert found.fingerprint == "three"
+    with pytest.raises(ServerError):
+        found.search(["fail"], 1)
+    assert found.fingerprint == "four"
 
 
 @pytest.mark.parametrize("upstream", [True, False])

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadInput
-from knowgate.statistics.bootstrap import QUALITY, Draws, Estimate, estimate, estimate_mean, estimate_quality
+from knowgate.statistics.bootstrap import (
+    QUALITY,
+    Draws,
+    Estimate,
+    estimate,
+    estimate_auroc,
+    estimate_mean,
+    estimate_quality,
+)
 from knowgate.statistics.measures import auroc, brier, weighted_mean
 
 
@@ -95,6 +103,13 @@ def test_what_one_kind_leaves_open_is_not_defined():
 
 def test_without_questions_nothing_is_defined():
     assert set(estimate_quality(np.empty(0, dtype=bool), np.empty(0)).values()) == {Estimate(None)}
+    assert estimate_auroc(np.empty(0, dtype=bool), np.empty(0)) == Estimate(None)
+
+
+def test_auroc_alone_is_that_of_all_measures():
+    rng = np.random.default_rng(3)
+    needed, needs = rng.random(50) < 0.4, rng.random(50).round(1)
+    assert estimate_auroc(needed, needs, 30) == estimate_quality(needed, needs, 30)["auroc"]
 
 
 def test_intervals_hold_the_value_and_shrink_with_more_rows():

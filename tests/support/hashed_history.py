@@ -1,6 +1,7 @@
-"""Imported by a process of a test: logs embed by hash there, so that no model is loaded."""
+"""Imported by a process of a test: texts are embedded by hash there, so that no model is loaded."""
 
-from knowgate.history import sqlite
+from knowgate.embedding import SentenceEmbedder
 from tests.support.hash_embedder import HashEmbedder
 
-sqlite.SentenceEmbedder = HashEmbedder
+SentenceEmbedder.fingerprint = "hash"
+SentenceEmbedder.embed = lambda self, texts: HashEmbedder().embed(texts)

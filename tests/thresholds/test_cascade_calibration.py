@@ -4,6 +4,7 @@ import pytest
 
 from knowgate.arbiters import RULES
 from knowgate.errors import BadSetting
+from knowgate.evaluation import evaluate
 from knowgate.fitting import fit_arbiter
 from knowgate.gates import load_gate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
@@ -48,6 +49,17 @@ def test_the_arbiter_is_bound_by_its_fingerprint(gate, place):
         used, Deployment(**HERE, arbiter=own)
     )
     assert objections(used, Deployment(**HERE)) == [f"it was shown with the arbiter 'arbiter' ({own})"]
+
+
+def test_an_evaluation_tells_what_is_proven_with_its_arbiter(gate, place):
+    calibrate(gate, place / "run", max_loss=0.1, confidence=0.9, net=True, arbiter=place / "arbiter")
+    both = evaluate(gate, place / "run", drop_seen=True, arbiter=place / "arbiter").promises["gate"]
+    assert both.words.startswith("Threshold ")
+    assert "with the arbiter arbiter loses at most 10 % of the answers, net of those gained" in both.words
+    assert "does not hold" not in both.words
+    assert not both.holds  # of the gate alone nothing is proven
+    alone = evaluate(gate, place / "run", drop_seen=True).promises["gate"]
+    assert "This does not hold here: it was shown with the arbiter 'arbiter'" in alone.words
 
 
 def test_the_card_names_the_arbiter(gate, place):

@@ -2,10 +2,13 @@
 
 import sys
 
+from knowgate.integrations import open_decider, script_needs
+
+script_needs("dspy", extra="dspy")
+
 import dspy
 from dspy.utils import DummyLM
 
-from knowgate.integrations import open_decider
 from knowgate.integrations.dspy import KnowgateRAG
 
 dspy.configure(lm=DummyLM([{"answer": "an answer"}] * 9))  # stands for your LLM

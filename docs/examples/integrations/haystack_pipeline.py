@@ -2,6 +2,10 @@
 
 import sys
 
+from knowgate.integrations import script_needs
+
+script_needs("haystack", extra="haystack")
+
 from haystack import Document, Pipeline
 from haystack.components.retrievers.in_memory import InMemoryBM25Retriever
 from haystack.document_stores.in_memory import InMemoryDocumentStore

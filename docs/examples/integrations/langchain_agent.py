@@ -2,12 +2,15 @@
 
 import sys
 
+from knowgate.integrations import open_decider, script_needs
+
+script_needs("langchain", extra="langchain")
+
 from langchain.agents import create_agent
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 
-from knowgate.integrations import open_decider
 from knowgate.integrations.langchain import middleware
 
 

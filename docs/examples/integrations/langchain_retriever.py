@@ -2,10 +2,13 @@
 
 import sys
 
+from knowgate.integrations import open_decider, script_needs
+
+script_needs("langchain_core", extra="langchain")
+
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 
-from knowgate.integrations import open_decider
 from knowgate.integrations.langchain import Decisions, KnowgateRetriever
 
 mine = RunnableLambda(lambda question: [Document("Mira runs the canteen of Balaland.")])  # any retriever of yours

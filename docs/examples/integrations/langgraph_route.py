@@ -3,9 +3,12 @@
 import sys
 from typing import TypedDict
 
+from knowgate.integrations import open_decider, script_needs
+
+script_needs("langgraph", extra="langchain")
+
 from langgraph.graph import END, START, StateGraph
 
-from knowgate.integrations import open_decider
 from knowgate.integrations.langchain import route
 
 

@@ -3,6 +3,10 @@
 import asyncio
 import sys
 
+from knowgate.integrations import script_needs
+
+script_needs("litellm", extra="litellm")
+
 from knowgate.integrations.litellm import handler
 
 for question in sys.argv[1:]:

@@ -2,11 +2,14 @@
 
 import sys
 
+from knowgate.integrations import open_decider, script_needs
+
+script_needs("llama_index", extra="llamaindex")
+
 from llama_index.core import MockEmbedding, VectorStoreIndex
 from llama_index.core.llms import MockLLM
 from llama_index.core.schema import Document
 
-from knowgate.integrations import open_decider
 from knowgate.integrations.llamaindex import KnowgateQueryEngine
 
 index = VectorStoreIndex.from_documents(

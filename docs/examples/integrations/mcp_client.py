@@ -4,6 +4,10 @@ import asyncio
 import os
 import sys
 
+from knowgate.integrations import script_needs
+
+script_needs("mcp", extra="mcp")
+
 from mcp import Client, StdioServerParameters
 
 server = StdioServerParameters(command=sys.executable, args=["-m", "knowgate", "mcp"], env=dict(os.environ))

@@ -3,9 +3,12 @@
 import asyncio
 import sys
 
+from knowgate.integrations import open_decider, script_needs
+
+script_needs("agents", extra="openai-agents")
+
 from agents import Agent, RunContextWrapper, function_tool
 
-from knowgate.integrations import open_decider
 from knowgate.integrations.openai_agents import enabled
 
 

@@ -3,10 +3,13 @@
 import asyncio
 import sys
 
+from knowgate.integrations import open_decider, script_needs
+
+script_needs("pydantic_ai", extra="pydantic-ai")
+
 from pydantic_ai import Agent, Tool
 from pydantic_ai.models.test import TestModel
 
-from knowgate.integrations import open_decider
 from knowgate.integrations.pydantic_ai import prepare
 
 

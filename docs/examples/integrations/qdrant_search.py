@@ -2,6 +2,10 @@
 
 import sys
 
+from knowgate.integrations import script_needs
+
+script_needs("qdrant_client", extra="qdrant")
+
 from qdrant_client import QdrantClient, models
 
 from knowgate import build_pipeline, load_settings

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from knowgate.cli.console import WORDS, plain_console
-from knowgate.cli.fit_parts import estimate_shown, fit_parameter, split_shown, watching
+from knowgate.cli.fit_parts import Watching, estimate_shown, fit_parameter, split_shown
 from knowgate.cli.lazy_group import LazyGroup, Verb, make_command
 from knowgate.cli.made_by import made_by
 from knowgate.cli.options import Seed
@@ -178,9 +178,10 @@ def fit_and_tell(name: str, shared: dict[str, Any], options: dict[str, Any]) -> 
     """Fit, and say what came out and what a reader of the measures should know."""
     out, labels = shared.pop("out"), shared.pop("labels") or []
     with progress(f"fitting {name}", "examples", WORDS) as show:
-        gate = fit(name, labels, out=out, command=made_by(), watch=watching(show), **shared, **options)
+        watching = Watching(show)
+        gate = fit(name, labels, out=out, command=made_by(), watch=watching, **shared, **options)
     made = gate.artefact.manifest
-    for note in made["notes"]:
+    for note in watching.untold(made["notes"]):
         WORDS.print(note)
     table = Table("measure", "test split", box=None)
     for measure, estimate in made["metrics"].items():

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from knowgate.arbiters import FITTED_ARBITERS
 from knowgate.cli.console import WORDS, plain_console
-from knowgate.cli.fit_parts import estimate_shown, fit_parameter, split_shown, watching
+from knowgate.cli.fit_parts import Watching, estimate_shown, fit_parameter, split_shown
 from knowgate.cli.made_by import made_by
 from knowgate.cli.options import Seed
 from knowgate.cli.paths import path
@@ -63,9 +63,10 @@ def fit_and_tell(shared: dict[str, Any], options: Mapping[str, Any]) -> None:
     """Fit, and say what came out."""
     out, labels, mode = shared.pop("out"), shared.pop("labels") or [], shared.pop("mode")
     with progress("fitting an arbiter", "examples", WORDS) as show:
-        arbiter = fit_arbiter(labels, out=out, mode=mode, command=made_by(), watch=watching(show), **shared, **options)
+        watching = Watching(show)
+        arbiter = fit_arbiter(labels, out=out, mode=mode, command=made_by(), watch=watching, **shared, **options)
     made = arbiter.artefact.manifest
-    for note in made["notes"]:
+    for note in watching.untold(made["notes"]):
         WORDS.print(note)
     table = Table("measure", "test split", box=None)
     for measure, one in made["metrics"].items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -32,13 +33,22 @@ def fit_parameter(option: FitOption, gate: str, *, unset: bool = False) -> inspe
     return inspect.Parameter(option.name, keyword, default=default, annotation=Annotated[kind, shown])
 
 
-def watching(show: Show) -> Callable[[FitStep], None]:
-    def watch(step: FitStep) -> None:
-        show(step.done, step.total, step.words, stage=step.stage, unit=step.unit)
-        if step.is_milestone:
-            show.say(step.words)
+@dataclass
+class Watching:
+    """Shows how far a fit is. said: what its milestones were called ('epoch 0.5'), told as they were reached."""
 
-    return watch
+    show: Show
+    said: set[str] = field(default_factory=set)
+
+    def __call__(self, step: FitStep) -> None:
+        self.show(step.done, step.total, step.words, stage=step.stage, unit=step.unit)
+        if step.is_milestone:
+            self.show.say(step.words)
+            self.said.add(step.words.partition(",")[0])
+
+    def untold(self, notes: Iterable[str]) -> list[str]:
+        """The notes without those on milestones that were seen already."""
+        return [note for note in notes if note.partition(":")[0] not in self.said]
 
 
 def estimate_shown(estimate: Mapping[str, float | None]) -> str:

@@ -194,6 +194,8 @@ def _write_sets(folder: RunFolder, out: Path, seed: int) -> None:
     ):
         write_text(path, _lines(records))
         WORDS.print(f"{len(records)} questions in {path}")
+    if not sets.swapped:
+        WORDS.print(sets.why_none_swapped, style="yellow")
 
 
 def _lines(records: Sequence[dict[str, Any]]) -> str:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from knowgate.display import Sheet, percent, points_with_interval, share_with_interval
 from knowgate.errors import BadSetting
-from knowgate.fitting import fit_calibration
 from knowgate.gates import GateScores, to_probability
 from knowgate.runs import USUAL_ROUNDS, Trial
 from knowgate.statistics import Bools, Draws, Estimate, Floats, Weights, estimate, mcnemar, weighted_mean
@@ -51,6 +50,8 @@ class ActionRows:
 
 def expected(fitted_on: ActionRows, needs: Floats) -> Floats:
     """P(right) of each action for these needs."""
+    from knowgate.fitting import fit_calibration  # loads scikit-learn: seconds that no other evaluation needs
+
     surety = 1 - fitted_on.needs
     maps = [fit_calibration(surety, column) for column in fitted_on.right.T]
     shares = fitted_on.right.mean(axis=0)  # where all or none are right there is nothing to fit

@@ -109,8 +109,9 @@ def evaluate(
         if record:
             record_scores(trial, scores)
         compared = compare(trial, scores, resamples=resamples, seed=seed)
-        compared = replace(compared, promises=read_promises(trial, asked, plug_in=plug_in))
         choices = None if weighing is None else arbitrate(trial, weighing, plug_in=plug_in, watch=on_weighed)
+        weighed = choices.fingerprint if choices else None
+        compared = replace(compared, promises=read_promises(trial, asked, plug_in=plug_in, arbiter=weighed))
         compared = _with_arbiter(compared, scores, choices, seed) if choices else compared
         if price_retrieval is not None:
             given = choices.right if choices else trial.always_right

@@ -21,7 +21,7 @@ from knowgate.firstrun.telling import Teller
 from knowgate.fitting import FEWEST_GRADED, FitStep, fit
 from knowgate.gates import ALWAYS, FittedGate, default_gate, is_told, score_gate
 from knowgate.runs import RunFolder, load_trial
-from knowgate.statistics import Estimate, estimate_quality
+from knowgate.statistics import Estimate, estimate_auroc
 from knowgate.thresholds import Calibration, calibrate
 from knowgate.types import Model
 
@@ -125,7 +125,7 @@ class Chooser:
             return Estimate(None)
         trial = load_trial(self.labelled.runs("calibration"))
         needs = np.asarray(score_gate(trial, gate).needs)
-        return estimate_quality(~trial.closed_right, needs)["auroc"]
+        return estimate_auroc(~trial.closed_right, needs)
 
     # --- who wins ---------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from knowgate.gates import (
     write_artefact,
 )
 from knowgate.runs import cautions, count_synthetic
-from knowgate.statistics import Estimate, Floats, estimate_quality
+from knowgate.statistics import Estimate, Floats, estimate_auroc, estimate_quality
 from knowgate.thresholds import NEVER, Outcomes, ThresholdResult, for_loss, try_threshold
 from knowgate.types import Want
 
@@ -101,7 +101,7 @@ def _by_set(examples: Examples, needs: Floats) -> dict[str, Any]:
     for name in dict.fromkeys(examples.sets):
         inside = np.array([other == name for other in names], dtype=bool)
         truth = examples.needed[test][inside]
-        auroc = asdict(estimate_quality(truth, needs[inside])["auroc"])
+        auroc = asdict(estimate_auroc(truth, needs[inside]))
         found[name] = {"n": len(truth), "base_rate": float(truth.mean()) if len(truth) else None, "auroc": auroc}
     return {"sets": found, "balanced": examples.balanced}
 

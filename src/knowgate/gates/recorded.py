@@ -18,10 +18,26 @@ from knowgate.gates.fitted.spec import FittedSpec, Verdict, fitted_spec
 from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
 from knowgate.gates.scoring import measure_distances, score_both
-from knowgate.runs import RecordedNeeds, Trial, loose_key, names_of, question_key, write_needs
+from knowgate.runs import (
+    RECORDED,
+    RecordedNeeds,
+    Trial,
+    how_to_answer,
+    loose_key,
+    names_of,
+    question_key,
+    write_needs,
+)
 from knowgate.signals import SEAKR, SEAKR_END, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
+
+WORDS = {Signal.HIDDEN: "hidden states", Signal.LABELS: "label logits", Signal.LOGPROBS: "log-probabilities"}
+GIVEN_BY = {
+    Signal.HIDDEN: "models that run here: hf:, gguf:, llamacpp:",
+    Signal.LABELS: "models that run here and servers with top_logprobs",
+    Signal.LOGPROBS: "models that run here and servers with logprobs",
+}
 
 
 @dataclass(frozen=True)
@@ -70,8 +86,8 @@ class RecordSource:
             raise self._not_asked()
         missing = gate.needs - offers(self.trial)
         if missing:
-            listed = ", ".join(sorted(missing))
-            message = f"gate '{self.spec}' needs {listed}, which the rows lack. {_advice(missing)}"
+            listed = ", ".join(WORDS.get(one, one) for one in sorted(missing))
+            message = f"gate '{self.spec}' needs {listed}, which the rows lack. {_advice(missing, self.trial)}"
             raise NotOffered(message, brief=f"the rows lack {listed}")
         with blamed(gate):
             return gate.bind(self.identity, self.trial.settings["prompts_fingerprint"])
@@ -84,9 +100,10 @@ class RecordSource:
         raise self._not_asked()
 
     def _not_asked(self) -> NotOffered:
+        data, model = how_to_answer(self.trial.settings)
         return NotOffered(
             f"gate '{self.spec}' asks the LLM in words of its own, which the rows do not hold. Evaluate it with the "
-            f"LLM at hand: knowgate eval --data SPEC --model {self.trial.settings['model']} --gates {self.spec}",
+            f"LLM at hand: knowgate eval --data {data} --model {model} --gates {self.spec}",
             brief="asks the LLM in words of its own",
         )
 
@@ -241,14 +258,16 @@ def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
     return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, raw=raw, far=said.far)
 
 
-def _advice(missing: frozenset[Signal]) -> str:
-    commands = {
-        Signal.HIDDEN: "knowgate label --layers mid,late,last",
-        Signal.SAMPLES: "knowgate label --samples 20",
-        Signal.LABELS: "knowgate label with a backend that gives label logits",
-        Signal.LOGPROBS: "knowgate label with a backend that gives log-probabilities",
-    }
-    return "Label again: " + "; ".join(commands[one] for one in sorted(missing) if one in commands) + "."
+def _advice(missing: frozenset[Signal], trial: Trial) -> str:
+    """How to come by what is missing: answers recorded elsewhere are texts, and labelling needs the LLM itself."""
+    data, model = how_to_answer(trial.settings)
+    options = {Signal.HIDDEN: " --layers mid,late,last", Signal.SAMPLES: " --samples 20"}
+    asked = f"knowgate label --data {data} --model {model}" + "".join(options.get(one, "") for one in sorted(missing))
+    given = [f"{WORDS[one]} come from {GIVEN_BY[one]}" for one in sorted(missing) if one in GIVEN_BY]
+    again = f"{asked} --out RUN{' (' + '; '.join(given) + ')' if given else ''}"
+    if trial.settings["model"].startswith(RECORDED):
+        return f"Recorded answers are texts, which a judge can read: knowgate fit judge. Or ask the LLM itself: {again}"
+    return f"Label again: {again}"
 
 
 def check_unseen(trial: Trial, folder: str) -> None:

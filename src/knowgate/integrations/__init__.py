@@ -12,6 +12,7 @@ from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
     from knowgate.integrations.decider import Decider, as_decider, open_decider
+    from knowgate.integrations.guests import script_needs
     from knowgate.integrations.hub import pull, push
     from knowgate.integrations.mcp import run_mcp
     from knowgate.integrations.tracking import check_trackers, log_mlflow, log_wandb
@@ -27,4 +28,5 @@ __all__ = [
     "pull",
     "push",
     "run_mcp",
+    "script_needs",
 ]

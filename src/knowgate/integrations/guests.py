@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Coroutine, Iterator
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from knowgate.errors import BadSetting, KnowgateError, MissingExtra, WrappedError
@@ -26,6 +28,12 @@ def check_framework(package: str, extra: str, *, majors: tuple[str, ...]) -> Non
             f"{package} {found} is installed; knowgate's adapter was written for {' or '.join(majors)}. "
             f"Install that: pip install 'knowgate[{extra}]', or look for a newer knowgate."
         )
+
+
+def script_needs(module: str, *, extra: str) -> None:
+    """For the top of a script: where the framework is not installed, it ends here with the sentence that says so."""
+    if find_spec(module) is None:
+        sys.exit(str(MissingExtra(f"this script imports {module}, which", extra)))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from knowgate.labels.mask import is_mask, says_mask
     from knowgate.labels.plan import CANDIDATES, Plan, passages_shown
     from knowgate.labels.runner import LocalRunner
-    from knowgate.labels.running import far_runner, is_far, named, near_runner
+    from knowgate.labels.running import far_runner, is_far, joined, named, near_runner
     from knowgate.labels.session import Tally, about, fingerprint_questions, label_run
 else:
     __getattr__, __dir__ = hand_on(__name__)
@@ -38,6 +38,7 @@ __all__ = [
     "golds",
     "import_answers",
     "is_far",
+    "joined",
     "is_mask",
     "label",
     "label_run",

@@ -41,6 +41,19 @@ class SelfAssessmentSets:
     swapped: list[dict[str, Any]]
     rare: list[dict[str, Any]]
 
+    @property
+    def why_none_swapped(self) -> str:
+        """Why no known question could be turned into one that nobody can answer."""
+        known = [record for record in self.balanced if record["meta"]["known"]]
+        named = sum(bool(ENTITY.search(record["question"])) for record in known)
+        about = "a name is taken to be capitalised words after the first, a year, or what stands in 《》 or “”"
+        if not named:
+            return f"No entity was swapped: none of the {len(known)} known questions names one ({about}). Label more."
+        return (
+            f"No entity was swapped: {named} of the {len(known)} known questions name one, but no other question of "
+            f"the same language names another of its kind ({about}). Label more."
+        )
+
 
 def make_sets(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     """All three sets from labelled rows; as many right as wrong ones, the rarer kind decides how many."""

@@ -15,7 +15,7 @@ from knowgate.labels.labeller import Labeller
 from knowgate.labels.layers import layer_numbers
 from knowgate.labels.plan import CANDIDATES, FOUND, Plan
 from knowgate.labels.recipe import LabelRecipe, identity
-from knowgate.labels.running import far_runner, is_far, named, near_runner
+from knowgate.labels.running import far_runner, is_far, joined, named, near_runner
 from knowgate.labels.session import Tally, label_run
 from knowgate.models import as_model, check_sampling
 from knowgate.prompts import load_answer_prompts
@@ -131,15 +131,16 @@ def label(
             rerank=named("reranker", rerank),
         )
         doing = far_runner(str(runner), recipe, labeller.failed, identity(labeller))
-    label_run(
-        folder,
-        questions,
-        labeller,
-        data=data_name(data),
-        runner=doing,
-        retry_failed=retry_failed,
-        on_progress=on_progress,
-    )
+    with joined(doing, folder.path):
+        label_run(
+            folder,
+            questions,
+            labeller,
+            data=data_name(data),
+            runner=doing,
+            retry_failed=retry_failed,
+            on_progress=on_progress,
+        )
     return folder
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from knowgate.errors import BadSetting
@@ -30,6 +32,11 @@ def far_runner(
 ) -> RayRunner[Result]:
     """The runner that sends this recipe away. failed: what becomes of a question that nobody could do."""
     return RayRunner(Cluster.from_spec(spec), recipe, failed, dict(expected))
+
+
+def joined(runner: Runner | None, folder: Path) -> AbstractContextManager[Any]:
+    """For a new folder: a cluster that cannot be had is noticed before the folder is there; an old one may be done."""
+    return runner.joined() if isinstance(runner, RayRunner) and not folder.exists() else nullcontext()
 
 
 def near_runner(runner: str | Runner | None) -> Runner | None:

@@ -74,7 +74,9 @@ MODELS = {
     "hf": Entry("knowgate.models.hf.model:HFModel", "hf:NAME_OR_DIR, any causal LLM in transformers", extra="local"),
     "gguf": Entry("knowgate.models.gguf:open_gguf", "gguf:FILE, converted once to safetensors", extra="local"),
     "llamacpp": Entry(
-        "knowgate.models.llama.model:open_llamacpp", "llamacpp:FILE.gguf, run by llama.cpp in-process", extra="llamacpp"
+        "knowgate.models.llama.model:open_llamacpp",
+        "llamacpp:FILE.gguf (or smollm), run by llama.cpp in-process",
+        extra="llamacpp",
     ),
     "openai": Entry("knowgate.models.openai.model:open_openai", "openai:MODEL@URL, any OpenAI-compatible server"),
     "langchain": Entry(

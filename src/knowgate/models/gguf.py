@@ -6,7 +6,6 @@ De-quantising 135M parameters takes some twenty seconds; loading the converted f
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import logging
 from pathlib import Path
@@ -17,7 +16,7 @@ from safetensors.torch import save_file
 from knowgate import weights
 from knowgate.doors import user_path
 from knowgate.errors import MissingExtra, WeightsError
-from knowgate.files import cache_dir, locked, new_folder, sha256_file, write_json, write_text
+from knowgate.files import cache_dir, locked, new_folder, remembered_sha256, write_json
 from knowgate.models.hf.load import SOURCE_FILE, explained, quiet
 from knowgate.models.hf.model import HFModel
 from knowgate.registry import split_spec
@@ -35,7 +34,7 @@ def converted(file: Path) -> Path:
     """The folder with this file's weights as safetensors; made on first use."""
     if not file.is_file():
         raise WeightsError(f"there is no GGUF file '{file}'. Check the path; all kinds of models: knowgate models")
-    sha256 = digest(file)
+    sha256 = remembered_sha256(file)
     target = cache_dir() / "converted" / f"{file.stem}-{sha256[:12]}-v{FORMAT}"
     if not (target / SOURCE_FILE).is_file():
         with locked(target.with_suffix(".lock")):
@@ -48,20 +47,8 @@ def gguf_behind(spec: str) -> Path | None:
     """The GGUF file that a model spec's weights come from; None where they come from elsewhere."""
     name, value = split_spec(spec)
     if name == "smollm":
-        return weights.fetch("smollm") / weights.lookup("smollm").checked
+        return weights.whole_file("smollm")
     return user_path(value) if name == "gguf" else None
-
-
-def digest(file: Path) -> str:
-    """sha256 of the file, remembered by path, size and time: hashing a gigabyte at every start would be slow."""
-    stat = file.stat()
-    identity = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    note = cache_dir() / "digests" / hashlib.sha256(identity.encode()).hexdigest()
-    if note.is_file():
-        return note.read_text(encoding="ascii")
-    found = sha256_file(file)
-    write_text(note, found)  # whole or not at all: another process may be reading it
-    return found
 
 
 def _convert(file: Path, sha256: str, target: Path) -> None:

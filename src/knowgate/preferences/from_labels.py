@@ -12,7 +12,7 @@ from pathlib import Path
 from knowgate.datasets import load_questions
 from knowgate.doors import check_seed, check_whole
 from knowgate.errors import BadInput, BadSetting
-from knowgate.labels import far_runner, is_far, named, near_runner
+from knowgate.labels import far_runner, is_far, joined, named, near_runner
 from knowgate.models import as_model
 from knowgate.preferences.recipe import PreferRecipe, identity
 from knowgate.preferences.record import TOP, PreferenceFolder
@@ -73,7 +73,9 @@ def prefer(
     if far:
         doing = far_runner(str(runner), recipe, preferrer.failed, identity(preferrer))
     made_of = data or ", ".join(str(folder.settings().get("data", folder.path.name)) for folder in folders)
-    return prefer_run(PreferenceFolder(Path(out)), questions, preferrer, data=made_of, runner=doing, on_progress=watch)
+    folder = PreferenceFolder(Path(out))
+    with joined(doing, folder.path):
+        return prefer_run(folder, questions, preferrer, data=made_of, runner=doing, on_progress=watch)
 
 
 def _check(source: str, split: str | None, index: str | None, data: str | None, cut: int | None) -> None:

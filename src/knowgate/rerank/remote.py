@@ -6,28 +6,23 @@ The first form is that of `api.py`, from the other side. The key comes from KNOW
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import time
-import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from knowgate.endpoint import Endpoint, sendable
 from knowgate.errors import BadInput, BadSetting, ServerError
 from knowgate.files import sha256_text
 from knowgate.rerank.cross_encoder import shown
-from knowgate.servers import Whole, one_line, open_client, parse_reply, read_whole, secrets_of, until, without_secrets
+from knowgate.servers import without_secrets
 from knowgate.typed import AtLeastZero, read_record
 from knowgate.types import Passage
 
 KEY = "KNOWGATE_RERANK_KEY"
-AT_ONCE = 8
-RETRIES = 2
 PAUSE = 0.5  # seconds before the second try; twice as long before each further one
 
 
@@ -72,81 +67,45 @@ class RemoteReranker:
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         if len(questions) != len(passages):
             raise BadInput(f"{len(questions)} questions came with {len(passages)} lists of passages.")
-        client = self._client
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(lambda question, found: self._score(client, question, found), questions, passages))
+        return self._server.each(lambda pair: self._score(*pair), list(zip(questions, passages, strict=True)))
 
     @functools.cached_property
-    def _client(self) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        client = open_client(headers, transport=self._transport)
-        weakref.finalize(self, client.close)
-        return client
+    def _server(self) -> Endpoint:
+        key = os.environ.get(KEY, "").strip()
+        return Endpoint(
+            self._url,
+            f"the rerank server of '{self.model}'",
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            advice=f"Check the URL, the model and {KEY}.",
+            deadline=self._deadline,
+            pause=self._pause,
+            transport=self._transport,
+        )
 
-    @functools.cached_property
-    def _key(self) -> str:
-        return os.environ.get(KEY, "").strip()
-
-    def _score(self, client: httpx.Client, question: str, passages: Sequence[Passage]) -> list[float]:
+    def _score(self, question: str, passages: Sequence[Passage]) -> list[float]:
         if not passages:
             return []
-        texts = [_sendable(text) for text in (question, *map(shown, passages))]
-        return self._read(self._post(client, self._body(texts[0], texts[1:])), len(passages))
+        texts = [sendable(text) for text in (question, *map(shown, passages))]
+        return self._read(self._server.ask("POST", self._url, body=self._body(texts[0], texts[1:])), len(passages))
 
     def _body(self, question: str, texts: list[str]) -> dict[str, Any]:
         return {"model": self.model, "query": question, "documents": texts}
 
-    def _post(self, client: httpx.Client, body: dict[str, Any]) -> Whole:
-        end = time.monotonic() + self._deadline
-        for attempt in range(RETRIES + 1):
-            wait = self._pause * 2**attempt
-            try:
-                reply = self._send(client, body, end)
-            except httpx.RequestError as error:
-                problem = f"{type(error).__name__}: {self._told(str(error))}"
-            else:
-                if reply.status == 200:
-                    return reply
-                problem = f"status {reply.status}: {self._told(reply.content[:2000].decode(errors='replace'))}"
-                if reply.status != 429 and reply.status < 500:
-                    break
-                wait = max(wait, reply.retry_after or 0.0)
-            if attempt == RETRIES or time.monotonic() + wait >= end:
-                break
-            time.sleep(wait)
-        raise ServerError(f"{self._server} failed: {problem}. Check the URL, the model and {KEY}.")
-
-    def _send(self, client: httpx.Client, body: dict[str, Any], end: float) -> Whole:
-        """One try."""
-        request = client.build_request("POST", self._url, json=body)
-        request.extensions["timeout"] = httpx.Timeout(max(0.001, end - time.monotonic())).as_dict()
-        with until(end), contextlib.closing(client.send(request, stream=True)) as response:
-            return read_whole(response, self._server)
-
-    def _read(self, reply: Whole, n: int) -> list[float]:
-        given = parse_reply(reply.content, f"the reply of {self._server}")
-        results = self._results(given)
+    def _read(self, given: Any, n: int) -> list[float]:
+        results, server = self._results(given), self._server.what
         if not isinstance(results, list):
-            raise ServerError(f"{self._server} gave no list of results.")
+            raise ServerError(f"{server} gave no list of results.")
         try:
-            items = [read_record(Result, item, f"{self._server} gave a result", others=True) for item in results]
+            items = [read_record(Result, item, f"{server} gave a result", others=True) for item in results]
         except BadInput as error:
             raise ServerError(str(error)) from None
         found = {item.index: item.relevance_score for item in items}
         if sorted(found) != list(range(n)):
-            raise ServerError(f"{self._server} scored {len(found)} of {n} documents; each needs a score.")
+            raise ServerError(f"{server} scored {len(found)} of {n} documents; each needs a score.")
         return [found[place] for place in range(n)]
 
     def _results(self, given: Any) -> Any:
         return given.get("results") if isinstance(given, dict) else None
-
-    @property
-    def _server(self) -> str:
-        return f"the rerank server of '{self.model}'"
-
-    def _told(self, words: str) -> str:
-        """A server's words without keys that are in its URL or in the headers."""
-        return one_line(words, [*secrets_of(self._url), *([self._key] if self._key else [])])
 
 
 class TeiReranker(RemoteReranker):
@@ -161,9 +120,9 @@ class TeiReranker(RemoteReranker):
     def name(self) -> str:
         return f"tei:{without_secrets(self._url)}"
 
-    def _score(self, client: httpx.Client, question: str, passages: Sequence[Passage]) -> list[float]:
+    def _score(self, question: str, passages: Sequence[Passage]) -> list[float]:
         parts = [passages[place : place + self.BATCH] for place in range(0, len(passages), self.BATCH)]
-        return [score for part in parts for score in super(TeiReranker, self)._score(client, question, part)]
+        return [score for part in parts for score in super(TeiReranker, self)._score(question, part)]
 
     def _body(self, question: str, texts: list[str]) -> dict[str, Any]:
         return {"query": question, "texts": texts, "truncate": True}
@@ -172,8 +131,3 @@ class TeiReranker(RemoteReranker):
         if not isinstance(given, list):
             return None
         return [{**one, "relevance_score": one.get("score")} if isinstance(one, dict) else one for one in given]
-
-
-def _sendable(text: str) -> str:
-    """Half a character (a lone surrogate) cannot be sent."""
-    return text.encode("utf-8", "replace").decode()

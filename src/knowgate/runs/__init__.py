@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from knowgate.runs.together import check_named_once, names_of
     from knowgate.runs.trial import USUAL_ROUNDS, Trial, load_trial, tell_unfinished
     from knowgate.runs.usefulness import RecordedUse, read_use, write_use
-    from knowgate.runs.whose import RECORDED, how_to_ask, use_with_its_own
+    from knowgate.runs.whose import RECORDED, how_to_answer, how_to_ask, use_with_its_own
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "frequency_thirds",
     "hashed_share",
     "held_out",
+    "how_to_answer",
     "how_to_ask",
     "load_trial",
     "loose_key",

@@ -112,6 +112,11 @@ class Trial:
             readings=[self.readings[number] for number in chosen],
         )
 
+    @property
+    def has_lengths(self) -> bool:
+        """Whether the rows tell how long answers were; grades without texts do not."""
+        return bool(self.closed_tokens().any() or self.open_tokens().any())
+
     def open_tokens(self) -> Floats:
         return np.array([_length(row.open) for row in self.rows])
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from knowgate.errors import KnowgateError
 from knowgate.pipeline import AdaptiveRAG
 from knowgate.types import Gate, Question, Reading
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,11 @@ class UnprovenGate(Gate):
 
 def held_to(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
     """The pipeline, if its threshold is proven to lose no more; else one that always retrieves and says why."""
-    proven = rag.proven_loss
+    try:
+        proven = rag.proven_loss
+    except KnowgateError as error:  # whose documents cannot be told, of that nothing is proven
+        log.warning("what is proven of the gate '%s' cannot be told: %s", rag.gate.name, error)
+        proven = None
     if proven is not None and proven <= max_loss:
         return rag
     return rag.altered(gate=UnprovenGate(rag.gate.name, max_loss), threshold=None)

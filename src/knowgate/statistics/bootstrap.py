@@ -148,6 +148,17 @@ def estimate_quality(needed: Bools, needs: Floats, resamples: int = RESAMPLES) -
     return _estimates(quality, Draws(len(needs), resamples))
 
 
+def estimate_auroc(needed: Bools, needs: Floats, resamples: int = RESAMPLES) -> Estimate:
+    """The one of `estimate_quality`, in half the time."""
+    ranked = Ranked(needs)
+    if not len(needs):
+        return Estimate(None)
+    found = _estimates(
+        lambda weights: {"auroc": ranked.auroc(ranked.sorted(weights), needed)}, Draws(len(needs), resamples)
+    )
+    return found["auroc"]
+
+
 def _estimates(measure: Measure, draws: Draws) -> dict[str, Estimate]:
     return {name: estimate(values) for name, values in draws.apply([measure])[0].items()}
 

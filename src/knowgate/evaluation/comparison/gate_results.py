@@ -45,11 +45,11 @@ class TunedThreshold:
 
 @dataclass(frozen=True)
 class Cost:
-    """Per question. seconds: of the decision, None if it was not timed."""
+    """Per question. tokens: generated, None if the rows do not tell. seconds: of the decision, None if not timed."""
 
     calls: float
     retrievals: float
-    tokens: float
+    tokens: float | None
     seconds: float | None
 
 
@@ -176,7 +176,7 @@ def _cost(trial: Trial, gate: GateScores, retrieve: Bools) -> Cost:
     tokens = np.where(retrieve, drafted + opened, closed).mean() + gate.extra_tokens
     rate = float(retrieve.mean())
     calls = 1 + gate.calls + (rate if gate.drafts else 0.0)
-    return Cost(calls, rate, float(tokens), gate.seconds)
+    return Cost(calls, rate, float(tokens) if trial.has_lengths else None, gate.seconds)
 
 
 def baselines(trial: Trial) -> list[GateScores]:

@@ -15,7 +15,8 @@ from knowgate.types import Gate
 
 @dataclass(frozen=True)
 class Promised:
-    """A guarantee in words. holds: for the LLM, the passages and the answers of these questions, and for skipping.
+    """A guarantee in words. holds: for the LLM, the passages and the answers of these questions, and for skipping
+    with nobody choosing after retrieval.
 
     loss: what it allows. chosen_on: how many of these questions the threshold was chosen on.
     """
@@ -26,17 +27,22 @@ class Promised:
     chosen_on: int = 0
 
 
-def read_promises(trial: Trial, gates: Sequence[str | Gate], *, plug_in: bool = False) -> dict[str, Promised]:
-    """The guarantees of the fitted gates among these, by the names that tables call them."""
+def read_promises(
+    trial: Trial, gates: Sequence[str | Gate], *, plug_in: bool = False, arbiter: str | None = None
+) -> dict[str, Promised]:
+    """The guarantees of the fitted gates among these, by the names that tables call them.
+
+    arbiter: fingerprint of the one that is tried here; what was proven with one is held against it.
+    """
     fitted = [gate for gate in gates if gate != "auto" and folder_of(gate) is not None]
     found = {
-        gate_name(gate): _promised(trial, load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate)
+        gate_name(gate): _promised(trial, load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate, arbiter)
         for gate in fitted
     }
     return {name: one for name, one in found.items() if one.words}
 
 
-def _promised(trial: Trial, gate: Gate) -> Promised:
+def _promised(trial: Trial, gate: Gate, arbiter: str | None) -> Promised:
     settings = trial.settings
     retriever = settings.get("retriever_fingerprint")
     used = Deployment(
@@ -46,6 +52,7 @@ def _promised(trial: Trial, gate: Gate) -> Promised:
         open_prompts=settings.get("open_prompts"),
         reranker=settings.get("reranker_fingerprint"),
         candidates=settings.get("candidates"),
+        arbiter=None if is_proven_alone(gate) else arbiter,  # tables have every gate both ways
     )
     if not isinstance(gate, FittedGate):
         return Promised("", holds=False)

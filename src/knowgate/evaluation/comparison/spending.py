@@ -40,15 +40,19 @@ class Assumed:
 
 @dataclass(frozen=True)
 class Spending:
-    """Per question. read: tokens of passages, None where the rows hold no texts. decision: seconds, None: not timed."""
+    """Per question. read: tokens of passages, None where the rows hold no texts; written: of answers, as well.
+
+    decision: seconds, None: not timed.
+    """
 
     searches: float
     read: float | None
-    written: float
+    written: float | None
     decision: float | None = 0.0
 
     def money(self, assumed: Assumed) -> float:
-        return self.searches * assumed.price_search + ((self.read or 0.0) + self.written) * assumed.price_token
+        tokens = (self.read or 0.0) + (self.written or 0.0)
+        return self.searches * assumed.price_search + tokens * assumed.price_token
 
     def break_even(self, always: Spending, assumed: Assumed) -> float | None:
         """The price of a search above which this is cheaper than always retrieving."""
@@ -61,7 +65,8 @@ class Spending:
 
 
 def spend_always(trial: Trial) -> Spending:
-    return Spending(1.0, _mean(passage_tokens(trial)), float(_opened(trial).mean()))
+    written = _mean(_opened(trial)) if trial.has_lengths else None
+    return Spending(1.0, _mean(passage_tokens(trial)), written)
 
 
 def spend_never(trial: Trial) -> Spending:
@@ -78,7 +83,7 @@ def spend_gated(trial: Trial, skips: Bools, gate: GateResult | None) -> Spending
     return Spending(
         float((~skips).mean()),
         None if read is None else float((read * ~skips).mean()),
-        float(written),
+        float(written) if trial.has_lengths else None,
         gate.cost.seconds if gate else 0.0,
     )
 

@@ -20,7 +20,7 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.traffic.replay import Cost, Event
 from knowgate.files import read_lines
 from knowgate.gates import GateScores, is_artefact, load_gate, read_artefact, score_gate
-from knowgate.runs import LabelRow, RunFolder, Trial, load_trial
+from knowgate.runs import GradedAnswer, LabelRow, RunFolder, Trial, load_trial
 from knowgate.text import CJK, contains_tokens, tokens
 from knowgate.thresholds import usable
 
@@ -231,9 +231,16 @@ def _pace(path: Path) -> float:
     return 1 / rate if rate else math.nan
 
 
+def _length(side: GradedAnswer | None) -> float:
+    """Tokens of an answer, words where there are none; not a number where neither is on record."""
+    if side is None or (side.tokens is None and not side.text):
+        return math.nan
+    return float(len(side.tokens) if side.tokens is not None else len(side.text.split()))
+
+
 def _graded(row: LabelRow, need: float, drafted: float, loses: bool | None, pace: float) -> Event:
     asked = estimate_tokens(row.question)
-    closed, opened = (float(len(side.tokens or ())) if side else math.nan for side in (row.closed, row.open))
+    closed, opened = (_length(side) for side in (row.closed, row.open))
     shown = asked + sum(estimate_tokens(f"{one.title} {one.text}") for one in row.passages)
     return Event(
         need,

@@ -16,7 +16,7 @@ from knowgate.fitting.arbiters.arbiter_result import ArbiterResult
 from knowgate.fitting.arbiters.pairs import Pairs
 from knowgate.fitting.probability import fit_calibration
 from knowgate.gates import SEEN, to_probability
-from knowgate.statistics import Bools, Draws, Estimate, Floats, estimate, estimate_quality, weighted_mean
+from knowgate.statistics import Bools, Draws, Estimate, Floats, estimate, estimate_auroc, weighted_mean
 
 WORDS = {
     "auroc_closed": "AUROC of the answer from memory being right",
@@ -65,8 +65,8 @@ def _measures(beliefs: Floats, pairs: Pairs) -> dict[str, Estimate]:
     closed, opened = pairs.closed_right[places], pairs.open_right[places]
     takes = (beliefs[:, 0] > beliefs[:, 1]) & pairs.differ[places]
     return {
-        "auroc_closed": estimate_quality(closed, beliefs[:, 0])["auroc"],
-        "auroc_open": estimate_quality(opened, beliefs[:, 1])["auroc"],
+        "auroc_closed": estimate_auroc(closed, beliefs[:, 0]),
+        "auroc_open": estimate_auroc(opened, beliefs[:, 1]),
         **_shares({
             "accuracy": np.where(takes, closed, opened), "always": opened, "never": closed, "oracle": closed | opened,
             "takes_closed": takes,

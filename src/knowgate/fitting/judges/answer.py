@@ -26,12 +26,14 @@ from knowgate.gates import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, answer_cu
 from knowgate.signals import draft_texts
 from knowgate.statistics import Floats
 from knowgate.types import Signal, Want
+from knowgate.weights import lookup
 
 if TYPE_CHECKING:
     from knowgate.models import MarkedTokens
 
 BASE = "smollm, hf:NAME, gguf:FILE. Default: the LLM."
-ANY_BASE = "small, mpnet (no GPU needed), smollm, hf:NAME, gguf:FILE, encoder:DIR. Default: the LLM."
+MPNET = f"mpnet ({lookup('mpnet').megabytes} MB to fetch)"
+ANY_BASE = f"small, {MPNET} (no GPU needed), smollm, hf:NAME, gguf:FILE, encoder:DIR. Default: the LLM."
 TEACHER = "Fitted judge whose word is learnt, too."
 ENCODER_RATE, ENCODER_RATES = 1e-4, {"mpnet": 3e-5}  # of the peak; those that were measured with
 SAMPLED = 200  # rows whose prompts are counted

@@ -8,6 +8,7 @@ fault it was, and our folders already know what is done.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -46,11 +47,16 @@ class RayRunner(Generic[Result]):
         """`work` is what the recipe makes on the other side; here, nothing is done."""
         if not questions:
             return
+        with self.joined() as (ray, crew):
+            yield from Foreman(self, ray, crew, deque(Batch((question,)) for question in questions)).results()
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[tuple[Any, Crew]]:
+        """Ray, connected, and the workers it has room for; says what keeps them from being had."""
         with self.cluster.connected() as ray:
             nodes = machines(ray)
             check_versions(ray, nodes)
-            crew = crew_for(self.cluster.share, nodes)
-            yield from Foreman(self, ray, crew, deque(Batch((question,)) for question in questions)).results()
+            yield ray, crew_for(self.cluster.share, nodes)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from knowgate import weights
 from knowgate.doors import user_path
 from knowgate.errors import BadInput, BadSetting, WeightsError
 from knowgate.models.backend import Backend
@@ -26,6 +27,7 @@ from knowgate.models.marked import MarkedTokens, cut_prompt, label_ids
 from knowgate.models.sampling import check_sampling, uniforms_of
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Token, Vector, Want
 
+EMBEDDED = "smollm"  # stands for the file of the embedded model
 SHARED = 16  # tokens that prompts must begin with alike before it pays to compute them once
 TOGETHER = 2_048  # tokens of prompts and answers side by side: every row looks through all of them
 
@@ -73,7 +75,7 @@ class LlamaModel(Backend):
 
     @functools.cached_property
     def file(self) -> Path:
-        file = user_path(self.source)
+        file = weights.whole_file(EMBEDDED) if self.source == EMBEDDED else user_path(self.source)
         if not file.is_file():
             raise WeightsError(f"there is no GGUF file '{file}'. Check the path; all kinds of models: knowgate models")
         return file

@@ -92,6 +92,8 @@ def _spending(said: Verdict, policy: Policy, assumed: Assumed) -> str:
     remarks = []
     if said.always.read is None:
         remarks.append(markup.remark("The rows hold no passages, so the tokens that reading them takes are left out."))
+    if said.always.written is None:
+        remarks.append(markup.remark("The rows hold no texts of answers, so the tokens of writing them are left out."))
     if said.gated.decision is None:
         remarks.append(markup.remark("The gate was not timed here; seconds are those of searching alone."))
     return markup.section("money", "Money and latency", intro, [markup.table(_spent(said, assumed)), *remarks])
@@ -104,7 +106,7 @@ def _spent(said: Verdict, assumed: Assumed) -> Sheet:
     rows = (
         _row("searches", *(PER * spent.searches for spent in ways)),
         _row("tokens of passages, estimated", *(_times(spent.read) for spent in ways)),
-        _row("tokens generated, drafts included", *(PER * spent.written for spent in ways)),
+        _row("tokens generated, drafts included", *(_times(spent.written) for spent in ways)),
         ("money", *(money_words(PER * amount, assumed) for amount in money)),
         ("money for 1,000 questions", *(money_words(1_000 * amount, assumed) for amount in money)),
         _row("seconds a question, searching and deciding", *(spent.seconds(assumed) for spent in ways), show="{:.3f}"),

@@ -174,7 +174,7 @@ def costs(evaluation: Evaluation) -> Sheet:
             gate.gate,
             f"{gate.cost.calls:.2f}",
             f"{gate.cost.retrievals:.2f}",
-            f"{gate.cost.tokens:.1f}",
+            NOTHING if gate.cost.tokens is None else f"{gate.cost.tokens:.1f}",
             NOTHING if gate.cost.seconds is None else f"{gate.cost.seconds:.4f}",
         )
         for gate in evaluation.gates

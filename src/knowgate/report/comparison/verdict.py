@@ -68,7 +68,7 @@ def verdict(evaluation: Evaluation, assumed: Assumed, max_loss: float) -> Verdic
     told += [*behind, *([far] if (far := _far(advice, evaluation)) else [])]
     return Verdict(
         advice, _headline(advice), [*told, _saves(always, gated, assumed)], _tiles(advice, always, gated, assumed),
-        always, gated, never, "" if advice.guarantee else _aimed(advice),
+        always, gated, never, "" if advice.guarantee else _aimed(advice, evaluation),
     )  # fmt: skip
 
 
@@ -113,12 +113,22 @@ def _skips(advice: Recommendation) -> str:
     return f"It skips {percent(advice.skipped.value)} of the searches."
 
 
-def _aimed(advice: Recommendation) -> str:
+def _aimed(advice: Recommendation, evaluation: Evaluation) -> str:
     if not advice.agreed:
-        return "Nothing had to be chosen for that, so all questions speak for it. No guarantee is stored."
+        return f"Nothing had to be chosen for that, so all questions speak for it. {_stored(evaluation)}."
     chosen = f"Gate and threshold were chosen here to lose no more than {points_plain(advice.max_loss)}"
     agreed = f"; {advice.agreed} of {ROUNDS} repeats without a fifth of the questions chose the same gate."
-    return f"{chosen}{agreed} No guarantee is stored: knowgate calibrate gives one."
+    return f"{chosen}{agreed} {_stored(evaluation, ': knowgate calibrate gives one')}."
+
+
+def _stored(evaluation: Evaluation, advice: str = "") -> str:
+    """Guarantees of the gates here, none of which is that of what is recommended."""
+    if not evaluation.promises:
+        on_record = any(gate.gate in evaluation.trial.recorded for gate in evaluation.gates)
+        where = " (needs on record keep none, folders of gates do)" if on_record else ""
+        return f"No guarantee is stored{where}{advice}"
+    told = [f"with '{gate}': {promised.words}" for gate, promised in evaluation.promises.items()]
+    return f"No guarantee is stored for that; one is {' One is '.join(told)}".rstrip(".")
 
 
 def _measured(advice: Recommendation) -> str:

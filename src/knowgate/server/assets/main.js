@@ -17,10 +17,10 @@ function showTiles(figures) {
   const all = figures.arms.all, failed = (figures.requests["5xx"] ?? 0), asked = Object.values(figures.requests).reduce((a, b) => a + b, 0);
   const tiles = [
     [amount(asked), failed ? `requests, ${failed} failed` : "requests"],
-    [all.decided ? percent(all.retrieved / all.decided, 0) : "–", "of questions looked up"],
+    [all.decided ? percent(all.retrieved / all.decided, 0) : "–", "questions looked up"],
     [amount(all.saved.retrievals), "searches saved"],
     [amount(all.saved.tokens), "tokens saved, net of drafts"],
-    [duration(all.saved.seconds), "saved, net of drafts"],
+    [duration(all.saved.seconds), "time saved, net of drafts"],
     ...(all.saved.money === null ? [] : [[all.saved.money.toFixed(all.saved.money < 1 ? 4 : 2), "money saved"]]),
   ];
   tell("tiles", ...tiles.map(([value, words]) => make("div", {}, make("dd", {}, value), make("dt", {}, words))));

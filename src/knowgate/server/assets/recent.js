@@ -34,7 +34,7 @@ function refocus(id, name) {
 
 function line(row, state) {
   const mark = make("span", { class: `mark ${row.retrieve ? "look" : "skip-mark"}` }, row.retrieve ? "looked up" : "skipped");
-  const need = make("span", { class: "need" }, row.need.toFixed(2));
+  const need = make("span", { class: "need" }, row.rule ? "rule" : row.need.toFixed(2)); // a rule does not look at it
   const words = make("span", { class: "asked" }, row.question ?? row.id);
   const summary = make("summary", {}, make("time", {}, clock(row.at)), mark, need, words, flags(row));
   const box = make("details", { class: "question", "data-id": row.id, open: opened.has(row.id) }, summary, inside(row, state));
