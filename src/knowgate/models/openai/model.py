@@ -4,8 +4,8 @@ Offers what the server turns out to give: drafts and samples always, log-probabi
 log-probabilities come back, entropies where thousands of tokens are listed (llama.cpp), hidden states never. The key
 comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
 
-A chat API cannot continue a draft: a draft that ended by itself is the answer and costs no second call, any
-other is generated anew in full, so its text may differ from the draft.
+A draft that ended by itself is the answer and costs no second call. Any other goes on where the server can (see
+`going_on`); elsewhere it is generated anew in full, so its text may differ from the draft.
 
 The fingerprint is only as good as what the server says of itself: weights changed under the same name go
 unnoticed.
@@ -17,7 +17,6 @@ import functools
 import re
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
@@ -26,6 +25,7 @@ import numpy as np
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.files import sha256_text
 from knowgate.models.backend import Backend
+from knowgate.models.openai.going_on import Draft, draft_of, go_on, go_on_in_parts
 from knowgate.models.openai.labels import MAKERS, WHOLE, InsideLabels
 from knowgate.models.openai.parts import gather
 from knowgate.models.openai.probe import WIDE
@@ -40,18 +40,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 MARGIN = 2  # tokens listed for the margin of a draft's tokens
 MOST_CHOICES = 128  # OpenAI's limit of `n`
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A draft and what it answered; `completion` is None when no draft was asked for."""
-
-    prompt: Prompt
-    completion: Completion | None
-
-    def is_enough(self, max_tokens: int) -> bool:
-        done = self.completion
-        return done is not None and (done.finished or done.n_tokens >= max_tokens)
 
 
 def open_openai(value: str) -> OpenAIModel:
@@ -152,17 +140,20 @@ class OpenAIModel(Backend):
         if resume is not None:
             if temperature > 0 or n != 1:
                 raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
-            handles = [_handle(item) for _, item in zip(prompts, resume, strict=True)]
+            handles = [draft_of(item) for _, item in zip(prompts, resume, strict=True)]
             return [[completion] for completion in self._go_on(handles, max_tokens)]
         if temperature == 0:
             return self._greedy_answers(prompts, max_tokens, n, seed)
         return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """As the server sends it. A draft that is enough is given as it is; any other is not shown: see above."""
-        draft = Draft(prompt, None) if resume is None else _handle(resume)
+        """As the server sends it. A draft is given as it is; where it cannot go on it is not shown: see above."""
+        draft = Draft(prompt, None) if resume is None else draft_of(resume)
         if draft.completion is None or not draft.is_enough(max_tokens):
-            return (yield from self._draft_in_parts(draft.prompt, max_tokens))
+            fields = self._missing(draft, max_tokens)
+            going = go_on_in_parts(self._server, draft, lambda text: self._parts(draft.prompt, fields, text))
+            completion = yield from going or self._draft_in_parts(draft.prompt, max_tokens)
+            return self._checked(completion)
         if draft.completion.text:
             yield draft.completion.text
         return draft.completion
@@ -193,10 +184,20 @@ class OpenAIModel(Backend):
         return self._each(lambda prompt: self._draft(prompt, max_tokens, None, WIDE if wide else MARGIN), prompts)
 
     def _go_on(self, handles: Sequence[Draft], max_tokens: int) -> list[Completion]:
-        open_prompts = [handle.prompt for handle in handles if not handle.is_enough(max_tokens)]
-        anew = iter(self._drafts(open_prompts, max_tokens))
-        given = [handle.completion if handle.is_enough(max_tokens) else next(anew) for handle in handles]
-        return [completion or Completion("") for completion in given]
+        return self._each(lambda handle: self._finish(handle, max_tokens), handles)
+
+    def _finish(self, draft: Draft, max_tokens: int) -> Completion:
+        if draft.completion is not None and draft.is_enough(max_tokens):
+            return draft.completion
+        if max_tokens == 0:
+            return Completion("")
+        going = go_on(self._server, draft, self._missing(draft, max_tokens))
+        return self._draft(draft.prompt, max_tokens, None) if going is None else self._checked(going)
+
+    def _missing(self, draft: Draft, max_tokens: int) -> dict[str, Any]:
+        """What to ask for after the draft."""
+        begun = draft.completion.n_tokens if draft.completion else 0
+        return self._greedy(draft.prompt, max_tokens - begun, None)
 
     def _greedy_answers(
         self, prompts: Sequence[Prompt], max_tokens: int, n: int, seed: int | None
@@ -238,17 +239,17 @@ class OpenAIModel(Backend):
 
     def _draft_in_parts(self, prompt: Prompt, max_tokens: int) -> TextStream:
         reply = yield from gather(self._parts(prompt, self._greedy(prompt, max_tokens, None)))
-        return self._checked(read_choices(reply)[0])
+        return read_choices(reply)[0]
 
-    def _parts(self, prompt: Prompt, fields: dict[str, Any]) -> Generator[Any, None, None]:
+    def _parts(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
         """Tokens are counted by their log-probabilities; without them the server is asked to count, if it knows how."""
         if not self._server.abilities.logprobs:
             try:
-                return self._server.ask_in_parts(prompt, {**fields, "stream_options": {"include_usage": True}})
+                return self._server.ask_in_parts(prompt, {**fields, "stream_options": {"include_usage": True}}, draft)
             except StatusError as error:
                 if error.status not in (400, 422):
                     raise
-        return self._server.ask_in_parts(prompt, fields)
+        return self._server.ask_in_parts(prompt, fields, draft)
 
     def _cut(self, sampling: Sampling) -> dict[str, Any]:
         """What is cut off: what `sampling` says and nothing of the server's own."""
@@ -290,11 +291,12 @@ class OpenAIModel(Backend):
     def _listed_further(
         self, turn: Prompt, labels: Sequence[str], top: tuple[tuple[str, float], ...]
     ) -> tuple[tuple[str, float], ...]:
-        """A label that is not among the usual few is asked for: by name on vLLM, with a longer list on llama.cpp.
+        """A label that is not among the usual few is asked for: by name on vLLM and SGLang, with a longer
+        list on llama.cpp.
 
         Elsewhere it stays with the most it can have.
         """
-        if self._server.maker == "vllm":
+        if self._server.maker in ("vllm", "sglang"):
             return top + tuple(pair for pair in self._inside.named(turn, labels) if pair not in top)
         if self._server.is_wide:
             for size in (WIDE, WHOLE):
@@ -317,12 +319,6 @@ def _logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
     if prompt.raw:
         return {"logprobs": top}
     return {"logprobs": True, "top_logprobs": top} if top else {"logprobs": True}
-
-
-def _handle(item: object) -> Draft:
-    if not isinstance(item, Draft):
-        raise BadSetting("resume takes the handles of this model's own readings.")
-    return item
 
 
 def _check_url(url: str) -> None:

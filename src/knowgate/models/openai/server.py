@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +16,12 @@ from knowgate.types import Prompt
 
 Result = TypeVar("Result")
 SHOWN_MODELS = 20  # names listed in an error
+# What makes a server read the last message as the beginning of its answer, by what the server calls itself.
+GOES_ON: Mapping[str, Mapping[str, bool]] = {
+    "vllm": {"continue_final_message": True, "add_generation_prompt": False},
+    "sglang": {"continue_final_message": True},
+    "llamacpp": {},
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Server:
         self.wire = wire
         self._probing = threading.Lock()
         self._probed: Abilities | None = None
+        self.refuses_drafts = False  # found out when it is first asked to go on from one
 
     @property
     def abilities(self) -> Abilities:
@@ -48,21 +55,25 @@ class Server:
         """Whether it lists thousands of tokens at each place; asked once, by whoever needs them."""
         return self.abilities.top > 1 and self._explained(lambda: probe_wide(self.wire, self.model))
 
-    def ask(self, prompt: Prompt, fields: dict[str, Any]) -> Any:
-        """The reply to a user turn, or to text that is continued as it stands."""
-        request = self._request(prompt, fields)
+    def ask(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Any:
+        """The reply to a user turn, or to text that is continued as it stands; after `draft`, what follows it."""
+        request = self._request(prompt, fields, draft)
         return self._explained(lambda: self.wire.post(request.path, request.body))
 
-    def ask_in_parts(self, prompt: Prompt, fields: dict[str, Any]) -> Generator[Any, None, None]:
+    def ask_in_parts(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
         """The same as a stream: see `Wire.stream`."""
-        request = self._request(prompt, {**fields, "stream": True})
+        request = self._request(prompt, {**fields, "stream": True}, draft)
         return self._explained(lambda: self.wire.stream(request.path, request.body))
 
-    def _request(self, prompt: Prompt, fields: dict[str, Any]) -> Request:
+    def _request(self, prompt: Prompt, fields: dict[str, Any], draft: str) -> Request:
         body = {"model": self.model, **fields}
         if prompt.raw:
-            return Request("/completions", {**body, "prompt": prompt.text})
-        return Request("/chat/completions", {**body, "messages": [{"role": "user", "content": prompt.text}]})
+            return Request("/completions", {**body, "prompt": prompt.text + draft})
+        turns = [{"role": "user", "content": prompt.text}]
+        if draft:
+            turns.append({"role": "assistant", "content": draft})
+            body |= GOES_ON[self.maker]
+        return Request("/chat/completions", {**body, "messages": turns})
 
     def complete(self, ids: Sequence[int], fields: dict[str, Any]) -> Any:
         """The reply to text given as token ids, which is continued as it stands."""
