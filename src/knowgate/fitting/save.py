@@ -16,10 +16,12 @@ from knowgate.fitting.examples import Examples
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.probability import fit_calibration
 from knowgate.gates import (
+    REFERENCE,
     SEEN,
     Tensors,
     measure_ground,
     read_off,
+    reference_file,
     retrieval_rule,
     to_probability,
     what_it_reads,
@@ -87,6 +89,8 @@ def save_fitted(
     text = card(manifest, manifest["notes"], command)
     seen = ("\n".join(examples.seen(fitted.learnt_all)) + "\n").encode()
     files = {**fitted.files, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
+    if reference := reference_file(examples.questions, examples.readings, fitted.want.layers):
+        files[REFERENCE] = reference
     write_artefact(out, manifest, {**fitted.tensors, **_ground(manifest["distance"], examples)}, text, files)
     return FitReport(out, manifest, metrics)
 

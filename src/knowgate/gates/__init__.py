@@ -19,6 +19,7 @@ from knowgate.types import Gate, Model
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
+    from knowgate.gates.fitted.agreement import REFERENCE, reference_file
     from knowgate.gates.fitted.answers import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, answer_cuts, open_answer_judge
     from knowgate.gates.fitted.artefact import (
         ALWAYS,
@@ -135,6 +136,7 @@ __all__ = [
     "PairJudge",
     "ProbeGate",
     "PromptGate",
+    "REFERENCE",
     "RunIdentity",
     "RunName",
     "SEEN",
@@ -190,6 +192,7 @@ __all__ = [
     "read_off",
     "read_questions",
     "record_scores",
+    "reference_file",
     "retrieval_rule",
     "revise_artefact",
     "score_both",

@@ -1,8 +1,8 @@
 """Any OpenAI-compatible server: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself. Sees text, never weights.
 
 Offers what the server turns out to give: drafts and samples always, log-probabilities and labels where token
-log-probabilities come back, entropies where thousands of tokens are listed (llama.cpp), hidden states never. The key
-comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
+log-probabilities come back, entropies where thousands of tokens are listed (llama.cpp), hidden states where its
+spec says that it was started for them (`states`). The key comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
 
 A draft that ended by itself is the answer and costs no second call. Any other goes on where the server can (see
 `going_on`); elsewhere it is generated anew in full, so its text may differ from the draft.
@@ -14,10 +14,9 @@ unnoticed.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import numpy as np
@@ -29,11 +28,13 @@ from knowgate.models.openai.going_on import Draft, draft_of, go_on, go_on_in_par
 from knowgate.models.openai.labels import MAKERS, WHOLE, InsideLabels
 from knowgate.models.openai.parts import gather
 from knowgate.models.openai.probe import WIDE
-from knowgate.models.openai.reply import label_logprobs, lacks_label, listed_tokens, read_choices
+from knowgate.models.openai.reply import answer_ids, label_logprobs, lacks_label, listed_tokens, read_choices
 from knowgate.models.openai.server import Server
+from knowgate.models.openai.spec import CONCURRENCY, StateLayers, check_url, read_spec
+from knowgate.models.openai.states import Around, ServedStates
+from knowgate.models.openai.tokens import tokenise
 from knowgate.models.openai.wire import Patience, StatusError, Wire
 from knowgate.models.sampling import check_sampling
-from knowgate.servers import without_login
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Vector, Want
 
 Item = TypeVar("Item")
@@ -43,14 +44,16 @@ MOST_CHOICES = 128  # OpenAI's limit of `n`
 
 
 def open_openai(value: str) -> OpenAIModel:
-    """`MODEL@URL`, such as 'Qwen/Qwen3-8B@http://127.0.0.1:8000/v1'."""
-    match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://\S+)", value)
-    if match is None:
-        raise BadSetting(
-            f"'openai:{without_login(value)}' is not openai:MODEL@URL, such as "
-            "openai:Qwen/Qwen3-8B@http://127.0.0.1:8000/v1."
-        )
-    return OpenAIModel(match["model"], match["url"])
+    """`MODEL@URL`, such as 'Qwen/Qwen3-8B@http://127.0.0.1:8000/v1', with options behind a #: see `spec`."""
+    spec = read_spec(value)
+    return OpenAIModel(spec.model, spec.url, concurrency=spec.concurrency, states=spec.states)
+
+
+class Drafted(NamedTuple):
+    """A draft, None where none was asked for, and its token ids, where they were."""
+
+    completion: Completion | None
+    ids: Sequence[int] = ()
 
 
 class OpenAIModel(Backend):
@@ -65,14 +68,18 @@ class OpenAIModel(Backend):
         url: str,
         *,
         patience: Patience | None = None,
-        concurrency: int = 8,
+        concurrency: int = CONCURRENCY,
         transport: httpx.BaseTransport | None = None,
+        states: StateLayers | None = None,
     ):
-        _check_url(url)
+        check_url(url)
         self._concurrency = concurrency
         self._wire = Wire(url, patience=patience or Patience(), connections=concurrency, transport=transport)
         self._server = Server(model, self._wire)
         self._inside = InsideLabels(self._server)
+        self._states = ServedStates(self._server, states) if states else None
+        if self._states is not None and states is not None and states.storage is not None:
+            self._server.forget = self._states.forget
 
     @property
     def name(self) -> str:
@@ -96,6 +103,8 @@ class OpenAIModel(Backend):
             offered.add(Signal.LOGPROBS)
         if self._server.abilities.top > 1:
             offered.add(Signal.LABELS)
+        if self._states is not None:
+            offered.add(Signal.HIDDEN)
         return frozenset(offered)
 
     @property
@@ -112,19 +121,52 @@ class OpenAIModel(Backend):
         """Whether labels can be read inside a prompt, and not only at its end."""
         return self._server.maker in MAKERS
 
+    def n_tokens(self, text: str) -> int | None:
+        """Of how many tokens a text is, where the server tells."""
+        try:
+            return len(tokenise(self._server, text, False)) if self.reads_inside else None
+        except NotOffered:  # behind a gateway
+            return None
+
     def close(self) -> None:
         """Drop the connections; the model can still be used."""
         self._wire.close()
 
     def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
-        if want.layers or want.sample_layer is not None:
-            raise NotOffered(f"{self.name} is a server and gives no hidden states; use an hf: model for them.")
-        drafts = self._drafts(prompts, want.draft_tokens, entropies=want.entropies)
+        self.check_want(want)
+        drafts = self._drafts(prompts, want)
         samples = self._sample(prompts, want.sample_tokens, want.sampling, want.samples, want.seed)
+        around = self._around(prompts, drafts, want)
         return [
-            Reading(draft=draft, samples=tuple(drawn), resume=Draft(prompt, draft))
-            for prompt, draft, drawn in zip(prompts, drafts, samples, strict=True)
+            Reading(
+                draft=draft.completion,
+                hidden=states.before,
+                hidden_after=states.after,
+                samples=tuple(drawn),
+                resume=Draft(prompt, draft.completion),
+            )
+            for prompt, draft, drawn, states in zip(prompts, drafts, samples, around, strict=True)
         ]
+
+    def check_want(self, want: Want) -> None:
+        """Refuse what this server cannot give, before anything is asked."""
+        if want.sample_layer is not None or (want.layers and self._states is None):
+            of = "sampled answers" if want.sample_layer is not None else "prompts"
+            raise NotOffered(f"a server gives no hidden states of {of}; use an hf: model for them.")
+        if want.layers and self._states is not None:
+            self._states.check(want.layers)
+        if want.entropies and not self.has_entropies:
+            raise NotOffered(
+                "the server lists too few tokens for their entropies. Use another statistic (logprob:first, "
+                "logprob:mean, logprob:min or logprob:margin), or start vLLM with --max-logprobs 2000."
+            )
+
+    def _around(self, prompts: Sequence[Prompt], drafts: Sequence[Drafted], want: Want) -> list[Around]:
+        states = self._states
+        if states is None or not want.layers:
+            return [Around({}, {}) for _ in prompts]
+        pairs = list(zip(prompts, drafts, strict=True))
+        return self._each(lambda pair: states.around(pair[0], pair[1].ids, want), pairs)
 
     def generate(
         self,
@@ -160,7 +202,7 @@ class OpenAIModel(Backend):
 
     @property
     def depth(self) -> int:
-        return 0
+        return self._states.depth if self._states else 0
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         """A server does not tell its window; it refuses what is too long."""
@@ -175,13 +217,17 @@ class OpenAIModel(Backend):
             raise NotOffered(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
         return self._each(lambda prompt: self._label_row(prompt, labels), prompts)
 
-    def _drafts(
-        self, prompts: Sequence[Prompt], max_tokens: int, *, entropies: bool = False
-    ) -> Sequence[Completion | None]:
-        if max_tokens == 0:
-            return [None] * len(prompts)
-        wide = entropies and self.has_entropies
-        return self._each(lambda prompt: self._draft(prompt, max_tokens, None, WIDE if wide else MARGIN), prompts)
+    def _drafts(self, prompts: Sequence[Prompt], want: Want) -> list[Drafted]:
+        if want.draft_tokens == 0:
+            return [Drafted(None) for _ in prompts]
+        top = WIDE if want.entropies and self.has_entropies else MARGIN
+        with_ids = bool(want.layers and want.after_draft)
+        return self._each(lambda prompt: self._drafted(prompt, want.draft_tokens, top, with_ids), prompts)
+
+    def _drafted(self, prompt: Prompt, max_tokens: int, top: int, with_ids: bool) -> Drafted:
+        fields = self._greedy(prompt, max_tokens, None, top) | ({"return_token_ids": True} if with_ids else {})
+        reply = self._server.ask(prompt, fields)
+        return Drafted(self._checked(read_choices(reply)[0]), answer_ids(reply) if with_ids else ())
 
     def _go_on(self, handles: Sequence[Draft], max_tokens: int) -> list[Completion]:
         return self._each(lambda handle: self._finish(handle, max_tokens), handles)
@@ -222,8 +268,8 @@ class OpenAIModel(Backend):
         flat = [completion for part in drawn for completion in part]
         return [flat[i * n : (i + 1) * n] for i in range(len(prompts))]
 
-    def _draft(self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN) -> Completion:
-        fields = self._greedy(prompt, max_tokens, seed, top)
+    def _draft(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
+        fields = self._greedy(prompt, max_tokens, seed)
         return self._checked(read_choices(self._server.ask(prompt, fields))[0])
 
     def _greedy(self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN) -> dict[str, Any]:
@@ -319,15 +365,3 @@ def _logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
     if prompt.raw:
         return {"logprobs": top}
     return {"logprobs": True, "top_logprobs": top} if top else {"logprobs": True}
-
-
-def _check_url(url: str) -> None:
-    shown = without_login(url)
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise BadSetting(f"'{shown}' is not a URL: {error}.") from None
-    if parsed.userinfo:
-        raise BadSetting(f"'{shown}' has a login in it. Put the key into KNOWGATE_API_KEY.")
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-        raise BadSetting(f"'{shown}' must be http(s)://HOST[:PORT]/PATH, such as http://127.0.0.1:8000/v1.")

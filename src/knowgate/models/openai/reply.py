@@ -62,6 +62,18 @@ def read_first_choice(reply: Any) -> dict[str, Any]:
     return _choices(reply)[0]
 
 
+def answer_ids(reply: Any) -> list[int]:
+    """The token ids of the first choice, without the one that ended it; where a server was asked for them."""
+    choice = _choices(reply)[0]
+    ids = choice.get("token_ids", choice.get("response_token_ids"))
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise ModelError("the server did not give the token ids of its answer. Use a newer one.")
+    if choice.get("finish_reason") != "stop" or not ids:
+        return ids
+    matched = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang says which token; vLLM only if it is odd
+    return ids[:-1] if matched is None or matched == ids[-1] else ids
+
+
 def label_logprobs(top: Sequence[tuple[str, float]], labels: Sequence[str]) -> list[float]:
     """Log-probability of each label among the top tokens of one place.
 

@@ -43,6 +43,6 @@ def own_endpoint(post: Callable[[str, dict[str, Any]], Any], path: str, body: di
         if error.status not in (404, 405, 501):
             raise
         raise NotOffered(
-            f"{str(error).rstrip('.')}. Reading tokens by their ids needs {path} of the server itself: give its own URL, "
-            "ending in /v1, or a newer server."
+            f"{str(error).rstrip('.')}. Labels and states by token ids need {path} of the server itself: give its own "
+            "URL, ending in /v1, or a newer server."
         ) from None
