@@ -159,6 +159,8 @@ class InsideLabels:
 
 def _ask_vllm(server: Server, cut: MarkedPrompt, columns: Sequence[int], top: int) -> Any:
     fields = {**NEUTRAL, "max_tokens": 1, "logprobs": top, "prompt_logprobs": top, "return_tokens_as_token_ids": True}
+    if not server.names_tokens:
+        return server.complete(cut.ids, fields)
     try:
         return server.complete(cut.ids, {**fields, "logprob_token_ids": list(columns)})
     except StatusError as error:

@@ -27,7 +27,7 @@ from knowgate.models.backend import Backend
 from knowgate.models.openai.going_on import Draft, draft_of, go_on, go_on_in_parts
 from knowgate.models.openai.labels import MAKERS, WHOLE, InsideLabels
 from knowgate.models.openai.parts import gather
-from knowgate.models.openai.probe import WIDE
+from knowgate.models.openai.probe import REFUSALS, WIDE
 from knowgate.models.openai.reply import answer_ids, label_logprobs, lacks_label, listed_tokens, read_choices
 from knowgate.models.openai.server import Server
 from knowgate.models.openai.spec import CONCURRENCY, StateLayers, check_url, read_spec
@@ -78,8 +78,8 @@ class OpenAIModel(Backend):
         self._server = Server(model, self._wire)
         self._inside = InsideLabels(self._server)
         self._states = ServedStates(self._server, states) if states else None
-        if self._states is not None and states is not None and states.storage is not None:
-            self._server.forget = self._states.forget
+        if self._states is not None:
+            self._server.extracts, self._server.forget = True, self._states.forget
 
     @property
     def name(self) -> str:
@@ -342,13 +342,17 @@ class OpenAIModel(Backend):
 
         Elsewhere it stays with the most it can have.
         """
-        if self._server.maker in ("vllm", "sglang"):
+        if self._server.names_tokens:
             return top + tuple(pair for pair in self._inside.named(turn, labels) if pair not in top)
-        if self._server.is_wide:
-            for size in (WIDE, WHOLE):
+        for size in (WIDE, WHOLE) if self._server.is_wide else ():
+            try:
                 top = self._listed(turn, _logprob_fields(turn, size))
-                if not lacks_label(top, labels):
-                    break
+            except StatusError as error:
+                if error.status not in REFUSALS:
+                    raise
+                break  # vLLM with a larger --max-logprobs, but not the whole vocabulary
+            if not lacks_label(top, labels):
+                break
         return top
 
     def _each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

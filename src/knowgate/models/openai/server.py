@@ -43,6 +43,7 @@ class Server:
         self._probed: Abilities | None = None
         self.refuses_drafts = False  # found out when it is first asked to go on from one
         self.forget: Callable[[str], None] | None = None  # told the id of each reply that is done with
+        self.extracts = False  # it was started to give hidden states
 
     @property
     def abilities(self) -> Abilities:
@@ -56,6 +57,11 @@ class Server:
     def is_wide(self) -> bool:
         """Whether it lists thousands of tokens at each place; asked once, by whoever needs them."""
         return self.abilities.top > 1 and self._explained(lambda: probe_wide(self._post, self.model))
+
+    @property
+    def names_tokens(self) -> bool:
+        """Whether it lists the tokens it is asked for. vLLM 0.32 dies of such a request while it extracts states."""
+        return self.maker == "sglang" or (self.maker == "vllm" and not self.extracts)
 
     def ask(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Any:
         """The reply to a user turn, or to text that is continued as it stands; after `draft`, what follows it."""
