@@ -58,7 +58,10 @@ def test_states_are_those_at_the_end_of_the_prompt_and_of_the_draft(served, fini
     server.finish = finish
     for prompt, reading in zip(PROMPTS, model.read(PROMPTS, BOTH), strict=True):
         for layer in (2, 4):
-            before, after = state_of(text_ids(prompt.text), layer), state_of([*text_ids(prompt.text), *DRAFT_IDS], layer)
+            before, after = (
+                state_of(text_ids(prompt.text), layer),
+                state_of([*text_ids(prompt.text), *DRAFT_IDS], layer),
+            )
             np.testing.assert_array_equal(reading.hidden[layer], before)
             np.testing.assert_array_equal(reading.hidden_after[layer], after)
 
@@ -114,7 +117,10 @@ def test_a_layer_the_server_was_not_started_with_is_refused_by_its_number(served
 
 
 def test_other_layers_than_the_server_gives_are_counted(tmp_path):
-    for server, words in ((VllmStates(tmp_path), "of 2 layers, and 3 are named"), (SglangStates(), "not those of 3 layers")):
+    for server, words in (
+        (VllmStates(tmp_path), "of 2 layers, and 3 are named"),
+        (SglangStates(), "not those of 3 layers"),
+    ):
         with pytest.raises(BadSetting, match=words):
             connect(server, tmp_path, layers=(4, 2, 1)).read(PROMPTS[:1], Want(layers=(2,)))
 

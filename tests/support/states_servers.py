@@ -134,7 +134,10 @@ class SglangStates(StatesServer):
         reply = response.json()
         choice = reply["choices"][0]
         ended = choice["finish_reason"] == "stop"
-        choice |= {"response_token_ids": [*DRAFT_IDS, *([END] if ended else [])], "matched_stop": END if ended else None}
+        choice |= {
+            "response_token_ids": [*DRAFT_IDS, *([END] if ended else [])],
+            "matched_stop": END if ended else None,
+        }
         return httpx.Response(200, json=reply)
 
 

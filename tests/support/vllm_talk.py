@@ -59,7 +59,11 @@ class Recording(httpx.BaseTransport):
         body = json.loads(request.content) if request.content else {}
         one = {"path": request.url.path, "body": body, "status": response.status_code, "reply": shortened(reply)}
         self.said.append(one)
+        response.close()
         return httpx.Response(response.status_code, json=reply)
+
+    def close(self) -> None:
+        self.way.close()
 
 
 def shortened(reply: Any) -> Any:

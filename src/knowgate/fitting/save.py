@@ -16,12 +16,11 @@ from knowgate.fitting.examples import Examples
 from knowgate.fitting.fit_result import FitResult
 from knowgate.fitting.probability import fit_calibration
 from knowgate.gates import (
-    REFERENCE,
     SEEN,
     Tensors,
     measure_ground,
     read_off,
-    reference_file,
+    reference_files,
     retrieval_rule,
     to_probability,
     what_it_reads,
@@ -88,9 +87,8 @@ def save_fitted(
     }
     text = card(manifest, manifest["notes"], command)
     seen = ("\n".join(examples.seen(fitted.learnt_all)) + "\n").encode()
-    files = {**fitted.files, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
-    if reference := reference_file(examples.questions, examples.readings, fitted.want.layers):
-        files[REFERENCE] = reference
+    reference = reference_files(examples.questions, examples.readings, fitted.want.layers)
+    files = {**fitted.files, **reference, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
     write_artefact(out, manifest, {**fitted.tensors, **_ground(manifest["distance"], examples)}, text, files)
     return FitReport(out, manifest, metrics)
 

@@ -51,17 +51,20 @@ class Agreement:
         return self.cosine >= LEAST and self.nearest == self.n
 
 
-def reference_file(questions: Sequence[Question], readings: Sequence[Reading], layers: Sequence[int]) -> bytes:
-    """Ten questions, evenly spread over all of them, with their states; b'' where there are none to keep."""
+def reference_files(
+    questions: Sequence[Question], readings: Sequence[Reading], layers: Sequence[int]
+) -> dict[str, bytes]:
+    """A file with ten questions, evenly spread over all of them, and their states; none where there are no states."""
     places = list(dict.fromkeys(np.linspace(0, len(questions) - 1, COUNT).astype(int).tolist())) if questions else []
     kept = [readings[place] for place in places]
     if not layers or not kept or any(layer not in reading.hidden for reading in kept for layer in layers):
-        return b""
+        return {}
     asked = [
         {"text": one.text, "lang": one.lang, "choices": list(one.choices)} for one in (questions[p] for p in places)
     ]
     states = {str(layer): np.stack([reading.hidden[layer] for reading in kept]) for layer in layers}
-    return save({name: block.astype(np.float32) for name, block in states.items()}, {QUESTIONS: json.dumps(asked)})
+    data = save({name: block.astype(np.float32) for name, block in states.items()}, {QUESTIONS: json.dumps(asked)})
+    return {REFERENCE: data}
 
 
 def read_reference(artefact: Artefact) -> Reference | None:
