@@ -32,12 +32,11 @@ class GoingServer(ChatServer):
     def __init__(self, maker, **habits):
         super().__init__(**habits)
         self.cards = [{"id": "m", "owned_by": maker}]
-        self.change = self._go_on
 
-    def _go_on(self, reply):
-        turns = self.bodies[-1][1].get("messages", [])
+    def _reply(self, path, body):
+        reply, turns = super()._reply(path, body), body.get("messages", [])
         if turns and turns[-1]["role"] == "assistant":
-            repeats = self.cards[0]["owned_by"] == "llamacpp" and not self.bodies[-1][1].get("stream")
+            repeats = self.cards[0]["owned_by"] == "llamacpp" and not body.get("stream")
             text = (turns[-1]["content"] if repeats else "") + MORE
             tokens = [{"token": piece, "logprob": -0.25, "top_logprobs": []} for piece in (" Goethe", ".")]
             choice = {"message": {"content": text}, "finish_reason": "stop", "logprobs": {"content": tokens}}

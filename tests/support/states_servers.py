@@ -6,6 +6,7 @@ import fcntl
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class StatesServer(ChatServer):
         super().__init__()
         self.cards = [{"id": "m", "owned_by": self.maker, "root": "/w"}]
         self.ids: list[list[int]] = []  # of which states were asked
+        self.state: Callable[[list[int], int], Vector] = state_of
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -107,8 +109,8 @@ class VllmStates(StatesServer):
 
     def _write(self, name: str, ids: list[int], lock: Any) -> None:
         time.sleep(self.late)
-        rows = np.zeros((len(ids), len(self.layers), WIDTH), np.float32)
-        rows[-1] = [state_of(ids, layer) for layer in self.layers]
+        last = np.stack([self.state(ids, layer) for layer in self.layers])
+        rows = np.stack([*(np.zeros_like(last) for _ in ids[1:]), last])
         data = save({"hidden_states": rows, "token_ids": np.array(ids, np.int64)})
         (self.folder / f"{name}.safetensors").write_bytes(as_bf16(rows, ids) if self.bf16 else data)
         lock.close()
@@ -125,7 +127,7 @@ class SglangStates(StatesServer):
 
     def states_reply(self, ids: list[int], body: dict[str, Any]) -> httpx.Response:
         assert (body["return_hidden_states"], body["sampling_params"]["max_new_tokens"]) == ("last", 1)
-        row = np.concatenate([state_of(ids, layer) for layer in SERVED_LAYERS]).tolist()
+        row = np.concatenate([self.state(ids, layer) for layer in SERVED_LAYERS]).tolist()
         return httpx.Response(200, json={"text": "x", "meta_info": {"hidden_states": [row]}})
 
     def answered(self, response: httpx.Response, body: dict[str, Any]) -> httpx.Response:
