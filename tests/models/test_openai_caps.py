@@ -1,4 +1,4 @@
-"""Servers that list few tokens: labels beyond them are asked for by name, get a bound, or say nothing; nothing aborts."""
+"""Servers that list few tokens: labels beyond them are asked for by name, or get a bound; nothing aborts."""
 
 import json
 import math

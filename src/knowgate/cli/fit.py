@@ -34,7 +34,7 @@ ARBITER, RERANKER, GATES = "arbiter", "reranker", "Gates, and when they retrieve
 RENAMED = {"--rate": "--learning-rate"}
 RENAMED_OF = {"uar": {"--base": "--model"}}
 ENOUGH, ENOUGH_TESTED = 300, 50
-SHARED = ("labels", "out", "target", "threshold", "max_loss", "balance_sets", "seed")
+SHARED = ("labels", "out", "target", "threshold", "max_loss", "balance_sets", "keep_questions", "seed")
 
 FitLabels = Annotated[
     list[Path] | None,
@@ -74,6 +74,14 @@ FitMaxLoss = Annotated[
 FitBalance = Annotated[
     bool,
     typer.Option("--balance-sets", help="Label runs of different size count the same. For gates without a judge."),
+]
+
+FitKeep = Annotated[
+    bool,
+    typer.Option(
+        "--keep-questions/--no-keep-questions",
+        help="Keep ten questions with their hidden states in the folder: on a server, its own are compared with them.",
+    ),
 ]
 
 
@@ -157,8 +165,10 @@ def gate_command(name: str) -> Callable[..., None]:
 
 
 def _has(function: FitFunction, parameter: inspect.Parameter) -> bool:
-    """A gate that only ever learns what the LLM knows has no --max-loss."""
-    return parameter.name != "max_loss" or wanted_by(function).target != "known"
+    """A gate that only ever learns what the LLM knows has no --max-loss, one that reads no states nothing to compare."""
+    wanted = wanted_by(function)
+    lacking = {"max_loss": wanted.target == "known", "keep_questions": not wanted.reads_states}
+    return not lacking.get(parameter.name, False)
 
 
 def _shared(
@@ -169,6 +179,7 @@ def _shared(
     threshold: FitThreshold = None,
     max_loss: FitMaxLoss = None,
     balance_sets: FitBalance = False,
+    keep_questions: FitKeep = True,
     seed: Seed = 0,
 ) -> None:
     """The options of every fit."""
