@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.labels.layers import layer_numbers
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.spec import StateLayers
 from knowgate.models.openai.states_file import located, take_states
@@ -123,6 +124,14 @@ def test_other_layers_than_the_server_gives_are_counted(tmp_path):
     ):
         with pytest.raises(BadSetting, match=words):
             connect(server, tmp_path, layers=(4, 2, 1)).read(PROMPTS[:1], Want(layers=(2,)))
+
+
+def test_a_label_run_is_refused_layers_the_server_lacks_before_it_begins(served):
+    model, server = served
+    assert layer_numbers("mid,last", model) == (2, 4)
+    with pytest.raises(NotOffered, match="layer 3 is asked for"):
+        layer_numbers("mid,late", model)
+    assert server.ids == []
 
 
 def test_states_of_samples_are_refused(served):

@@ -34,7 +34,7 @@ ARBITER, RERANKER, GATES = "arbiter", "reranker", "Gates, and when they retrieve
 RENAMED = {"--rate": "--learning-rate"}
 RENAMED_OF = {"uar": {"--base": "--model"}}
 ENOUGH, ENOUGH_TESTED = 300, 50
-SHARED = ("labels", "out", "target", "threshold", "max_loss", "balance_sets", "keep_questions", "seed")
+SHARED = ("labels", "out", "target", "threshold", "max_loss", "balance_sets", "no_questions", "seed")
 
 FitLabels = Annotated[
     list[Path] | None,
@@ -76,12 +76,9 @@ FitBalance = Annotated[
     typer.Option("--balance-sets", help="Label runs of different size count the same. For gates without a judge."),
 ]
 
-FitKeep = Annotated[
+FitBare = Annotated[
     bool,
-    typer.Option(
-        "--keep-questions/--no-keep-questions",
-        help="Keep ten questions with their hidden states in the folder: on a server, its own are compared with them.",
-    ),
+    typer.Option("--no-questions", help="Keep no questions in it, by which a server's hidden states are checked."),
 ]
 
 
@@ -165,9 +162,9 @@ def gate_command(name: str) -> Callable[..., None]:
 
 
 def _has(function: FitFunction, parameter: inspect.Parameter) -> bool:
-    """A gate that only ever learns what the LLM knows has no --max-loss, one that reads no states nothing to compare."""
+    """A gate that only learns what the LLM knows has no --max-loss, one that reads no states nothing to compare."""
     wanted = wanted_by(function)
-    lacking = {"max_loss": wanted.target == "known", "keep_questions": not wanted.reads_states}
+    lacking = {"max_loss": wanted.target == "known", "no_questions": not wanted.reads_states}
     return not lacking.get(parameter.name, False)
 
 
@@ -179,7 +176,7 @@ def _shared(
     threshold: FitThreshold = None,
     max_loss: FitMaxLoss = None,
     balance_sets: FitBalance = False,
-    keep_questions: FitKeep = True,
+    no_questions: FitBare = False,
     seed: Seed = 0,
 ) -> None:
     """The options of every fit."""
@@ -188,6 +185,7 @@ def _shared(
 def fit_and_tell(name: str, shared: dict[str, Any], options: dict[str, Any]) -> None:
     """Fit, and say what came out and what a reader of the measures should know."""
     out, labels = shared.pop("out"), shared.pop("labels") or []
+    shared["keep_questions"] = not shared.pop("no_questions", False)
     with progress(f"fitting {name}", "examples", WORDS) as show:
         gate = fit(name, labels, out=out, command=made_by(), watch=watching(show), **shared, **options)
     made = gate.artefact.manifest
