@@ -37,8 +37,9 @@ class ModelSource:
         is_other = made["model"]["fingerprint"] != model.fingerprint and made["prompts"] == wording
         if not (is_other and gate.want.layers):
             return gate.bind(model, wording)
-        check_want(gate, model)
-        return replace(gate, note=check_agreement(gate.artefact, model, self.prompts, gate.want), llm=model)
+        served = replace(gate, llm=model)
+        check_want(served, model)
+        return replace(served, note=check_agreement(gate.artefact, model, self.prompts, served.want))
 
     def read(self, questions: Sequence[Question], want: Want) -> list[Reading]:
         if want.is_nothing:
