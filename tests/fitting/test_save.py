@@ -116,8 +116,16 @@ def test_the_folder_says_what_the_gate_is_bound_to(saved, examples):
     assert json.loads((saved.path / "gate.json").read_text()) == manifest
 
 
+def test_questions_need_not_be_kept(fitted, examples, tmp_path):
+    bare = save_fitted(fitted, examples, tmp_path / "bare", keep_questions=False)
+    assert "reference.safetensors" not in names(bare.path)
+    assert "reference" not in bare.manifest
+    assert examples.questions[0].text not in (bare.path / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_folder_has_a_card_a_curve_and_the_questions_seen(saved, examples):
-    assert names(saved.path) == ["README.md", "curve.svg", "gate.json", "seen.txt", "weights.safetensors"]
+    kept = ["README.md", "curve.svg", "gate.json", "reference.safetensors", "seen.txt", "weights.safetensors"]
+    assert names(saved.path) == kept
     text = (saved.path / "README.md").read_text()
     assert "- a note" in text
     assert f"| {saved.metrics['auroc'].value:.3f} |" in text

@@ -203,9 +203,9 @@ def test_an_unlisted_label_of_several_tokens_is_bounded_by_its_beginning():
     assert label_logprobs(top, ["known", "unknown"]) == pytest.approx([math.log(0.05), math.log(0.9)])
 
 
-def test_labels_that_are_all_unlisted_are_an_error():
-    with pytest.raises(ModelError, match="none of the labels yes, no is among the server's 5"):
-        connect(ChatServer()).label_logits([yes_no()], ["yes", "no"])
+def test_labels_that_are_all_unlisted_get_the_same_bound_and_do_not_end_the_batch():
+    logits = connect(ChatServer()).label_logits([yes_no()], ["yes", "no"])
+    assert logits[0][0] == pytest.approx([math.log(0.01)] * 2)
 
 
 def test_what_a_server_cannot_give_is_refused():

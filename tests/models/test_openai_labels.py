@@ -213,11 +213,10 @@ def test_the_end_falls_back_to_the_top_tokens(exact):
     assert len(server.bodies("/v1/completions")) == (2 if exact == "refuses" else 1)
 
 
-def test_an_end_without_any_label_in_the_top_is_an_error():
+def test_an_end_without_any_label_in_the_top_gives_both_the_same_bound():
     server = aligned("vllm", exact="ignores")
-    server.at[END] = {}
-    with pytest.raises(ModelError, match="none of the labels is among the server's 5"):
-        connect(server).label_logits([PROMPT], LABELS)
+    server.at[END] = {50: -0.5, 51: -1.0, 52: -2.0, 53: -3.0, 54: -4.0}
+    assert connect(server).label_logits([PROMPT], LABELS)[0][2].tolist() == [-4.0, -4.0]
 
 
 def test_the_server_is_recognised_once():
@@ -253,7 +252,7 @@ def test_other_servers_are_refused_with_those_that_can(cards):
     ("maker", "path"), [("vllm", "/tokenize"), ("sglang", "/v1/tokenize"), ("sglang", "/generate")]
 )
 def test_a_gateway_that_hides_an_endpoint_is_named(maker, path):
-    with pytest.raises(NotOffered, match=rf"{path} answered 404: no\. Labels inside a prompt need"):
+    with pytest.raises(NotOffered, match=rf"{path} answered 404: no\. Labels and states by token ids need"):
         connect(aligned(maker, status={path: 404})).label_logits([PROMPT], LABELS)
 
 

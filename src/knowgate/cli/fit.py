@@ -34,7 +34,7 @@ ARBITER, RERANKER, GATES = "arbiter", "reranker", "Gates, and when they retrieve
 RENAMED = {"--rate": "--learning-rate"}
 RENAMED_OF = {"uar": {"--base": "--model"}}
 ENOUGH, ENOUGH_TESTED = 300, 50
-SHARED = ("labels", "out", "target", "threshold", "max_loss", "balance_sets", "seed")
+SHARED = ("labels", "out", "target", "threshold", "max_loss", "balance_sets", "no_questions", "seed")
 
 FitLabels = Annotated[
     list[Path] | None,
@@ -74,6 +74,11 @@ FitMaxLoss = Annotated[
 FitBalance = Annotated[
     bool,
     typer.Option("--balance-sets", help="Label runs of different size count the same. For gates without a judge."),
+]
+
+FitBare = Annotated[
+    bool,
+    typer.Option("--no-questions", help="Keep no questions in it, by which a server's hidden states are checked."),
 ]
 
 
@@ -157,8 +162,10 @@ def gate_command(name: str) -> Callable[..., None]:
 
 
 def _has(function: FitFunction, parameter: inspect.Parameter) -> bool:
-    """A gate that only ever learns what the LLM knows has no --max-loss."""
-    return parameter.name != "max_loss" or wanted_by(function).target != "known"
+    """A gate that only learns what the LLM knows has no --max-loss, one that reads no states nothing to compare."""
+    wanted = wanted_by(function)
+    lacking = {"max_loss": wanted.target == "known", "no_questions": not wanted.reads_states}
+    return not lacking.get(parameter.name, False)
 
 
 def _shared(
@@ -169,6 +176,7 @@ def _shared(
     threshold: FitThreshold = None,
     max_loss: FitMaxLoss = None,
     balance_sets: FitBalance = False,
+    no_questions: FitBare = False,
     seed: Seed = 0,
 ) -> None:
     """The options of every fit."""
@@ -177,6 +185,7 @@ def _shared(
 def fit_and_tell(name: str, shared: dict[str, Any], options: dict[str, Any]) -> None:
     """Fit, and say what came out and what a reader of the measures should know."""
     out, labels = shared.pop("out"), shared.pop("labels") or []
+    shared["keep_questions"] = not shared.pop("no_questions", False)
     with progress(f"fitting {name}", "examples", WORDS) as show:
         watching = Watching(show)
         gate = fit(name, labels, out=out, command=made_by(), watch=watching, **shared, **options)

@@ -85,6 +85,7 @@ def _facts(manifest: Mapping[str, Any]) -> str:
         ("options", _options(manifest["options"])),
         ("calibration", manifest["calibration"]["kind"]),
         ("retrieves, as fitted", retrieval_rule(float(manifest["threshold"]))),
+        ("kept beside it", "ten of the questions, with their hidden states" if manifest.get("reference") else ""),
     ]
     return "| | |\n|---|---|\n" + "\n".join(
         f"| {name} | {markdown_text(str(value))} |" for name, value in rows if value

@@ -36,6 +36,7 @@ def fit(
     threshold: float | None = None,
     max_loss: float | None = None,
     balance_sets: bool = False,
+    keep_questions: bool = True,
     seed: int = 0,
     watch: WatchFit | None = None,
     command: str = "",
@@ -47,7 +48,8 @@ def fit(
     gate and the runs. threshold: None for 0.5 or, where need means that retrieval helps, for what retrieves least and
     loses at most max_loss (0.01) against always retrieving on questions it was not trained on. balance_sets: label runs
     of different size count the same, in losses and calibration; measures and thresholds stay those of the questions as
-    they are. command: what the card says it was made by. options: those of the gate, see
+    they are. keep_questions: a gate that reads hidden states keeps ten questions with theirs, to be compared with a
+    server's. command: what the card says it was made by. options: those of the gate, see
     `options_of(fit_function(name))`.
     """
     function, folder = fit_function(name), Path(out)
@@ -67,7 +69,15 @@ def fit(
         things = {"seed": seed, "work": training_folder(folder), "watch": watch or unwatched}
         fitted: FitResult = function(examples, **handed_to(function, things), **options)
         noted = replace(fitted, notes=[*fitted.notes, *_why(examples, function, target)])
-        save_fitted(noted, examples, folder, command=command, threshold=threshold, max_loss=max_loss)
+        save_fitted(
+            noted,
+            examples,
+            folder,
+            command=command,
+            threshold=threshold,
+            max_loss=max_loss,
+            keep_questions=keep_questions,
+        )
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("knowgate"):
             raise

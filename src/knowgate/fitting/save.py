@@ -20,6 +20,7 @@ from knowgate.gates import (
     Tensors,
     measure_ground,
     read_off,
+    reference_files,
     retrieval_rule,
     to_probability,
     what_it_reads,
@@ -59,12 +60,13 @@ def save_fitted(
     command: str = "",
     threshold: float | None = None,
     max_loss: float | None = None,
+    keep_questions: bool = True,
 ) -> FitReport:
     """Calibrate on the calibration split, measure on the test split, write the folder whole.
 
     threshold: None for 0.5, or, where need is the probability that retrieval helps, for what retrieves least and loses
     at most `max_loss` (one point) on the dev and calibration questions (`thresholds.choice`): helping is rarer than one
-    in two, so 0.5 would hardly ever retrieve.
+    in two, so 0.5 would hardly ever retrieve. keep_questions: ten of them lie in the folder with their states.
     """
     split = examples.split
     counts = examples.weights_of(split.calibration)
@@ -76,9 +78,11 @@ def save_fitted(
     default = _threshold(fitted, examples, calibration, max_loss)
     chosen = default.threshold if threshold is None else threshold
     told = default.notes if threshold is None else []
+    reference = reference_files(examples.questions, examples.readings, fitted.want.layers if keep_questions else ())
     manifest = {
         **describe(replace(fitted, notes=[*fitted.notes, *told]), examples),
         "distance": what_it_reads(fitted.want.layers),
+        **({"reference": True} if reference else {}),
         "calibration": calibration,
         "metrics": {name: asdict(value) for name, value in metrics.items()},
         "threshold": chosen,
@@ -86,7 +90,7 @@ def save_fitted(
     }
     text = card(manifest, manifest["notes"], command)
     seen = ("\n".join(examples.seen(fitted.learnt_all)) + "\n").encode()
-    files = {**fitted.files, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
+    files = {**fitted.files, **reference, SEEN: seen, "curve.svg": curve(truth, needs).encode()}
     write_artefact(out, manifest, {**fitted.tensors, **_ground(manifest["distance"], examples)}, text, files)
     return FitReport(out, manifest, metrics)
 

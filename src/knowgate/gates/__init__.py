@@ -19,6 +19,7 @@ from knowgate.types import Gate, Model
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
+    from knowgate.gates.fitted.agreement import reference_files
     from knowgate.gates.fitted.answers import (
         ANSWER_LABELS,
         ANSWER_PROMPTS,
@@ -198,6 +199,7 @@ __all__ = [
     "read_off",
     "read_questions",
     "record_scores",
+    "reference_files",
     "retrieval_rule",
     "revise_artefact",
     "score_both",
@@ -402,9 +404,7 @@ def load_fitted(folder: str, *, plug_in: bool = False, verdict: Verdict = "need"
 def _checked(name: str, cls: object) -> type[Gate]:
     """What an entry point of another package names may be anything."""
     if not (isinstance(cls, type) and issubclass(cls, Gate)):
-        raise BadSetting(
-            f"gate '{name}' is {cls!r}, which is no knowgate.Gate: let it be a class that inherits from it."
-        )
+        raise BadSetting(f"gate '{name}' is {cls!r}, which is no knowgate.Gate: let it be a class that inherits it.")
     return cls
 
 

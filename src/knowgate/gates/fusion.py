@@ -29,7 +29,7 @@ from knowgate.signals import (
 )
 from knowgate.statistics import logit
 from knowgate.typed import read_record
-from knowgate.types import Embedder, LabelPrompt, Question, Reading, Vector
+from knowgate.types import Embedder, LabelPrompt, ListingModel, Question, Reading, Vector, Want
 
 TEXT_SIGNAL = "text"  # the signal: a linear head over embeddings
 TEXT_TOKENS = 32
@@ -84,6 +84,12 @@ class FusionGate(FittedGate):
             expect_network(tensors, f"{part}.")
         expect_network(tensors, "fusion.", options.width)
         tensors.finish()
+
+    @property
+    def want(self) -> Want:
+        """Servers give entropies only when asked."""
+        asks = isinstance(self.llm, ListingModel) and "entropy" in self.artefact.options["features"]
+        return replace(super().want, entropies=True) if asks else super().want
 
     def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [self_assessment(question, *self.labels) for question in questions]

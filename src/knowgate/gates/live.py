@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from knowgate.gates import check_offers
+from knowgate.gates import FittedGate, check_offers
+from knowgate.gates.fitted.agreement import check_agreement
+from knowgate.gates.offers import check_want
 from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
 from knowgate.prompts import AnswerPrompts
-from knowgate.types import Gate, Model, Question, Reading, Vector, Want
+from knowgate.types import Gate, ListingModel, Model, Question, Reading, Vector, Want
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,22 @@ class ModelSource:
     def bind(self, gate: Gate) -> Gate:
         check_offers(gate, self.model)
         with blamed(gate):
-            return gate.bind(self.model, self.prompts.fingerprint)
+            bound = self._bound(gate)
+        check_want(bound, self.model)
+        return bound
+
+    def _bound(self, gate: Gate) -> Gate:
+        """A gate fitted on the states of weights that a server now serves is held against the server's own."""
+        model, wording = self.model, self.prompts.fingerprint
+        if not (isinstance(gate, FittedGate) and isinstance(model, ListingModel)) or gate.plug_in:
+            return gate.bind(model, wording)
+        made = gate.artefact.manifest
+        is_other = made["model"]["fingerprint"] != model.fingerprint and made["prompts"] == wording
+        if not (is_other and gate.want.layers):
+            return gate.bind(model, wording)
+        served = replace(gate, llm=model)
+        check_want(served, model)
+        return replace(served, note=check_agreement(gate.artefact, model, self.prompts, served.want))
 
     def read(self, questions: Sequence[Question], want: Want) -> list[Reading]:
         if want.is_nothing:

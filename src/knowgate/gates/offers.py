@@ -11,11 +11,6 @@ from knowgate.types import Gate, ListingModel, Model, Signal
 def check_offers(gate: Gate, model: Model) -> None:
     """Refuse a gate that needs what this backend cannot give, and name those that would work."""
     missing = gate.needs - model.offers
-    if not missing and gate.want.entropies and isinstance(model, ListingModel) and not model.has_entropies:
-        raise NotOffered(
-            f"gate '{gate.name}' reads token entropies, but {model.name} lists too few tokens for them. Use another "
-            "statistic: logprob:first, logprob:mean, logprob:min or logprob:margin."
-        )
     if not missing:
         return
     works = [name for name, entry in GATES.items() if _signals(entry) <= model.offers]
@@ -23,6 +18,16 @@ def check_offers(gate: Gate, model: Model) -> None:
         f"gate '{gate.name}' needs {', '.join(sorted(missing))}, which {model.name} does not give. "
         f"Give one that works with it to --gate: {', '.join(works)}."
     )
+
+
+def check_want(gate: Gate, model: Model) -> None:
+    """Refuse a gate, once it is bound, that reads what a server gives of other layers, places or tokens only."""
+    if not isinstance(model, ListingModel):
+        return
+    try:
+        model.check_want(gate.want)
+    except NotOffered as error:
+        raise NotOffered(f"gate '{gate.name}' cannot work with {model.name}: {error}") from None
 
 
 def _signals(entry: Entry) -> set[Signal]:

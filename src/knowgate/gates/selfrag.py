@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from knowgate.errors import BadSetting
 from knowgate.statistics import sigmoid
-from knowgate.types import Gate, LabelPrompt, ModelIdentity, Question, Reading, Signal, TokenisingModel
+from knowgate.types import Gate, LabelPrompt, ListingModel, ModelIdentity, Question, Reading, Signal, TokenisingModel
 
 NO, YES = "[No Retrieval]", "[Retrieval]"
 TURN = "### Instruction:\n{query}\n\n### Response:\n"  # what Self-RAG's models were trained on
@@ -35,9 +35,7 @@ class SelfragGate(Gate):
     labels = (NO, YES)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        missing = [
-            word for word in self.labels if isinstance(model, TokenisingModel) and len(model.tokenise(word)) != 1
-        ]
+        missing = [word for word in self.labels if _count(model, word) != 1]
         if missing:
             raise BadSetting(
                 f"gate 'selfrag' needs a model trained with the tokens {NO} and {YES}; for {model.name} "
@@ -52,6 +50,13 @@ class SelfragGate(Gate):
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [_need(*map(float, reading.labels[self.name][-1])) for reading in readings]
+
+
+def _count(model: ModelIdentity, word: str) -> int:
+    """Tokens of a word; 1 where nobody can tell."""
+    if isinstance(model, TokenisingModel):
+        return len(model.tokenise(word))
+    return (model.n_tokens(word) or 1) if isinstance(model, ListingModel) else 1
 
 
 def _need(no: float, yes: float) -> float:

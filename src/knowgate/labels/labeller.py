@@ -33,6 +33,7 @@ from knowgate.signals import (
     log_size,
     mastery,
     self_assessment_logit,
+    tells_apart,
 )
 from knowgate.types import (
     Completion,
@@ -215,7 +216,7 @@ class Labeller:
             logits = self.model.label_logits(asked, ASSESSMENT_LABELS)
         except NotOffered:
             return [{} for _ in questions]
-        return [{SELF_ASSESSMENT: self_assessment_logit(rows)} for rows in logits]
+        return [{SELF_ASSESSMENT: self_assessment_logit(rows)} if tells_apart(rows) else {} for rows in logits]
 
     # --- open book --------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from knowgate.errors import BadSetting
-from knowgate.types import Model, Signal
+from knowgate.types import ListingModel, Model, Signal, Want
 
 NAMED_LAYERS = ("mid", "late", "last")
 NONE = "none"
@@ -17,7 +17,10 @@ def layer_numbers(layers: str | Sequence[int], model: Model) -> tuple[int, ...]:
     asked = [word.strip() for word in words if word.strip()]
     if asked == [NONE] or Signal.HIDDEN not in model.offers:
         return ()
-    return tuple(sorted({_number(word, model.depth) for word in asked}))
+    numbers = tuple(sorted({_number(word, model.depth) for word in asked}))
+    if isinstance(model, ListingModel):
+        model.check_want(Want(layers=numbers))  # before anything is asked
+    return numbers
 
 
 def named_layers(depth: int) -> dict[str, int]:

@@ -78,7 +78,10 @@ MODELS = {
         "llamacpp:FILE.gguf (or smollm), run by llama.cpp in-process",
         extra="llamacpp",
     ),
-    "openai": Entry("knowgate.models.openai.model:open_openai", "openai:MODEL@URL, any OpenAI-compatible server"),
+    "openai": Entry(
+        "knowgate.models.openai.model:open_openai",
+        "openai:MODEL@URL, any OpenAI-compatible server; behind it #concurrency=32, #layers=15,23&storage=DIR",
+    ),
     "langchain": Entry(
         "knowgate.integrations.langchain_parts:open_langchain",
         "langchain:PROVIDER:MODEL, any chat model of LangChain's",

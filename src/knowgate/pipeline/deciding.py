@@ -9,6 +9,7 @@ from knowgate.gates import blamed, check_count, measure_distances, score_both
 from knowgate.pipeline.case import Case
 from knowgate.retrieval import MOST_ROUNDS
 from knowgate.rules import RuleBook
+from knowgate.signals import tells_apart
 from knowgate.types import Decision, Gate, Note
 
 FEWEST, MOST = 2, 9  # digits of a need and its threshold in words
@@ -28,6 +29,8 @@ def decide_by(gate: Gate, threshold: float, cases: Sequence[Case]) -> None:
     told = zip(cases, scored.needs, raws, reasons, steps, distances, strict=True)
     for case, need, raw, why, rounds, distance in told:
         case.steps = min(rounds, MOST_ROUNDS)
+        if gate.name in case.reading.labels and not tells_apart(case.reading.labels[gate.name]):
+            case.notes.append(Note.LABELS_UNLISTED)
         case.decision = Decision(
             need > threshold,
             need,

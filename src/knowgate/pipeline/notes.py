@@ -12,6 +12,7 @@ WORDS = {
     Note.NO_PASSAGE_FITS: "no passage fits the context window",
     Note.NOT_RERANKED: "not reranked, the retriever is sure",
     Note.DRAFT_GIVEN: "the answer from memory was given",
+    Note.LABELS_UNLISTED: "nothing tells the gate's labels apart, as none of them is among the tokens that are listed",
     Note.WOULD_SKIP: "the gate would have skipped",
 }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
-    from knowgate.signals.assessment import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
+    from knowgate.signals.assessment import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit, tells_apart
     from knowgate.signals.confidence import (
         check_draft_tokens,
         draft_need,
@@ -69,5 +69,6 @@ __all__ = [
     "say_feature",
     "self_assessment_logit",
     "surface_features",
+    "tells_apart",
     "text_features",
 ]

@@ -12,3 +12,9 @@ def self_assessment_logit(logits: Vector) -> float:
     """z(known) - z(unknown) at the last marked position: above 0 where it says that it can answer."""
     known, unknown = map(float, logits[-1])
     return known - unknown
+
+
+def tells_apart(logits: Vector) -> bool:
+    """Whether anything is known of the labels: a server that lists none of them gives all of them the same bound."""
+    last = logits[-1]
+    return bool((last != last[0]).any())

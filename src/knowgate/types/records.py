@@ -206,6 +206,7 @@ class Note(StrEnum):
     NOT_RERANKED = "not reranked"  # the retriever was sure
     RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
     DRAFT_GIVEN = "draft given"  # after retrieval the arbiter took the answer from memory
+    LABELS_UNLISTED = "labels unlisted"  # a server that lists few tokens lists none of the gate's labels
     WOULD_SKIP = "would skip"  # the gate, or a rule; but everything is looked up at the moment
 
 

@@ -155,6 +155,14 @@ class ListingModel(Protocol):
         """Labels at marked places inside a prompt, and not only at its end."""
         ...
 
+    def check_want(self, want: Want) -> None:
+        """Raise NotOffered for what the server does not give: layers, states of samples, entropies."""
+        ...
+
+    def n_tokens(self, text: str) -> int | None:
+        """Of how many tokens a text is; None where the server does not say."""
+        ...
+
 
 class Runner(Protocol):
     """Does per-question work in batches: here, or on many machines. Work must be idempotent: it may be repeated."""

@@ -115,6 +115,7 @@ class GateRecord:
     balanced: bool = False
     synthetic: AtLeastZero = 0  # questions of the fit that an LLM wrote
     distance: DistanceRecord | None = None
+    reference: bool = False  # ten questions of the fit lie beside it, with their states
     guarantee: GuaranteeRecord | None = None
     budget: BudgetRecord | None = None
     accuracy: EvidenceRecord | None = None

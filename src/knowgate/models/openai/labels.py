@@ -37,6 +37,7 @@ from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.models.openai.probe import WIDE
 from knowgate.models.openai.reply import checked_logprob, listed_tokens, read_first_choice
 from knowgate.models.openai.server import Server
+from knowgate.models.openai.tokens import own_endpoint, tokenise, tokenise_turn
 from knowgate.models.openai.wire import StatusError
 from knowgate.types import LabelPrompt, Prompt, Vector
 
@@ -68,7 +69,7 @@ class InsideLabels:
 
     def __init__(self, server: Server):
         self._server = server
-        self._tokens = functools.lru_cache(KEPT_TEXTS)(functools.partial(_tokenise, server))
+        self._tokens = functools.lru_cache(KEPT_TEXTS)(functools.partial(tokenise, server))
 
     def check(self, prompt: LabelPrompt) -> None:
         """Refuse what cannot be read, before anything is computed."""
@@ -101,7 +102,7 @@ class InsideLabels:
         return _checked_form(lambda: _vllm_rows(reply, cut, columns, top))
 
     def named(self, turn: Prompt, labels: Sequence[str]) -> list[tuple[str, float]]:
-        """The labels where the answer to a turn begins, asked for by their tokens; [] where vLLM is too old for it.
+        """The labels where the answer to a turn begins, asked for by their tokens; [] where a server is too old for it.
 
         A label counts with and without a space before it, where each is one token.
         """
@@ -111,6 +112,19 @@ class InsideLabels:
         except ModelError:  # a gateway hides the tokeniser
             return []
         single = {tokens[0]: label for tokens, label in ids.items() if len(tokens) == 1}
+        listed = self._named_by_sglang if self._server.maker == "sglang" else self._named_by_vllm
+        return [(single[token], value) for token, value in listed(turn, list(single)) if token in single]
+
+    def _named_by_sglang(self, turn: Prompt, ids: list[int]) -> list[tuple[int, float]]:
+        try:
+            prompt = [*tokenise_turn(self._server, turn)]
+            reply = _ask_sglang(self._server, MarkedPrompt(prompt, [len(prompt) - 1]), ids)
+        except (NotOffered, StatusError):  # behind a gateway, or too old to tokenise a turn
+            return []
+        row = _checked_form(lambda: [_exact_row(reply["meta_info"]["output_token_ids_logprobs"][0], ids)])[0]
+        return list(zip(ids, map(float, row), strict=True))
+
+    def _named_by_vllm(self, turn: Prompt, ids: list[int]) -> list[tuple[int, float]]:
         fields = {
             **NEUTRAL,
             "max_tokens": 1,
@@ -118,14 +132,13 @@ class InsideLabels:
             "return_tokens_as_token_ids": True,
         }
         try:
-            reply = self._server.ask(turn, {**fields, "logprob_token_ids": list(single)})
+            reply = self._server.ask(turn, {**fields, "logprob_token_ids": ids})
         except StatusError as error:
             if error.status not in (400, 422, 500):  # 500: where it also extracts hidden states
                 raise
             return []
         listed = listed_tokens(reply)
-        pairs = [(_token_id(text), value) for text, value in (listed[0].top if listed else ())]
-        return [(single[token], value) for token, value in pairs if token in single]
+        return [(_token_id(text), value) for text, value in (listed[0].top if listed else ())]
 
     def _cut(self, prompt: LabelPrompt, labels: Sequence[str], columns: Sequence[int]) -> MarkedPrompt:
         ids = [*self._tokens(prompt.prefix, True)] if prompt.prefix else []
@@ -144,33 +157,10 @@ class InsideLabels:
         return MarkedPrompt(ids, marks)
 
 
-def _tokenise(server: Server, text: str, special: bool) -> tuple[int, ...]:
-    """`special`: with what the model wants at the beginning of a text."""
-    body: dict[str, Any] = {"model": server.model, "prompt": text, "add_special_tokens": special}
-    if server.maker == "llamacpp":
-        body = {"content": text, "add_special": special}
-    reply = _own_endpoint(server.wire.post if server.maker == "sglang" else server.wire.post_beside, "/tokenize", body)
-    tokens = reply.get("tokens") if isinstance(reply, dict) else None
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise ModelError(f"{server.wire.url}: the server's tokeniser did not give a list of token ids.")
-    return tuple(tokens)
-
-
-def _own_endpoint(post: Callable[[str, dict[str, Any]], Any], path: str, body: dict[str, Any]) -> Any:
-    """An endpoint that OpenAI does not have: a gateway may hide it."""
-    try:
-        return post(path, body)
-    except StatusError as error:
-        if error.status not in (404, 405, 501):
-            raise
-        raise NotOffered(
-            f"{str(error).rstrip('.')}. Labels inside a prompt need {path} of the server itself: give its own URL, "
-            "ending in /v1, or a newer server."
-        ) from None
-
-
 def _ask_vllm(server: Server, cut: MarkedPrompt, columns: Sequence[int], top: int) -> Any:
     fields = {**NEUTRAL, "max_tokens": 1, "logprobs": top, "prompt_logprobs": top, "return_tokens_as_token_ids": True}
+    if not server.names_tokens:
+        return server.complete(cut.ids, fields)
     try:
         return server.complete(cut.ids, {**fields, "logprob_token_ids": list(columns)})
     except StatusError as error:
@@ -196,18 +186,14 @@ def _vllm_rows(reply: Any, cut: MarkedPrompt, columns: Sequence[int], top: int) 
 
 
 def _listed_row(listed: Mapping[int, float], columns: Sequence[int], top: int) -> list[float]:
-    """A label that is not listed gets the most it can have: the k-th best of the top k, never zero probability.
+    """A label that is not listed gets the most it can have: the k-th best of the top k, never zero probability. Where
+    none is listed all have the same, which says nothing.
 
     Not the smallest of all that are listed: the token that stands in the prompt is listed even if it is far less
     probable than the top k, and says nothing about other tokens.
     """
     if all(column in listed for column in columns):
         return [listed[column] for column in columns]
-    if not any(column in listed for column in columns):
-        raise NotOffered(
-            f"none of the labels is among the server's {len(listed)} most probable tokens. "
-            "Use labels that this model is likely to write."
-        )
     if len(listed) < top:
         raise ModelError(f"the server listed {len(listed)} tokens where {top} were asked for, and left out a label.")
     bound = sorted(listed.values(), reverse=True)[top - 1]
@@ -229,7 +215,7 @@ def _ask_sglang(server: Server, cut: MarkedPrompt, columns: Sequence[int]) -> An
         "token_ids_logprob": list(columns),
     }
     adapter = {"lora_path": server.adapter} if server.adapter else {}  # /generate knows no `model`
-    return _own_endpoint(server.wire.post_beside, "/generate", {**body, **adapter})
+    return own_endpoint(server.wire.post_beside, "/generate", {**body, **adapter})
 
 
 def _sglang_rows(reply: Any, cut: MarkedPrompt, columns: Sequence[int]) -> list[list[float]]:

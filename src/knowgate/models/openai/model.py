@@ -1,11 +1,11 @@
 """Any OpenAI-compatible server: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself. Sees text, never weights.
 
 Offers what the server turns out to give: drafts and samples always, log-probabilities and labels where token
-log-probabilities come back, entropies where thousands of tokens are listed (llama.cpp), hidden states never. The key
-comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
+log-probabilities come back, entropies where thousands of tokens are listed (llama.cpp), hidden states where its
+spec says that it was started for them (`states`). The key comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
 
-A chat API cannot continue a draft: a draft that ended by itself is the answer and costs no second call, any
-other is generated anew in full, so its text may differ from the draft.
+A draft that ended by itself is the answer and costs no second call. Any other goes on where the server can (see
+`going_on`); elsewhere it is generated anew in full, so its text may differ from the draft.
 
 The fingerprint is only as good as what the server says of itself: weights changed under the same name go
 unnoticed.
@@ -14,11 +14,9 @@ unnoticed.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import numpy as np
@@ -26,14 +24,17 @@ import numpy as np
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.files import sha256_text
 from knowgate.models.backend import Backend
+from knowgate.models.openai.going_on import Draft, draft_of, go_on, go_on_in_parts
 from knowgate.models.openai.labels import MAKERS, WHOLE, InsideLabels
 from knowgate.models.openai.parts import gather
-from knowgate.models.openai.probe import WIDE
-from knowgate.models.openai.reply import label_logprobs, lacks_label, listed_tokens, read_choices
+from knowgate.models.openai.probe import REFUSALS, WIDE
+from knowgate.models.openai.reply import answer_ids, label_logprobs, lacks_label, listed_tokens, read_choices
 from knowgate.models.openai.server import Server
+from knowgate.models.openai.spec import CONCURRENCY, StateLayers, check_url, read_spec
+from knowgate.models.openai.states import Around, ServedStates
+from knowgate.models.openai.tokens import tokenise
 from knowgate.models.openai.wire import Patience, StatusError, Wire
 from knowgate.models.sampling import check_sampling
-from knowgate.servers import without_login
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Vector, Want
 
 Item = TypeVar("Item")
@@ -42,27 +43,17 @@ MARGIN = 2  # tokens listed for the margin of a draft's tokens
 MOST_CHOICES = 128  # OpenAI's limit of `n`
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A draft and what it answered; `completion` is None when no draft was asked for."""
-
-    prompt: Prompt
-    completion: Completion | None
-
-    def is_enough(self, max_tokens: int) -> bool:
-        done = self.completion
-        return done is not None and (done.finished or done.n_tokens >= max_tokens)
-
-
 def open_openai(value: str) -> OpenAIModel:
-    """`MODEL@URL`, such as 'Qwen/Qwen3-8B@http://127.0.0.1:8000/v1'."""
-    match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://\S+)", value)
-    if match is None:
-        raise BadSetting(
-            f"'openai:{without_login(value)}' is not openai:MODEL@URL, such as "
-            "openai:Qwen/Qwen3-8B@http://127.0.0.1:8000/v1."
-        )
-    return OpenAIModel(match["model"], match["url"])
+    """`MODEL@URL`, such as 'Qwen/Qwen3-8B@http://127.0.0.1:8000/v1', with options behind a #: see `spec`."""
+    spec = read_spec(value)
+    return OpenAIModel(spec.model, spec.url, concurrency=spec.concurrency, states=spec.states)
+
+
+class Drafted(NamedTuple):
+    """A draft, None where none was asked for, and its token ids, where they were."""
+
+    completion: Completion | None
+    ids: Sequence[int] = ()
 
 
 class OpenAIModel(Backend):
@@ -77,14 +68,18 @@ class OpenAIModel(Backend):
         url: str,
         *,
         patience: Patience | None = None,
-        concurrency: int = 8,
+        concurrency: int = CONCURRENCY,
         transport: httpx.BaseTransport | None = None,
+        states: StateLayers | None = None,
     ):
-        _check_url(url)
+        check_url(url)
         self._concurrency = concurrency
         self._wire = Wire(url, patience=patience or Patience(), connections=concurrency, transport=transport)
         self._server = Server(model, self._wire)
         self._inside = InsideLabels(self._server)
+        self._states = ServedStates(self._server, states) if states else None
+        if self._states is not None:
+            self._server.extracts, self._server.forget = True, self._states.forget
 
     @property
     def name(self) -> str:
@@ -108,6 +103,8 @@ class OpenAIModel(Backend):
             offered.add(Signal.LOGPROBS)
         if self._server.abilities.top > 1:
             offered.add(Signal.LABELS)
+        if self._states is not None:
+            offered.add(Signal.HIDDEN)
         return frozenset(offered)
 
     @property
@@ -124,19 +121,52 @@ class OpenAIModel(Backend):
         """Whether labels can be read inside a prompt, and not only at its end."""
         return self._server.maker in MAKERS
 
+    def n_tokens(self, text: str) -> int | None:
+        """Of how many tokens a text is, where the server tells."""
+        try:
+            return len(tokenise(self._server, text, False)) if self.reads_inside else None
+        except NotOffered:  # behind a gateway
+            return None
+
     def close(self) -> None:
         """Drop the connections; the model can still be used."""
         self._wire.close()
 
     def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
-        if want.layers or want.sample_layer is not None:
-            raise NotOffered(f"{self.name} is a server and gives no hidden states; use an hf: model for them.")
-        drafts = self._drafts(prompts, want.draft_tokens, entropies=want.entropies)
+        self.check_want(want)
+        drafts = self._drafts(prompts, want)
         samples = self._sample(prompts, want.sample_tokens, want.sampling, want.samples, want.seed)
+        around = self._around(prompts, drafts, want)
         return [
-            Reading(draft=draft, samples=tuple(drawn), resume=Draft(prompt, draft))
-            for prompt, draft, drawn in zip(prompts, drafts, samples, strict=True)
+            Reading(
+                draft=draft.completion,
+                hidden=states.before,
+                hidden_after=states.after,
+                samples=tuple(drawn),
+                resume=Draft(prompt, draft.completion),
+            )
+            for prompt, draft, drawn, states in zip(prompts, drafts, samples, around, strict=True)
         ]
+
+    def check_want(self, want: Want) -> None:
+        """Refuse what this server cannot give, before anything is asked."""
+        if want.sample_layer is not None or (want.layers and self._states is None):
+            of = "sampled answers" if want.sample_layer is not None else "prompts"
+            raise NotOffered(f"a server gives no hidden states of {of}; use an hf: model for them.")
+        if want.layers and self._states is not None:
+            self._states.check(want.layers)
+        if want.entropies and not self.has_entropies:
+            raise NotOffered(
+                "the server lists too few tokens for their entropies. Use another statistic (logprob:first, "
+                "logprob:mean, logprob:min or logprob:margin), or start vLLM with --max-logprobs 2000."
+            )
+
+    def _around(self, prompts: Sequence[Prompt], drafts: Sequence[Drafted], want: Want) -> list[Around]:
+        states = self._states
+        if states is None or not want.layers:
+            return [Around({}, {}) for _ in prompts]
+        pairs = list(zip(prompts, drafts, strict=True))
+        return self._each(lambda pair: states.around(pair[0], pair[1].ids, want), pairs)
 
     def generate(
         self,
@@ -152,24 +182,27 @@ class OpenAIModel(Backend):
         if resume is not None:
             if temperature > 0 or n != 1:
                 raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
-            handles = [_handle(item) for _, item in zip(prompts, resume, strict=True)]
+            handles = [draft_of(item) for _, item in zip(prompts, resume, strict=True)]
             return [[completion] for completion in self._go_on(handles, max_tokens)]
         if temperature == 0:
             return self._greedy_answers(prompts, max_tokens, n, seed)
         return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """As the server sends it. A draft that is enough is given as it is; any other is not shown: see above."""
-        draft = Draft(prompt, None) if resume is None else _handle(resume)
+        """As the server sends it. A draft is given as it is; where it cannot go on it is not shown: see above."""
+        draft = Draft(prompt, None) if resume is None else draft_of(resume)
         if draft.completion is None or not draft.is_enough(max_tokens):
-            return (yield from self._draft_in_parts(draft.prompt, max_tokens))
+            fields = self._missing(draft, max_tokens)
+            going = go_on_in_parts(self._server, draft, lambda text: self._parts(draft.prompt, fields, text))
+            completion = yield from going or self._draft_in_parts(draft.prompt, max_tokens)
+            return self._checked(completion)
         if draft.completion.text:
             yield draft.completion.text
         return draft.completion
 
     @property
     def depth(self) -> int:
-        return 0
+        return self._states.depth if self._states else 0
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         """A server does not tell its window; it refuses what is too long."""
@@ -184,19 +217,33 @@ class OpenAIModel(Backend):
             raise NotOffered(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
         return self._each(lambda prompt: self._label_row(prompt, labels), prompts)
 
-    def _drafts(
-        self, prompts: Sequence[Prompt], max_tokens: int, *, entropies: bool = False
-    ) -> Sequence[Completion | None]:
-        if max_tokens == 0:
-            return [None] * len(prompts)
-        wide = entropies and self.has_entropies
-        return self._each(lambda prompt: self._draft(prompt, max_tokens, None, WIDE if wide else MARGIN), prompts)
+    def _drafts(self, prompts: Sequence[Prompt], want: Want) -> list[Drafted]:
+        if want.draft_tokens == 0:
+            return [Drafted(None) for _ in prompts]
+        top = WIDE if want.entropies and self.has_entropies else MARGIN
+        with_ids = bool(want.layers and want.after_draft)
+        return self._each(lambda prompt: self._drafted(prompt, want.draft_tokens, top, with_ids), prompts)
+
+    def _drafted(self, prompt: Prompt, max_tokens: int, top: int, with_ids: bool) -> Drafted:
+        fields = self._greedy(prompt, max_tokens, None, top) | ({"return_token_ids": True} if with_ids else {})
+        reply = self._server.ask(prompt, fields)
+        return Drafted(self._checked(read_choices(reply)[0]), answer_ids(reply) if with_ids else ())
 
     def _go_on(self, handles: Sequence[Draft], max_tokens: int) -> list[Completion]:
-        open_prompts = [handle.prompt for handle in handles if not handle.is_enough(max_tokens)]
-        anew = iter(self._drafts(open_prompts, max_tokens))
-        given = [handle.completion if handle.is_enough(max_tokens) else next(anew) for handle in handles]
-        return [completion or Completion("") for completion in given]
+        return self._each(lambda handle: self._finish(handle, max_tokens), handles)
+
+    def _finish(self, draft: Draft, max_tokens: int) -> Completion:
+        if draft.completion is not None and draft.is_enough(max_tokens):
+            return draft.completion
+        if max_tokens == 0:
+            return Completion("")
+        going = go_on(self._server, draft, self._missing(draft, max_tokens))
+        return self._draft(draft.prompt, max_tokens, None) if going is None else self._checked(going)
+
+    def _missing(self, draft: Draft, max_tokens: int) -> dict[str, Any]:
+        """What to ask for after the draft."""
+        begun = draft.completion.n_tokens if draft.completion else 0
+        return self._greedy(draft.prompt, max_tokens - begun, None)
 
     def _greedy_answers(
         self, prompts: Sequence[Prompt], max_tokens: int, n: int, seed: int | None
@@ -221,8 +268,8 @@ class OpenAIModel(Backend):
         flat = [completion for part in drawn for completion in part]
         return [flat[i * n : (i + 1) * n] for i in range(len(prompts))]
 
-    def _draft(self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN) -> Completion:
-        fields = self._greedy(prompt, max_tokens, seed, top)
+    def _draft(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
+        fields = self._greedy(prompt, max_tokens, seed)
         return self._checked(read_choices(self._server.ask(prompt, fields))[0])
 
     def _greedy(self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN) -> dict[str, Any]:
@@ -238,17 +285,17 @@ class OpenAIModel(Backend):
 
     def _draft_in_parts(self, prompt: Prompt, max_tokens: int) -> TextStream:
         reply = yield from gather(self._parts(prompt, self._greedy(prompt, max_tokens, None)))
-        return self._checked(read_choices(reply)[0])
+        return read_choices(reply)[0]
 
-    def _parts(self, prompt: Prompt, fields: dict[str, Any]) -> Generator[Any, None, None]:
+    def _parts(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
         """Tokens are counted by their log-probabilities; without them the server is asked to count, if it knows how."""
         if not self._server.abilities.logprobs:
             try:
-                return self._server.ask_in_parts(prompt, {**fields, "stream_options": {"include_usage": True}})
+                return self._server.ask_in_parts(prompt, {**fields, "stream_options": {"include_usage": True}}, draft)
             except StatusError as error:
                 if error.status not in (400, 422):
                     raise
-        return self._server.ask_in_parts(prompt, fields)
+        return self._server.ask_in_parts(prompt, fields, draft)
 
     def _cut(self, sampling: Sampling) -> dict[str, Any]:
         """What is cut off: what `sampling` says and nothing of the server's own."""
@@ -290,17 +337,22 @@ class OpenAIModel(Backend):
     def _listed_further(
         self, turn: Prompt, labels: Sequence[str], top: tuple[tuple[str, float], ...]
     ) -> tuple[tuple[str, float], ...]:
-        """A label that is not among the usual few is asked for: by name on vLLM, with a longer list on llama.cpp.
+        """A label that is not among the usual few is asked for: by name on vLLM and SGLang, with a longer
+        list on llama.cpp.
 
         Elsewhere it stays with the most it can have.
         """
-        if self._server.maker == "vllm":
+        if self._server.names_tokens:
             return top + tuple(pair for pair in self._inside.named(turn, labels) if pair not in top)
-        if self._server.is_wide:
-            for size in (WIDE, WHOLE):
+        for size in (WIDE, WHOLE) if self._server.is_wide else ():
+            try:
                 top = self._listed(turn, _logprob_fields(turn, size))
-                if not lacks_label(top, labels):
-                    break
+            except StatusError as error:
+                if error.status not in REFUSALS:
+                    raise
+                break  # vLLM with a larger --max-logprobs, but not the whole vocabulary
+            if not lacks_label(top, labels):
+                break
         return top
 
     def _each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -317,21 +369,3 @@ def _logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
     if prompt.raw:
         return {"logprobs": top}
     return {"logprobs": True, "top_logprobs": top} if top else {"logprobs": True}
-
-
-def _handle(item: object) -> Draft:
-    if not isinstance(item, Draft):
-        raise BadSetting("resume takes the handles of this model's own readings.")
-    return item
-
-
-def _check_url(url: str) -> None:
-    shown = without_login(url)
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise BadSetting(f"'{shown}' is not a URL: {error}.") from None
-    if parsed.userinfo:
-        raise BadSetting(f"'{shown}' has a login in it. Put the key into KNOWGATE_API_KEY.")
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-        raise BadSetting(f"'{shown}' must be http(s)://HOST[:PORT]/PATH, such as http://127.0.0.1:8000/v1.")

@@ -6,12 +6,12 @@ came back, not what was accepted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from knowgate.models.openai.reply import listed_tokens, read_choices
-from knowgate.models.openai.wire import StatusError, Wire
+from knowgate.models.openai.wire import StatusError
 
 # Best first. Sampling: -1 switches top_k off in vLLM, SGLang and llama.cpp; some gateways want 0.
 PARAMETERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
@@ -24,6 +24,7 @@ PARAMETERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "seed": ({"seed": 0},),
     "sampling": ({"top_k": -1, "min_p": 0.0}, {"top_k": 0, "min_p": 0.0}),
 }
+Post = Callable[[str, dict[str, Any]], Any]  # path and body to reply
 PROBE_TOKENS = 4
 WIDE = 2_000  # tokens listed where a server has no cap: enough for entropies, 100 kB a place
 REFUSALS = (400, 422, 500, 501)  # some servers crash on what they do not know
@@ -48,7 +49,7 @@ class _Trial:
     reply: Any
 
 
-def probe(wire: Wire, model: str) -> Abilities:
+def probe(post: Post, model: str) -> Abilities:
     """Ask once; raises what the plainest request raises."""
     plain: dict[str, Any] = {
         "model": model,
@@ -58,30 +59,30 @@ def probe(wire: Wire, model: str) -> Abilities:
         "top_p": 1.0,
     }
     everything = {key: value for options in PARAMETERS.values() for key, value in options[0].items()}
-    trial = _try(wire, {**plain, **everything}) or _one_by_one(wire, plain)
+    trial = _try(post, {**plain, **everything}) or _one_by_one(post, plain)
     return _abilities(trial)
 
 
-def probe_wide(wire: Wire, model: str) -> bool:
+def probe_wide(post: Post, model: str) -> bool:
     """Whether the server lists as many tokens as it is asked for: llama.cpp does, most have a cap of 20 or so."""
     turn = [{"role": "user", "content": "Hi"}]
     asked = {"model": model, "messages": turn, "max_tokens": 1, "temperature": 0.0}
-    trial = _try(wire, {**asked, "logprobs": True, "top_logprobs": WIDE})
+    trial = _try(post, {**asked, "logprobs": True, "top_logprobs": WIDE})
     listed = listed_tokens(trial.reply) if trial else None
     return bool(listed) and len(listed[0].top) == WIDE  # type: ignore[index]
 
 
-def _one_by_one(wire: Wire, plain: Mapping[str, Any]) -> _Trial:
-    best = _Trial(plain, wire.post("/chat/completions", dict(plain)))
+def _one_by_one(post: Post, plain: Mapping[str, Any]) -> _Trial:
+    best = _Trial(plain, post("/chat/completions", dict(plain)))
     for options in PARAMETERS.values():
-        trials = (_try(wire, {**best.body, **option}) for option in options)
+        trials = (_try(post, {**best.body, **option}) for option in options)
         best = next((trial for trial in trials if trial), best)
     return best
 
 
-def _try(wire: Wire, body: Mapping[str, Any]) -> _Trial | None:
+def _try(post: Post, body: Mapping[str, Any]) -> _Trial | None:
     try:
-        return _Trial(body, wire.post("/chat/completions", dict(body)))
+        return _Trial(body, post("/chat/completions", dict(body)))
     except StatusError as error:
         if error.status in REFUSALS:
             return None

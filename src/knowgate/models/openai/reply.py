@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.errors import ModelError, NotOffered
+from knowgate.errors import ModelError
 from knowgate.types import Completion, Token
 
 ROUNDING = 1e-3  # servers in half precision give log-probabilities this far above 0
 IMPOSSIBLE = -9999.0  # what vLLM writes for a probability of 0; llama.cpp writes the lowest number there is
 MOST_TOKENS = 2**31  # a count beyond is none
 ENOUGH, LARGE, TINY = 1_000, 150_000, 1e-9  # tokens listed, tokens of a large vocabulary, a share that is none
-SHOWN = 40  # characters of a token in an error
 
 
 @dataclass(frozen=True)
@@ -63,19 +62,26 @@ def read_first_choice(reply: Any) -> dict[str, Any]:
     return _choices(reply)[0]
 
 
+def answer_ids(reply: Any) -> list[int]:
+    """The token ids of the first choice, without the one that ended it; where a server was asked for them."""
+    choice = _choices(reply)[0]
+    ids = choice.get("token_ids", choice.get("response_token_ids"))
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise ModelError("the server did not give the token ids of its answer. Use a newer one.")
+    if choice.get("finish_reason") != "stop" or not ids:
+        return ids
+    matched = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang says which token; vLLM only if it is odd
+    return ids[:-1] if matched is None or matched == ids[-1] else ids
+
+
 def label_logprobs(top: Sequence[tuple[str, float]], labels: Sequence[str]) -> list[float]:
     """Log-probability of each label among the top tokens of one place.
 
     A label that is not listed gets the most it can have: the smallest listed probability, or, if it may be
-    several tokens, that of the listed tokens it begins with. So it is never zero.
+    several tokens, that of the listed tokens it begins with. So it is never zero; where nothing is listed that says
+    more, all labels have the same.
     """
     exact = [[x for text, x in top if text.strip() == label.strip()] for label in labels]
-    if not any(exact):
-        shown = ", ".join(repr(text[:SHOWN]) for text, _ in top[:3])
-        raise NotOffered(
-            f"none of the labels {', '.join(labels)} is among the server's {len(top)} most probable tokens "
-            f"({shown}, ...). Use labels that are single tokens of this model."
-        )
     return [_log_sum(found) if found else _most(top, label) for label, found in zip(labels, exact, strict=True)]
 
 

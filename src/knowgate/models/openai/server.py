@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,12 @@ from knowgate.types import Prompt
 
 Result = TypeVar("Result")
 SHOWN_MODELS = 20  # names listed in an error
+# What makes a server read the last message as the beginning of its answer, by what the server calls itself.
+GOES_ON: Mapping[str, Mapping[str, bool]] = {
+    "vllm": {"continue_final_message": True, "add_generation_prompt": False},
+    "sglang": {"continue_final_message": True},
+    "llamacpp": {},
+}
 
 
 @dataclass(frozen=True)
@@ -34,40 +41,69 @@ class Server:
         self.wire = wire
         self._probing = threading.Lock()
         self._probed: Abilities | None = None
+        self.refuses_drafts = False  # found out when it is first asked to go on from one
+        self.forget: Callable[[str], None] | None = None  # told the id of each reply that is done with
+        self.extracts = False  # it was started to give hidden states
 
     @property
     def abilities(self) -> Abilities:
         """Probed once, also when several threads ask first."""
         with self._probing:
             if self._probed is None:
-                self._probed = self._explained(lambda: probe(self.wire, self.model))
+                self._probed = self._explained(lambda: probe(self._post, self.model))
             return self._probed
 
     @functools.cached_property
     def is_wide(self) -> bool:
         """Whether it lists thousands of tokens at each place; asked once, by whoever needs them."""
-        return self.abilities.top > 1 and self._explained(lambda: probe_wide(self.wire, self.model))
+        return self.abilities.top > 1 and self._explained(lambda: probe_wide(self._post, self.model))
 
-    def ask(self, prompt: Prompt, fields: dict[str, Any]) -> Any:
-        """The reply to a user turn, or to text that is continued as it stands."""
-        request = self._request(prompt, fields)
-        return self._explained(lambda: self.wire.post(request.path, request.body))
+    @property
+    def names_tokens(self) -> bool:
+        """Whether it lists the tokens it is asked for. vLLM 0.32 dies of such a request while it extracts states."""
+        return self.maker == "sglang" or (self.maker == "vllm" and not self.extracts)
 
-    def ask_in_parts(self, prompt: Prompt, fields: dict[str, Any]) -> Generator[Any, None, None]:
+    def ask(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Any:
+        """The reply to a user turn, or to text that is continued as it stands; after `draft`, what follows it."""
+        request = self._request(prompt, fields, draft)
+        return self._explained(lambda: self._post(request.path, request.body))
+
+    def ask_in_parts(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
         """The same as a stream: see `Wire.stream`."""
-        request = self._request(prompt, {**fields, "stream": True})
-        return self._explained(lambda: self.wire.stream(request.path, request.body))
+        request = self._request(prompt, {**fields, "stream": True}, draft)
+        parts = self._explained(lambda: self.wire.stream(request.path, request.body))
+        return parts if self.forget is None else self._done_at_the_end(parts)
 
-    def _request(self, prompt: Prompt, fields: dict[str, Any]) -> Request:
+    def _request(self, prompt: Prompt, fields: dict[str, Any], draft: str) -> Request:
         body = {"model": self.model, **fields}
         if prompt.raw:
-            return Request("/completions", {**body, "prompt": prompt.text})
-        return Request("/chat/completions", {**body, "messages": [{"role": "user", "content": prompt.text}]})
+            return Request("/completions", {**body, "prompt": prompt.text + draft})
+        turns = [{"role": "user", "content": prompt.text}]
+        if draft:
+            turns.append({"role": "assistant", "content": draft})
+            body |= GOES_ON[self.maker]
+        return Request("/chat/completions", {**body, "messages": turns})
 
-    def complete(self, ids: Sequence[int], fields: dict[str, Any]) -> Any:
-        """The reply to text given as token ids, which is continued as it stands."""
+    def complete(self, ids: Sequence[int], fields: dict[str, Any], *, keep: bool = False) -> Any:
+        """The reply to text given as token ids, which is continued as it stands. keep: what it left is still wanted."""
         body = {"model": self.model, **fields, "prompt": list(ids)}
-        return self._explained(lambda: self.wire.post("/completions", body))
+        return self._explained(lambda: (self.wire.post if keep else self._post)("/completions", body))
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        return self._done(self.wire.post(path, body))
+
+    def _done(self, reply: Any) -> Any:
+        if self.forget is not None and isinstance(reply, dict) and isinstance(reply.get("id"), str):
+            self.forget(reply["id"])
+        return reply
+
+    def _done_at_the_end(self, parts: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        last: Any = None
+        with contextlib.closing(parts):
+            for part in parts:
+                last = part if isinstance(part, dict) else last
+                yield part
+        self._done(last)
 
     @functools.cached_property
     def card(self) -> dict[str, Any]:

@@ -1,0 +1,144 @@
+"""A gate fitted on weights in this process works on a server that gives the same states, and on no other."""
+
+import shutil
+import sys
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+
+from knowgate.errors import ArtefactError, NotOffered
+from knowgate.fitting.examples import load_examples
+from knowgate.fitting.fusion import fit_fusion
+from knowgate.fitting.probe import fit_probe
+from knowgate.fitting.save import save_fitted
+from knowgate.gates import bind_gate, load_gate, read_questions, score_both
+from knowgate.gates.fitted.agreement import COUNT, REFERENCE, Reference, measure_agreement, read_reference
+from knowgate.gates.fitted.artefact import read_artefact
+from knowgate.models.openai.model import OpenAIModel
+from knowgate.models.openai.spec import StateLayers
+from knowgate.models.openai.wire import Patience
+from knowgate.prompts import AnswerPrompts
+from knowgate.types import Prompt, Question, Reading, Want
+from tests.support.fitted_gates import FACTS, MODEL, label_facts
+
+if sys.platform == "win32":
+    pytest.skip("files are locked otherwise there", allow_module_level=True)
+
+from tests.support.states_servers import SERVED_LAYERS, SglangStates, VllmStates, text_ids
+
+PROMPTS = AnswerPrompts()
+QUICK = Patience(timeout=120, total=360, retries=1, backoff=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Gates fitted on the fake model's states: a probe of layer 2, and a fusion."""
+    out = tmp_path_factory.mktemp("fitted")
+    examples = load_examples([label_facts(out / "run")], target="known")
+    save_fitted(fit_probe(examples, kind="linear", layer="2"), examples, out / "probe")
+    save_fitted(fit_fusion(examples, cheap=True), examples, out / "fusion")
+    save_fitted(fit_fusion(examples), examples, out / "costly")
+    return out
+
+
+def same_states(ids, layer):
+    """What the fake model has for the prompt these tokens spell."""
+    return MODEL.read([Prompt(bytes(ids).decode())], Want(layers=(layer,)))[0].hidden[layer]
+
+
+def connect(server, folder, layers=SERVED_LAYERS):
+    states = StateLayers(layers, 5, folder)
+    return OpenAIModel(
+        "m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(server), states=states
+    )
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def server(request, tmp_path):
+    one = VllmStates(tmp_path, late=0.0) if request.param == "vllm" else SglangStates()
+    one.state = same_states
+    return one
+
+
+def needs(gate, model, questions):
+    bound = bind_gate(gate, model, PROMPTS)
+    return score_both(bound, questions, read_questions(model, [bound], questions, PROMPTS)).needs
+
+
+def test_a_probe_gives_the_same_needs_on_a_server_with_the_same_states(folder, server, tmp_path):
+    gate, asked = load_gate(str(folder / "probe")), [replace(FACTS[7], id="new"), Question("who?"), FACTS[3]]
+    model = connect(server, tmp_path)
+    np.testing.assert_allclose(needs(gate, model, asked), needs(gate, MODEL, asked), atol=1e-3)
+    note = bind_gate(gate, model, PROMPTS).note
+    assert note.startswith("fitted on fake, whose states the server gives (least cosine 1.0")
+
+
+def test_ten_questions_are_compared(folder, server, tmp_path):
+    bind_gate(load_gate(str(folder / "probe")), connect(server, tmp_path), PROMPTS)
+    kept = read_reference(read_artefact(folder / "probe"))
+    assert [question.text for question in kept.questions] == [
+        FACTS[place].text for place in (0, 9, 19, 29, 39, 49, 59, 69, 79, 89)
+    ]
+    assert sorted(server.ids) == sorted(text_ids(PROMPTS.closed(question).text) for question in kept.questions)
+    assert len(server.ids) == COUNT
+
+
+def test_layers_in_another_order_are_refused_with_the_figure(folder, server, tmp_path):
+    model = connect(server, tmp_path, layers=(2, 4))
+    with pytest.raises(
+        ArtefactError, match=r"on 10 prompts the least cosine is -?0\.\d{4} \(at least 0\.99 is needed\)"
+    ):
+        bind_gate(load_gate(str(folder / "probe")), model, PROMPTS)
+
+
+def test_states_that_lie_close_together_must_lie_closest_to_their_own():
+    """With much in common every cosine is above .99, whatever was asked."""
+    common = np.full(16, 1000.0, np.float32)
+    states = np.stack([same_states(text_ids(f"q{number}"), 2) for number in range(10)]) + common
+    mixed = [Reading(hidden={2: states[(place + 1) % 10]}) for place in range(10)]
+    found = measure_agreement(Reference([], {2: states}), mixed, (2,))
+    assert found.cosine > 0.99
+    assert (found.nearest, found.n, found.holds) == (0, 10, False)
+    right = [Reading(hidden={2: state + 0.1}) for state in states]
+    assert measure_agreement(Reference([], {2: states}), right, (2,)).holds
+
+
+def test_states_of_another_width_do_not_agree():
+    states = np.ones((3, 8), np.float32)
+    found = measure_agreement(Reference([], {2: states}), [Reading(hidden={2: np.ones(9, np.float32)})] * 3, (2,))
+    assert (found.cosine, found.holds) == (0.0, False)
+
+
+def test_another_wording_is_refused_before_anything_is_compared(folder, server, tmp_path):
+    made = load_gate(str(folder / "probe"))
+    with pytest.raises(ArtefactError, match="not on this model"):
+        bind_gate(made, connect(server, tmp_path), AnswerPrompts(lang="zh"))
+    assert server.ids == []
+
+
+def test_a_gate_without_kept_states_says_so(folder, server, tmp_path):
+    made = load_gate(str(folder / "probe"))
+    bare = replace(made, artefact=replace(made.artefact, path=tmp_path))
+    with pytest.raises(ArtefactError, match=r"holds no states to compare those of openai:m with\. Fit it again"):
+        bind_gate(bare, connect(server, tmp_path), PROMPTS)
+
+
+def test_a_gate_that_reads_what_the_server_lacks_is_refused_at_the_start(folder, server, tmp_path):
+    with pytest.raises(NotOffered, match="lists too few tokens for their entropies"):
+        bind_gate(load_gate(str(folder / "fusion")), connect(server, tmp_path), PROMPTS)
+    with pytest.raises(NotOffered, match="no hidden states of sampled answers"):
+        bind_gate(load_gate(str(folder / "costly")), connect(server, tmp_path), PROMPTS)
+    with pytest.raises(
+        NotOffered, match="'seakr' cannot work with openai:m: a server gives no hidden states of sampled"
+    ):
+        bind_gate(load_gate("seakr"), connect(server, tmp_path), PROMPTS)
+    assert server.ids == []
+
+
+def test_kept_states_that_were_changed_are_refused(folder, tmp_path):
+    copy = shutil.copytree(folder / "probe", tmp_path / "copy")
+    (copy / REFERENCE).write_bytes(b"x")
+    with pytest.raises(ArtefactError, match=rf"'{REFERENCE}' was changed"):
+        load_gate(str(copy))

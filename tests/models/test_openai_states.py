@@ -1,0 +1,204 @@
+"""Hidden states from servers: files as vLLM's connector writes them, replies as SGLang's, and what is refused."""
+
+import sys
+
+import httpx
+import numpy as np
+import pytest
+
+from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.labels.layers import layer_numbers
+from knowgate.models.openai.model import OpenAIModel
+from knowgate.models.openai.spec import StateLayers
+from knowgate.models.openai.states_file import located, take_states
+from knowgate.models.openai.wire import Patience
+from knowgate.types import LabelPrompt, Prompt, Signal, Want
+from tests.support.vllm_talk import ASKED, recorded_states
+
+if sys.platform == "win32":
+    pytest.skip("files are locked otherwise there", allow_module_level=True)
+
+from tests.support.states_servers import (
+    DRAFT_IDS,
+    SERVED_LAYERS,
+    SglangStates,
+    StatesServer,
+    VllmStates,
+    state_of,
+    text_ids,
+)
+
+URL = "http://server.test/v1"
+QUICK = Patience(timeout=120, total=360, retries=1, backoff=0.0)
+PROMPTS = [Prompt(f"question {number}?") for number in range(4)]
+BOTH = Want(draft_tokens=2, layers=(2, 4), after_draft=True)
+
+
+def connect(server, folder=None, layers=SERVED_LAYERS, depth=5):
+    states = StateLayers(layers, depth, folder)
+    return OpenAIModel("m", URL, patience=QUICK, transport=httpx.MockTransport(server), states=states)
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def served(request, tmp_path):
+    """A model on each kind of server, and the server."""
+    server = VllmStates(tmp_path) if request.param == "vllm" else SglangStates()
+    return connect(server, tmp_path if request.param == "vllm" else None), server
+
+
+def test_hidden_states_are_offered_where_the_spec_names_their_layers(served):
+    model, _ = served
+    assert Signal.HIDDEN in model.offers
+    assert model.depth == 5
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_states_are_those_at_the_end_of_the_prompt_and_of_the_draft(served, finish):
+    """The token that ended a draft is no part of it; layers go by their numbers, not by the server's order."""
+    model, server = served
+    server.finish = finish
+    for prompt, reading in zip(PROMPTS, model.read(PROMPTS, BOTH), strict=True):
+        for layer in (2, 4):
+            before, after = (
+                state_of(text_ids(prompt.text), layer),
+                state_of([*text_ids(prompt.text), *DRAFT_IDS], layer),
+            )
+            np.testing.assert_array_equal(reading.hidden[layer], before)
+            np.testing.assert_array_equal(reading.hidden_after[layer], after)
+
+
+def test_without_a_draft_there_is_one_request_for_states(served):
+    model, server = served
+    reading = model.read(PROMPTS[:1], Want(layers=(-1,)))[0]
+    np.testing.assert_array_equal(reading.hidden[-1], state_of(text_ids(PROMPTS[0].text), 4))
+    assert (server.ids, reading.hidden_after) == ([text_ids(PROMPTS[0].text)], {})
+
+
+def test_raw_prompts_have_states_too(served):
+    model, _ = served
+    reading = model.read([Prompt("as it stands", raw=True)], Want(layers=(2,)))[0]
+    np.testing.assert_array_equal(reading.hidden[2], state_of(text_ids("as it stands"), 2))
+
+
+def test_no_file_is_left_behind(tmp_path):
+    """vLLM writes one for every request, also for those whose states nobody wants."""
+    server = VllmStates(tmp_path)
+    model = connect(server, tmp_path)
+    model.read(PROMPTS, BOTH)
+    model.generate(PROMPTS, max_tokens=3, temperature=1.0, n=2)
+    list(model.stream(PROMPTS[0], max_tokens=3))
+    model.label_logits([LabelPrompt(("Is it?",), raw=False)], ["Paris", "Lyon"])
+    server.wait()
+    assert len(server.writers) > 15
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_states_in_bfloat16_are_read(tmp_path):
+    server = VllmStates(tmp_path)
+    server.bf16 = True
+    found = connect(server, tmp_path).read(PROMPTS[:1], Want(layers=(2,)))[0].hidden[2]
+    np.testing.assert_allclose(found, state_of(text_ids(PROMPTS[0].text), 2), rtol=2**-7)
+
+
+def test_labels_are_not_asked_for_by_name_while_states_are_extracted(tmp_path):
+    """vLLM 0.32 dies of it."""
+    server = VllmStates(tmp_path)
+    connect(server, tmp_path).label_logits([LabelPrompt(("Is it?",), raw=False)], ["yes", "no"])
+    assert not any("logprob_token_ids" in body for _, body in server.bodies)
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+def test_a_layer_the_server_was_not_started_with_is_refused_by_its_number(served):
+    model, server = served
+    with pytest.raises(NotOffered, match=r"layer 3 is asked for, and the server gives 4, 2\. Start it with that layer"):
+        model.read(PROMPTS, Want(layers=(2, 3)))
+    assert server.ids == []
+
+
+def test_other_layers_than_the_server_gives_are_counted(tmp_path):
+    for server, words in (
+        (VllmStates(tmp_path), "of 2 layers, and 3 are named"),
+        (SglangStates(), "not those of 3 layers"),
+    ):
+        with pytest.raises(BadSetting, match=words):
+            connect(server, tmp_path, layers=(4, 2, 1)).read(PROMPTS[:1], Want(layers=(2,)))
+
+
+def test_a_label_run_is_refused_layers_the_server_lacks_before_it_begins(served):
+    model, server = served
+    assert layer_numbers("mid,last", model) == (2, 4)
+    with pytest.raises(NotOffered, match="layer 3 is asked for"):
+        layer_numbers("mid,late", model)
+    assert server.ids == []
+
+
+def test_states_of_samples_are_refused(served):
+    with pytest.raises(NotOffered, match="no hidden states of sampled answers"):
+        served[0].read(PROMPTS, Want(samples=2, sample_layer=2))
+
+
+def test_vllm_needs_the_folder():
+    with pytest.raises(BadSetting, match=r"name its shared_storage_path.*&storage=DIR"):
+        connect(VllmStates(None)).read(PROMPTS, Want(layers=(2,)))
+
+
+class Plain(StatesServer):
+    maker = "vllm"
+
+    def states_reply(self, ids, body):
+        return httpx.Response(200, json={"choices": [{"text": "x"}], "meta_info": {}})
+
+
+class Ollama(StatesServer):
+    maker = "library"
+
+
+def test_servers_that_were_not_started_for_it_or_cannot_do_it_say_so(tmp_path):
+    with pytest.raises(NotOffered, match=r"openai:m gave no hidden states; docs/runtimes\.md says how"):
+        connect(Plain(), tmp_path).read(PROMPTS[:1], Want(layers=(2,)))
+    with pytest.raises(NotOffered, match=r"calls itself 'library': hidden states come from servers of vLLM and SGLang"):
+        connect(Ollama(), tmp_path).read(PROMPTS[:1], Want(layers=(2,)))
+
+
+def test_a_folder_that_is_not_the_servers_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"'cmpl-1\.safetensors' does not appear in .*shared_storage_path"):
+        take_states(tmp_path, "/theirs/cmpl-1.safetensors", wait=0.02)
+
+
+def test_a_server_can_name_no_file_outside_the_folder(tmp_path):
+    assert located(tmp_path, "/etc/../x-1.safetensors") == tmp_path / "x-1.safetensors"
+    for name in ("/etc/passwd", "..", "", "a b.safetensors", "C:\\temp\\secret"):
+        with pytest.raises(ModelError, match="is none"):
+            located(tmp_path, name)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}", (1 << 40).to_bytes(8, "little")])
+def test_a_damaged_file_is_refused_and_deleted(tmp_path, data):
+    (tmp_path / "a-1.safetensors").write_bytes(data)
+    with pytest.raises(ModelError, match="damaged or of an unknown form"):
+        take_states(tmp_path, "a-1.safetensors", wait=0.02)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_states_of_other_tokens_are_refused(tmp_path):
+    server = VllmStates(tmp_path)
+    write = server.write
+    server.write = lambda kind, ids: write(kind, [*ids, 5])
+    with pytest.raises(ModelError, match="those of other tokens"):
+        connect(server, tmp_path).read(PROMPTS[:1], Want(layers=(2,)))
+
+
+# --- real numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_the_states_of_a_real_vllm_are_those_of_transformers(smollm):
+    recorded = recorded_states()
+    readings = smollm.read(ASKED, Want(layers=tuple(recorded)))
+    for layer, theirs in recorded.items():
+        mine = np.stack([reading.hidden[layer] for reading in readings])
+        cosines = (mine * theirs).sum(1) / np.linalg.norm(mine, axis=1) / np.linalg.norm(theirs, axis=1)
+        assert cosines.min() > 0.999
+        assert np.abs(mine - theirs).max() < 0.01 * np.abs(mine).max()
