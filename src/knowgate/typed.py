@@ -191,7 +191,10 @@ def _list(read: Reader, make: Callable[[list[Any]], Any]) -> Reader:
     def reader(value: Any) -> Any:
         if type(value) is not list:
             raise WrongValueError(value, "a list")
-        return make([_inside(str(place), read, found) for place, found in enumerate(value)])
+        try:
+            return make([read(found) for found in value])
+        except WrongValueError:  # once more, to name the place: rows are many, and few are wrong
+            return make([_inside(str(place), read, found) for place, found in enumerate(value)])
 
     return reader
 
@@ -210,7 +213,10 @@ def _mapping(read: Reader) -> Reader:
     def reader(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise WrongValueError(value, "an object")
-        return {name: _inside(name, read, found) for name, found in value.items()}
+        try:
+            return {name: read(found) for name, found in value.items()}
+        except WrongValueError:
+            return {name: _inside(name, read, found) for name, found in value.items()}
 
     return reader
 
@@ -236,7 +242,11 @@ def _record(kind: type) -> Reader:
             raise WrongFieldError(f"has '{unknown[0][:SHOWN]}', which is no field of it")
         if takes_others:
             value = {name: found for name, found in value.items() if name in readers}
-        return kind(**{name: _inside(name, readers[name], found) for name, found in value.items()})
+        try:
+            fields = {name: readers[name](found) for name, found in value.items()}
+        except WrongValueError:
+            fields = {name: _inside(name, readers[name], found) for name, found in value.items()}
+        return kind(**fields)
 
     return reader
 
