@@ -11,7 +11,6 @@ to their topic; recall is that of the 20 nearest.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import resource
@@ -145,34 +144,51 @@ def index(rows: int, folder: Path) -> None:
 
 
 def evaluate(rows: int, folder: Path) -> None:
-    from knowgate.evaluation import evaluate as compare
-
-    record(rows, folder / "run")
-    gc.collect()
-    start = time.perf_counter()
-    found = compare(GATES.split(","), folder / "run")
-    took = time.perf_counter() - start
-    print(
-        f"eval, {rows:,} recorded rows x {len(GATES.split(','))} gates: {took:.0f} s, {peak()}, {type(found).__name__}"
-    )
+    """The whole command, page and all, on a tenth of the rows and on all of them."""
+    for n in (max(1, rows // 10), rows):
+        run = folder / f"run-{n}"
+        if not run.exists():  # from an earlier start with --in
+            record(n, run)
+        command = [sys.executable, "-m", "knowgate", "eval", "--labels", str(run), "--gates", GATES]
+        start = time.perf_counter()
+        with subprocess.Popen([*command, "--out", str(folder / "report"), "--json"], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            found = json.load(child.stdout)
+            _, status, used = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+        assert child.returncode == 0, "the command failed"
+        assert found["questions"] == n, found["questions"]
+        took, gates, cpu = time.perf_counter() - start, len(GATES.split(",")), used.ru_utime + used.ru_stime
+        print(
+            f"eval, {n:,} recorded rows x {gates} gates: {took:.0f} s (processor time {cpu:.0f}), "
+            f"{cpu / n * 1e6:.0f} us a row, peak memory {used.ru_maxrss / 2**10:.0f} MiB",
+            flush=True,
+        )
 
 
 def record(rows: int, path: Path) -> None:
+    """A run of 1,000 questions told a thousand times, every time with another question and other numbers."""
+    import random
+
     from knowgate.labels import label
     from knowgate.models.fake import FakeModel
     from knowgate.types import Passage, Question
 
-    def asked(first: int, n: int) -> list[Question]:
-        shown = (Passage("p", "It is here."),)
-        return [
-            Question(f"Where is {i}?", id=str(i), answers=("here",), contexts=shown) for i in range(first, first + n)
-        ]
-
-    seed = label(asked(0, 1_000), model=FakeModel(), out=path, samples=10, layers="none")
-    lines = (path / seed.rows_name).read_text(encoding="utf-8").splitlines()
+    shown = (Passage("p", "It is here."),)
+    asked = [Question(f"Where is {i}?", id=str(i), answers=("here",), contexts=shown) for i in range(1_000)]
+    seed = label(asked, model=FakeModel(), out=path, samples=10, layers="none")
+    told = [json.loads(line) for line in (path / seed.rows_name).read_text(encoding="utf-8").splitlines()]
+    dice = random.Random(0)
     with (path / seed.rows_name).open("w", encoding="utf-8") as file:
         for i in range(rows):
-            file.write(json.dumps(json.loads(lines[i % len(lines)]) | {"id": str(i)}, ensure_ascii=False) + "\n")
+            row = told[i % len(told)] | {"id": str(i), "question": f"Where is {i}?"}
+            surety = dice.random()
+            tokens = [[text, round(-3 * surety * dice.random(), 6), round(2 * surety, 6), round(1 - surety, 6)]
+                      for text, *_ in row["closed"]["tokens"]]  # fmt: skip
+            row["closed"] = row["closed"] | {"tokens": tokens, "correct": dice.random() > surety}
+            row["open"] = row["open"] | {"correct": dice.random() < 0.6}
+            row["signals"] = {"self_assessment": round(6 * surety - 3 + dice.gauss(0, 1), 6)}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 # --- asking -----------------------------------------------------------------------------------

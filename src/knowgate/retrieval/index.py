@@ -6,6 +6,7 @@ The new folder takes the place of the old one when it is whole; until then the o
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,7 +149,8 @@ def _write_parts(
     store = PassageStore(folder)
     if manifest.kind != "dense":
         progress("bm25", 0, len(store))
-        save_matrix(build_matrix(store, Tokenizer(bool(manifest.settings.stem))), folder / BM25)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            save_matrix(build_matrix(store, Tokenizer(bool(manifest.settings.stem)), Path(scratch)), folder / BM25)
         progress("bm25", len(store), len(store))
     if embedder is not None:
         _write_dense(folder, store, scan, _usable(earlier, embedder), embedder=embedder, progress=progress)
