@@ -148,6 +148,12 @@ _PLAIN: dict[Any, Reader] = {
 }
 
 
+_AS_THEY_ARE: dict[Reader, frozenset[type]] = {  # readers that only look at the type, and give what they got
+    _text: frozenset({str}),
+    _flag: frozenset({bool}),
+}
+
+
 def _in_range(read: Reader, allowed: Between) -> Reader:
     def reader(value: Any) -> Any:
         found = read(value)
@@ -181,6 +187,9 @@ def _either(kinds: Sequence[Any]) -> Reader:
                 continue
         return readers[-1](value)
 
+    if all(read in _AS_THEY_ARE for read in readers):
+        none = {type(None)} if empty else set[type]()
+        _AS_THEY_ARE[reader] = frozenset().union(none, *(_AS_THEY_ARE[read] for read in readers))
     return reader
 
 
@@ -188,9 +197,13 @@ def _either(kinds: Sequence[Any]) -> Reader:
 
 
 def _list(read: Reader, make: Callable[[list[Any]], Any]) -> Reader:
+    plain = _AS_THEY_ARE.get(read, frozenset())
+
     def reader(value: Any) -> Any:
         if type(value) is not list:
             raise WrongValueError(value, "a list")
+        if plain.issuperset(map(type, value)):
+            return make(value)
         try:
             return make([read(found) for found in value])
         except WrongValueError:  # once more, to name the place: rows are many, and few are wrong

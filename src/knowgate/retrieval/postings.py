@@ -111,4 +111,5 @@ def _idf(found: NDArray[np.int64], n: int) -> NDArray[np.float32]:
 
 def _slowed(lengths: Ints, k1: float, b: float) -> NDArray[np.float64]:
     """How much each further occurrence counts less: k1 * (1 - b + b * length / mean length)."""
-    return k1 * ((1 - b) + b * lengths / lengths.mean())
+    slowed: NDArray[np.float64] = k1 * ((1 - b) + b * lengths / lengths.mean())
+    return slowed

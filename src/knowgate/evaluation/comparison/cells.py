@@ -3,7 +3,8 @@
 A bootstrap over a million questions measures a thousand cells instead. The draws are those of the questions, and what a
 resample has in each cell is counted exactly; within a cell all questions have its mean need. Cells end where the
 verdict of the gate or the bin of the calibration error changes, so decisions are exact, and only the order of questions
-whose needs are next to each other is lost: an AUROC moves by less than 1e-5.
+whose needs are next to each other is lost. What that does to a measure is known from all questions and taken off: what
+is left moves no measure of a resample by 5e-5 (30,000 questions; there is a test).
 """
 
 from __future__ import annotations

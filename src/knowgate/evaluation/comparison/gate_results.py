@@ -84,14 +84,19 @@ def measure_gates(trial: Trial, gates: Sequence[GateScores], draws: Draws) -> li
 
 
 def _draw_cells(gates: Sequence[Judged], draws: Draws) -> list[dict[str, Floats]]:
-    """Of very many questions: values of the questions themselves, resamples of cells (see `cells`)."""
+    """Of very many questions: values of the questions themselves, resamples of cells (see `cells`).
+
+    What cells make of a measure of all questions, against its value, is taken off every resample.
+    """
     plain = [_measures(one)(once(draws.n)) for one in gates]
     cells = [cells_of(one) for one in gates]
-    drawn = draws.resample([each.measure(_measures(each.judged)) for each in cells])
+    measures = [each.measure(_measures(each.judged)) for each in cells]
+    drawn = draws.resample(measures)
     return [
-        {name: np.concatenate([value, some[name]]) if some else value for name, value in values.items()}
-        for values, some in zip(plain, drawn, strict=True)
-    ]
+        {name: np.concatenate([value, *([some[name] - off[name] + value] if some else [])])
+         for off in [measure(once(draws.n))] for name, value in values.items()}
+        for values, some, measure in zip(plain, drawn, measures, strict=True)
+    ]  # fmt: skip
 
 
 def _measures(judged: Judged) -> Measure:
