@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from knowgate.runs.rows import GradedAnswer, LabelRow
 from knowgate.runs.run_folder import RunFolder
@@ -19,19 +18,20 @@ def recorded(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] 
     before = {layer: folder.vectors(rows, f"before.{layer}") for layer in layers}
     after = {layer: folder.vectors(rows, f"after.{layer}") for layer in layers}
     return [
-        replace(
-            bare_reading(row),
+        Reading(
+            draft=_completion(row.closed),
+            samples=tuple(Completion(text) for text in row.closed.samples) if row.closed else (),
             hidden={layer: block[number] for layer, block in before.items()},
             hidden_after={layer: block[number] for layer, block in after.items()},
+            signals=row.signals,
         )
         for number, row in enumerate(rows)
     ]
 
 
 def bare_reading(row: LabelRow) -> Reading:
-    """A row's reading without hidden states."""
-    samples = tuple(Completion(text) for text in row.closed.samples) if row.closed else ()
-    return Reading(draft=_completion(row.closed), samples=samples, signals=row.signals)
+    """A row's reading without hidden states and samples."""
+    return Reading(draft=_completion(row.closed), signals=row.signals)
 
 
 def recorded_layers(folder: RunFolder) -> list[int]:
