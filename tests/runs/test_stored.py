@@ -5,11 +5,11 @@ import gzip
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError
+from knowgate.errors import ArtefactError, BadSetting
 from knowgate.evaluation import evaluation_json, recommend, recommendation_json
 from knowgate.evaluation.comparison.evaluation import compare
 from knowgate.gates import score_gates, without_seen
-from knowgate.runs import gathering, load_trial, trial
+from knowgate.runs import RecordedNeeds, gathering, load_trial, trial, write_needs
 from knowgate.runs.columns import COLUMNS
 from knowgate.runs.stored import PackedTexts, StoredRows
 from tests.support.hand_gate import graded_row, varied_rows, write_gate, write_rows
@@ -134,3 +134,51 @@ def test_texts_keep_their_borders_when_they_are_packed():
     packed = PackedTexts.joined([PackedTexts.of(texts[:3]), PackedTexts.of(texts[3:])])
     assert list(packed) == texts
     assert list(packed.some(np.array([4, 1]))) == ["北京", "é"]
+
+
+# --- what gates said before -----------------------------------------------------------------------
+
+
+def on_record(runs):
+    """Two gates in both runs, one of them with raw scores, and one in the first alone."""
+    rng = np.random.default_rng(0)
+    for place, run in enumerate(runs):
+        ids = [row.id for row in load_trial([run]).rows]
+        said, other, raw = (dict(zip(ids, rng.random(len(ids)).round(6).tolist(), strict=True)) for _ in range(3))
+        plain = RecordedNeeds("plain", 0.4, said, "said before", 0.5 + place)
+        fitted = RecordedNeeds("fitted", 0.6, other, raw=raw, far=0.25 * place)
+        write_needs(run, [plain, fitted] if place else [plain, RecordedNeeds("once", 0.5, said), fitted])
+
+
+def test_needs_on_record_are_those_of_memory(runs):
+    on_record(runs)
+    held, stored = both_ways(runs)
+    assert list(stored.recorded) == list(held.recorded) == ["plain", "fitted"]
+    for gate, item in held.recorded.items():
+        assert stored.recorded[gate] == item
+        one, other = score_gates(held, [gate])[0], score_gates(stored, [gate])[0]
+        assert other.needs.tolist() == one.needs.tolist()
+        assert (other.far, other.seconds, other.note, other.threshold) == (
+            one.far,
+            one.seconds,
+            one.note,
+            one.threshold,
+        )
+    assert score_gates(stored, ["fitted"])[0].raw.tolist() == score_gates(held, ["fitted"])[0].raw.tolist()
+
+
+@pytest.mark.parametrize("n", [50, 5])
+def test_needs_on_record_follow_a_subset(runs, n):
+    on_record(runs)
+    held, stored = (one.subset(range(60, 60 - n, -1)) for one in both_ways(runs))
+    assert score_gates(stored, ["plain"])[0].needs.tolist() == score_gates(held, ["plain"])[0].needs.tolist()
+
+
+def test_a_gate_that_lacks_questions_is_refused_alike(runs):
+    rows = load_trial([runs[0]]).rows
+    for run in runs:
+        write_needs(run, [RecordedNeeds("half", 0.5, {row.id: 0.5 for row in rows[:10]})])
+    for one in both_ways(runs):
+        missing = sum(key.partition("/")[2] not in {row.id for row in rows[:10]} for key in one.keys)
+        with pytest.raises(BadSetting, match=f"lacks {missing} of {len(one.rows)} questions"):
+            score_gates(one, ["half"])

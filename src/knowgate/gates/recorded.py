@@ -18,7 +18,7 @@ from knowgate.gates.fitted.spec import FittedSpec, Verdict, fitted_spec
 from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
 from knowgate.gates.scoring import measure_distances, score_both
-from knowgate.runs import FACTS, RecordedNeeds, Trial, names_of, write_needs
+from knowgate.runs import FACTS, RecordedNeeds, Trial, names_of, needs_of, write_needs
 from knowgate.signals import SEAKR, SEAKR_END, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
@@ -278,11 +278,11 @@ def verdict_of(gate: str | Gate) -> Verdict:
 
 
 def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
-    missing = [key for key in trial.keys if key not in said.needs]
+    needs = needs_of(said.needs, trial.keys)
+    missing = int(np.isnan(needs).sum())
     if missing:
-        raise BadSetting(f"the recorded gate '{said.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
-    needs = np.array([said.needs[key] for key in trial.keys])
-    raw = np.array([said.raw[key] for key in trial.keys]) if said.raw else None
+        raise BadSetting(f"the recorded gate '{said.gate}' lacks {missing} of {len(trial.rows)} questions.")
+    raw = needs_of(said.raw, trial.keys) if said.raw else None
     return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, raw=raw, far=said.far)
 
 

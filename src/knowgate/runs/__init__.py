@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.runs.aligned import needs_of
     from knowgate.runs.beliefs import RecordedBeliefs, read_beliefs, write_beliefs
     from knowgate.runs.caveats import AGREEMENT, cautions, cautions_of, count_synthetic, synthetic_words
     from knowgate.runs.columns import FACTS
@@ -59,6 +60,7 @@ __all__ = [
     "loose_key",
     "name_inside",
     "names_of",
+    "needs_of",
     "open_run",
     "question_key",
     "question_of",

@@ -7,7 +7,7 @@ again by anyone, without the LLM.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,10 +42,15 @@ class RecordedNeeds:
 
 def read_needs(run: Path) -> list[RecordedNeeds]:
     """Every gate recorded in this run, in the order it was recorded."""
+    return list(each_needs(run))
+
+
+def each_needs(run: Path) -> Iterator[RecordedNeeds]:
+    """The same, one after another: of many rows, one gate takes some 100 MB."""
     file = RunFolder(run).file(FILE)
-    if not file.is_file():
-        return []
-    return [_parsed(record, f"{file} line {number}") for number, record in read_jsonl(file)]
+    if file.is_file():
+        for number, record in read_jsonl(file):
+            yield _parsed(record, f"{file} line {number}")
 
 
 def _parsed(record: Mapping[str, Any], where: str) -> RecordedNeeds:
@@ -62,10 +67,11 @@ def shared_needs(runs: Sequence[Path], names: Sequence[str]) -> dict[str, Record
     """Gates on record in every one of the runs, with their needs under the rows' keys."""
     parts = [{item.gate: item for item in read_needs(run)} for run in runs]
     shared = [gate for gate in parts[0] if all(gate in part for part in parts)]
-    return {gate: _joined([part[gate] for part in parts], names) for gate in shared}
+    return {gate: join_needs([part[gate] for part in parts], names) for gate in shared}
 
 
-def _joined(items: Sequence[RecordedNeeds], names: Sequence[str]) -> RecordedNeeds:
+def join_needs(items: Sequence[RecordedNeeds], names: Sequence[str]) -> RecordedNeeds:
+    """What a gate said of each run, under the names of the runs."""
     needs = _under_keys([item.needs for item in items], names)
     raw = _under_keys([item.raw for item in items], names) if all(item.raw for item in items) else {}
     timed = [item.seconds for item in items if item.seconds is not None]

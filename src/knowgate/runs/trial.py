@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from knowgate.errors import BadInput
 from knowgate.files import sha256_text
+from knowgate.runs.aligned import aligned_needs, some_needs
 from knowgate.runs.caveats import tell_mixed
 from knowgate.runs.columns import Columns, fill
 from knowgate.runs.gathering import PART, Gathered
@@ -113,7 +114,9 @@ class Trial(Columns):
         if not isinstance(self.rows, StoredRows):
             return {name: [getattr(self, name)[number] for number in chosen] for name in ("rows", "keys", "readings")}
         if len(chosen) > HELD:
-            return {name: getattr(self, name).some(chosen) for name in ("rows", "keys", "readings")}
+            some = {name: getattr(self, name).some(chosen) for name in ("rows", "keys", "readings")}
+            recorded = {gate: some_needs(item, chosen, some["keys"]) for gate, item in self.recorded.items()}
+            return {**some, "recorded": recorded}
         rows = list(self.rows.taken(chosen))
         assert isinstance(self.keys, PackedTexts)
         assert isinstance(self.readings, StoredReadings)
@@ -163,7 +166,11 @@ def load_trial(
         )
     found = gathered.columns([RunFolder(run) for run in runs], layers)
     tell_mixed(int(found.synthetic.sum()), len(found.rows))
-    about = (_shared(settings), [str(run) for run in runs], shared_needs(runs, names), gathered.left_out)
+    if isinstance(found.rows, StoredRows):
+        needs = aligned_needs(runs, names, found.keys, found.rows.run)
+    else:
+        needs = shared_needs(runs, names)
+    about = (_shared(settings), [str(run) for run in runs], needs, gathered.left_out)
     return fill(Trial(found.rows, found.keys, found.readings, *about), found.known)
 
 
