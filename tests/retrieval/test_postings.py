@@ -5,8 +5,10 @@ import random
 import numpy as np
 import pytest
 
+from knowgate.files import sha256_text
 from knowgate.retrieval import postings
 from knowgate.retrieval.bm25 import K1, B
+from knowgate.retrieval.manifest import DocumentRow, DocumentRows
 from knowgate.retrieval.postings import Postings
 
 
@@ -46,3 +48,14 @@ def test_blocks_wait_on_disk_and_not_in_memory(tmp_path, monkeypatch):
     made.add(texts(200))
     assert len(list(tmp_path.glob("block-*.npy"))) == 4
     assert isinstance(made.scores(K1, B)["data"], np.memmap)
+
+
+def test_rows_of_documents_are_the_same_when_they_are_packed():
+    rows = [DocumentRow(f"doc {n}", sha256_text(str(n)), 3 * n, 3) for n in range(5)]
+    packed = DocumentRows()
+    for row in rows:
+        packed.append(row)
+    assert list(packed) == rows
+    assert (len(packed), packed[-1], packed[1:3]) == (5, rows[-1], rows[1:3])
+    with pytest.raises(IndexError):
+        packed[5]

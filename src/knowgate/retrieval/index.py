@@ -5,6 +5,7 @@ The new folder takes the place of the old one when it is whole; until then the o
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import numpy as np
 from knowgate.doors import user_path
 from knowgate.embedding import DEFAULT, open_embedder
 from knowgate.errors import BadInput, BadSetting, UnknownName
-from knowgate.files import new_folder, sha256_text
+from knowgate.files import new_folder, sha256_texts
 from knowgate.retrieval import ann
 from knowgate.retrieval.bm25 import build_matrix, save_matrix
 from knowgate.retrieval.documents import Corpus, find_documents
@@ -134,7 +135,7 @@ def _manifest(kind: Kind, settings: Settings, scan: Scan) -> Manifest:
     """The fingerprint leaves out where the embedding model lies: moving a folder changes no search."""
     way = json.dumps([kind, settings.max_words, settings.stem, settings.embedder_fingerprint])
     documents = (text for row in scan.rows for text in (row.id, row.sha256))
-    return Manifest(kind, settings, len(scan.rows), len(scan.kept), sha256_text(way, *documents))
+    return Manifest(kind, settings, len(scan.rows), len(scan.kept), sha256_texts(itertools.chain([way], documents)))
 
 
 def _write_parts(
