@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from knowgate.errors import ArtefactError, BadSetting
-from knowgate.evaluation import evaluation_json, recommend, recommendation_json
+from knowgate.evaluation import compare_gates, evaluate, evaluation_json, recommend, recommendation_json
 from knowgate.evaluation.comparison.evaluation import compare
 from knowgate.gates import score_gates, without_seen
+from knowgate.report import write_report
 from knowgate.runs import RecordedNeeds, gathering, load_trial, trial, write_needs
 from knowgate.runs.columns import COLUMNS
 from knowgate.runs.stored import PackedTexts, StoredRows
@@ -182,3 +183,17 @@ def test_a_gate_that_lacks_questions_is_refused_alike(runs):
         missing = sum(key.partition("/")[2] not in {row.id for row in rows[:10]} for key in one.keys)
         with pytest.raises(BadSetting, match=f"lacks {missing} of {len(one.rows)} questions"):
             score_gates(one, ["half"])
+
+
+def test_an_evaluation_and_its_report_are_the_same(runs, tmp_path, monkeypatch):
+    on_record(runs)
+    found = []
+    for name, held in (("memory", 1_000), ("disk", 30)):
+        monkeypatch.setattr(compare_gates, "HELD", held)
+        evaluation = evaluate([*GATES, "fitted"], runs, resamples=50, price_retrieval=None)
+        assert evaluation.trial.is_held == (name == "memory")
+        write_report(evaluation, tmp_path / name)
+        files = sorted(path for path in (tmp_path / name).iterdir() if path.is_file())
+        found.append({path.name: path.read_text(encoding="utf-8") for path in files})
+    assert found[0] == found[1]
+    assert {"report.html", "summary.json"} <= found[0].keys()
