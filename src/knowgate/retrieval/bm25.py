@@ -22,7 +22,7 @@ from knowgate.nearest import Hits
 from knowgate.retrieval.arrays import SCANNED, read_array
 from knowgate.retrieval.counting import has_all
 from knowgate.retrieval.postings import Postings
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.ranking import check_k, rows_worth_ranking
 from knowgate.retrieval.store import PassageStore, indexed_text
 from knowgate.retrieval.tokens import Tokenizer, can_stem
 from knowgate.text import skimmed
@@ -76,7 +76,7 @@ class Bm25Retriever:
             scores = self._matrix.get_scores(terms)
         except (IndexError, ValueError) as error:
             raise BrokenIndex(f"the BM25 part of the index is damaged ({error}). Build the index anew.") from None
-        rows = np.flatnonzero(scores > 0)  # most passages share no word: only the others are ranked
+        rows = rows_worth_ranking(scores, k)
         return Hits(rows, scores[rows]).best(k)
 
 
