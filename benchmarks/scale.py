@@ -1,17 +1,16 @@
 """A million of everything: how long it takes, and how much memory, each part in a process of its own.
 
-    python benchmarks/scale.py [--rows 1000000] [--parts history,again,index,eval,ask]
+    python benchmarks/scale.py [--rows 1000000] [--parts history,again,index,search,eval,ask]
 
 history: a log is filled and searched while lists of near questions are made beside it, then from them; `again` opens
-it anew, as the next process does. index: BM25 over made-up passages. eval: ten gates on a recorded run. ask: lines from
-standard input with the fake model. Vectors are drawn around topics, as those of questions are, at a cosine of about .6
-to their topic; recall is that of the 20 nearest.
+it anew, as the next process does. index: BM25 over made-up passages, which `search` opens. eval: ten gates on a
+recorded run. ask: lines from standard input with the fake model. Vectors are drawn around topics, as those of questions
+are, at a cosine of about .6 to their topic; recall is that of the 20 nearest.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import resource
@@ -127,16 +126,31 @@ def index(rows: int, folder: Path) -> None:
     import random
 
     from benchmarks.outside import words
-    from knowgate.retrieval import build_index, load_retriever
+    from knowgate.retrieval import build_index
 
-    dice = random.Random(0)
-    with (folder / "corpus.jsonl").open("w", encoding="utf-8") as file:
-        for i in range(rows):
-            file.write(json.dumps({"id": str(i), "text": " ".join(words(dice, 40))}) + "\n")
-    built = seconds(lambda: build_index(folder / "corpus.jsonl", folder / "index"))
-    print(f"index, {rows:,} passages of 40 words: built in {built:.0f} s, {peak()}", flush=True)
+    dice, corpus = random.Random(0), folder / f"corpus-{rows}.jsonl"
+    if not corpus.exists():  # from an earlier start with --in
+        with corpus.open("w", encoding="utf-8") as file:
+            for i in range(rows):
+                file.write(json.dumps({"id": str(i), "text": " ".join(words(dice, 40))}) + "\n")
+    built, used = measured(lambda: build_index(corpus, folder / "index"))
+    print(
+        f"index, {rows:,} passages of 40 words: built in {built:.0f} s (processor time {used:.0f}), {peak()}",
+        flush=True,
+    )
+
+
+def search(rows: int, folder: Path) -> None:
+    """The index of the part before, opened by another process."""
+    import random
+
+    from benchmarks.outside import words
+    from knowgate.retrieval import load_retriever
+
+    start, dice = time.perf_counter(), random.Random(1)
     found = load_retriever(str(folder / "index"))
     found.search(["warm up"], 1)
+    print(f"index of {rows:,} passages opened in {time.perf_counter() - start:.1f} s, {peak()}")
     asked = [" ".join(words(dice, 8)) for _ in range(QUERIES)]
     print(f"  BM25 {spread([measured(lambda q=q: found.search([q], 3)) for q in asked])} (aim p50 < 30), {peak()}")
 
@@ -145,34 +159,51 @@ def index(rows: int, folder: Path) -> None:
 
 
 def evaluate(rows: int, folder: Path) -> None:
-    from knowgate.evaluation import evaluate as compare
-
-    record(rows, folder / "run")
-    gc.collect()
-    start = time.perf_counter()
-    found = compare(GATES.split(","), folder / "run")
-    took = time.perf_counter() - start
-    print(
-        f"eval, {rows:,} recorded rows x {len(GATES.split(','))} gates: {took:.0f} s, {peak()}, {type(found).__name__}"
-    )
+    """The whole command, page and all, on a tenth of the rows and on all of them."""
+    for n in (max(1, rows // 10), rows):
+        run = folder / f"run-{n}"
+        if not run.exists():  # from an earlier start with --in
+            record(n, run)
+        command = [sys.executable, "-m", "knowgate", "eval", "--labels", str(run), "--gates", GATES]
+        start = time.perf_counter()
+        with subprocess.Popen([*command, "--out", str(folder / "report"), "--json"], stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            found = json.load(child.stdout)
+            _, status, used = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+        assert child.returncode == 0, "the command failed"
+        assert found["questions"] == n, found["questions"]
+        took, gates, cpu = time.perf_counter() - start, len(GATES.split(",")), used.ru_utime + used.ru_stime
+        print(
+            f"eval, {n:,} recorded rows x {gates} gates: {took:.0f} s (processor time {cpu:.0f}), "
+            f"{cpu / n * 1e6:.0f} us a row, peak memory {used.ru_maxrss / 2**10:.0f} MiB",
+            flush=True,
+        )
 
 
 def record(rows: int, path: Path) -> None:
+    """A run of 1,000 questions told a thousand times, every time with another question and other numbers."""
+    import random
+
     from knowgate.labels import label
     from knowgate.models.fake import FakeModel
     from knowgate.types import Passage, Question
 
-    def asked(first: int, n: int) -> list[Question]:
-        shown = (Passage("p", "It is here."),)
-        return [
-            Question(f"Where is {i}?", id=str(i), answers=("here",), contexts=shown) for i in range(first, first + n)
-        ]
-
-    seed = label(asked(0, 1_000), model=FakeModel(), out=path, samples=10, layers="none")
-    lines = (path / seed.rows_name).read_text(encoding="utf-8").splitlines()
+    shown = (Passage("p", "It is here."),)
+    asked = [Question(f"Where is {i}?", id=str(i), answers=("here",), contexts=shown) for i in range(1_000)]
+    seed = label(asked, model=FakeModel(), out=path, samples=10, layers="none")
+    told = [json.loads(line) for line in (path / seed.rows_name).read_text(encoding="utf-8").splitlines()]
+    dice = random.Random(0)
     with (path / seed.rows_name).open("w", encoding="utf-8") as file:
         for i in range(rows):
-            file.write(json.dumps(json.loads(lines[i % len(lines)]) | {"id": str(i)}, ensure_ascii=False) + "\n")
+            row = told[i % len(told)] | {"id": str(i), "question": f"Where is {i}?"}
+            surety = dice.random()
+            tokens = [[text, round(-3 * surety * dice.random(), 6), round(2 * surety, 6), round(1 - surety, 6)]
+                      for text, *_ in row["closed"]["tokens"]]  # fmt: skip
+            row["closed"] = row["closed"] | {"tokens": tokens, "correct": dice.random() > surety}
+            row["open"] = row["open"] | {"correct": dice.random() < 0.6}
+            row["signals"] = {"self_assessment": round(6 * surety - 3 + dice.gauss(0, 1), 6)}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 # --- asking -----------------------------------------------------------------------------------
@@ -214,6 +245,7 @@ PARTS: dict[str, Callable[[int, Path], None]] = {
     "history": history,
     "again": again,
     "index": index,
+    "search": search,
     "eval": evaluate,
     "ask": ask,
 }

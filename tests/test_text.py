@@ -10,6 +10,7 @@ from knowgate.text import (
     _spaced_with_care,
     chosen_letter,
     contains_tokens,
+    estimate_tokens,
     gold_letter,
     grade_choice,
     grade_contains,
@@ -289,3 +290,7 @@ def test_other_scripts_are_spaced_the_same_way_at_once_and_character_by_characte
     ]
     for text in texts:
         assert _spaced(text) == _spaced_with_care(text)
+
+
+def test_a_chinese_character_counts_as_a_token():
+    assert estimate_tokens("法国的首都 abcd") == 5 + 2

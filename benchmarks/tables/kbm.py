@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,9 @@ def _fresh() -> Iterator[str]:
         "Closed-book: there is no corpus of these questions, so rates only. Gates that need fitting were fitted on "
         "TriviaQA. The last line is how often the LLM's answer is right.\n"
     )
-    slices = trial.slices()
-    hops = sorted({part["hops"] for part in slices if "hops" in part})
-    inside = [_part(slices, "freshness", kind) for kind in KINDS] + [_part(slices, "hops", hop) for hop in hops]
+    fresh, counted = trial.part_of("freshness"), trial.part_of("hops")
+    hops = sorted({hop for hop in counted if hop is not None})
+    inside = [fresh == kind for kind in KINDS] + [counted == hop for hop in hops]
     counts = tuple(f"{name} ({int(part.sum())})" for name, part in zip((*KINDS, *hops), inside, strict=True))
     rows: Rows = [(name, *rates, *["–"] * len(hops)) for name, rates in PAPER_FRESH.items()]
     rows += [
@@ -127,10 +127,6 @@ def _fresh() -> Iterator[str]:
     ]
     rows.append(("right closed-book", *(_rate(trial.closed_right, part) for part in inside)))
     yield table(("gate", *counts), rows)
-
-
-def _part(slices: Sequence[dict[str, str]], dimension: str, value: str) -> Any:
-    return np.array([part.get(dimension) == value for part in slices])
 
 
 def _rate(marks: Any, inside: Any) -> str:
@@ -162,8 +158,8 @@ def _thirds(name: str, trial: Any) -> Rows:
     scored, asked = score_gate(trial, judge), score_gate(trial, "prompt")
     rows: Rows = []
     for third in THIRDS:
-        places = [place for place, part in enumerate(trial.slices()) if part.get("answer frequency") == third]
-        if places:
+        places = np.flatnonzero(trial.part_of("answer frequency") == third)
+        if len(places):
             part = trial.subset(places)
             cells = (decided(part, (one.needs > one.threshold)[places]) for one in (scored, asked))
             ends = (f"{100 * right.mean():.1f}" for right in (part.closed_right, part.always_right))

@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -64,6 +64,11 @@ def remembered_sha256(file: Path) -> str:
 
 def sha256_text(*texts: str) -> str:
     """Hash of several texts; their borders count."""
+    return sha256_texts(texts)
+
+
+def sha256_texts(texts: Iterable[str]) -> str:
+    """The same of very many, which need not be in memory together."""
     digest = hashlib.sha256()
     for text in texts:
         data = text.encode(errors="surrogatepass")  # JSON can hold half a pair

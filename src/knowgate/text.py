@@ -6,6 +6,7 @@ Knows strings and questions; not models. Chinese has no word boundaries, so it i
 from __future__ import annotations
 
 import functools
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ ARTICLES = frozenset({"a", "an", "the"})
 CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 BETWEEN_CJK = re.compile(rf"(?<={CJK.pattern})\s+|\s+(?={CJK.pattern})")
 LETTERS = "ABCDEFGHIJ"
+CHARACTERS = 4  # of Latin text to a token, roughly; a Chinese character is about one
 REMEMBERED = 20_000  # texts: a gold answer is normalised again for every sampled answer it is compared with
 # A free-standing letter; before a small letter "A" is the article ("A person ...") and "I" the pronoun, not a choice.
 CHOSEN = re.compile(r"(?<![A-Za-z])([AI](?!\s+[a-z])|[B-HJ])(?![A-Za-z'])")
@@ -193,3 +195,9 @@ def grade_choice(answer: str, question: Question) -> bool:
     """The chosen letter equals the gold letter."""
     letter = gold_letter(question)
     return letter is not None and chosen_letter(answer, question.choices) == letter
+
+
+def estimate_tokens(text: str) -> float:
+    """About how many tokens an LLM reads in it."""
+    wide = 0 if text.isascii() else len(CJK.findall(text))
+    return float(wide + math.ceil((len(text) - wide) / CHARACTERS))

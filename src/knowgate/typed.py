@@ -148,6 +148,12 @@ _PLAIN: dict[Any, Reader] = {
 }
 
 
+_AS_THEY_ARE: dict[Reader, frozenset[type]] = {  # readers that only look at the type, and give what they got
+    _text: frozenset({str}),
+    _flag: frozenset({bool}),
+}
+
+
 def _in_range(read: Reader, allowed: Between) -> Reader:
     def reader(value: Any) -> Any:
         found = read(value)
@@ -183,6 +189,9 @@ def _either(kinds: Sequence[Any]) -> Reader:
                 continue
         return readers[-1](value)
 
+    if all(read in _AS_THEY_ARE for read in readers):
+        none = {type(None)} if empty else set[type]()
+        _AS_THEY_ARE[reader] = frozenset().union(none, *(_AS_THEY_ARE[read] for read in readers))
     return reader
 
 
@@ -190,10 +199,17 @@ def _either(kinds: Sequence[Any]) -> Reader:
 
 
 def _list(read: Reader, make: Callable[[list[Any]], Any]) -> Reader:
+    plain = _AS_THEY_ARE.get(read, frozenset())
+
     def reader(value: Any) -> Any:
         if type(value) is not list:
             raise WrongValueError(value, "a list")
-        return make([_inside(str(place), read, found) for place, found in enumerate(value)])
+        if plain.issuperset(map(type, value)):
+            return make(value)
+        try:
+            return make([read(found) for found in value])
+        except WrongValueError:  # once more, to name the place: rows are many, and few are wrong
+            return make([_inside(str(place), read, found) for place, found in enumerate(value)])
 
     return reader
 
@@ -212,7 +228,10 @@ def _mapping(read: Reader) -> Reader:
     def reader(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise WrongValueError(value, "an object")
-        return {name: _inside(name, read, found) for name, found in value.items()}
+        try:
+            return {name: read(found) for name, found in value.items()}
+        except WrongValueError:
+            return {name: _inside(name, read, found) for name, found in value.items()}
 
     return reader
 
@@ -238,7 +257,11 @@ def _record(kind: type) -> Reader:
             raise WrongFieldError(f"has '{unknown[0][:SHOWN]}', which is no field of it")
         if takes_others:
             value = {name: found for name, found in value.items() if name in readers}
-        return kind(**{name: _inside(name, readers[name], found) for name, found in value.items()})
+        try:
+            fields = {name: readers[name](found) for name, found in value.items()}
+        except WrongValueError:
+            fields = {name: _inside(name, readers[name], found) for name, found in value.items()}
+        return kind(**fields)
 
     return reader
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.traffic.log import agrees, estimate_tokens, event_of, read_log, read_run
+from knowgate.evaluation.traffic.log import agrees, event_of, read_log, read_run
 from knowgate.evaluation.traffic.replay import Prices, Traffic, replay
 from tests.support.hand_gate import graded_row, write_gate, write_rows
 
@@ -106,10 +106,6 @@ def test_prompts_that_were_not_counted_are_measured_by_their_text():
     event = event_of({**RETRIEVED, "tokens": {"draft": 4, "answer": 6}})
     assert event.read.prompt == math.ceil(len("who wrote it?") / 4)
     assert event.opened.prompt == event.read.prompt + math.ceil(len(" Bob wrote it.") / 4)
-
-
-def test_a_chinese_character_counts_as_a_token():
-    assert estimate_tokens("法国的首都 abcd") == 5 + 2
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,15 @@ from tests.cli.conftest import call  # noqa: F401 - a fixture
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.server.test_learning import learnt, wait_until
+from tests.support.invented import write_invented
 from tests.support.postgres_server import postgres_server
 
 PASSWORD = "hunter2-Xyzzy"
+
+
+@pytest.fixture
+def many(tmp_path):
+    return write_invented(tmp_path / "many", 40)
 
 
 @pytest.fixture
@@ -123,6 +129,52 @@ def test_a_log_in_a_database_can_be_replayed(serve, made, database, call):  # no
     outcome = call("replay", postgres_server().address("nothing_here"), "--json")
     assert outcome.code == 1
     assert "it holds no decisions" in outcome.err
+
+
+def served(serve, many, place, **options):
+    """Forty questions, half of which the model knows, decided by a server that keeps its log there."""
+    options = {"decisions": place, "keep_questions": True, **options}
+    address, _ = serve(upstream=False, gate="prompt", model=many.model, docs=many.docs, options=options)
+    ids = [ask(address, one.text, model="knowgate").headers["x-knowgate-id"] for one in many.questions]
+    httpx.get(f"{address}/v1/decisions/{ids[-1]}")  # what was read is written
+    return address, ids
+
+
+def test_a_log_in_a_database_is_billed_as_one_in_a_file(serve, many, database, tmp_path, call):  # noqa: F811
+    bills = []
+    for place in (str(tmp_path / "d.db"), database):
+        served(serve, many, place)
+        found = json.loads(call("cost", place, "--json", "--price-search", "0.01", "--price-output-token", "1e-6").out)
+        ways = {name: bill | {"gpu": None} for name, bill in found["per_question"].items()}  # no two runs take as long
+        bills.append((found["questions"], found["gate"], found["money"], found["break_even_search"], ways))
+    assert bills[0] == bills[1]
+    assert bills[1][:2] == (40, "prompt")
+    assert [bills[1][-1][way]["searches"] for way in ("always", "never", "gated")] == [1.0, 0.0, 0.5]
+    outcome = call("cost", postgres_server().address("nothing_here"), "--json")
+    assert outcome.code == 1
+    assert "it holds no decisions" in outcome.err
+
+
+def test_a_gate_is_refitted_from_a_log_in_a_database(serve, many, database, tmp_path, call):  # noqa: F811
+    address, ids = served(serve, many, database, canary=1.0)
+    gold = many.questions[1].answers[0]
+    httpx.post(f"{address}/v1/feedback", json={"id": ids[1], "correction": gold}, timeout=30)
+    options = ["--model", many.model, "--docs", many.docs, "--max-loss", "0.3"]
+    outcome = call("refit", database, *options, "--out", "again")
+    assert outcome.code == 0, outcome.err
+    asked = [json.loads(line) for line in (tmp_path / "again" / "questions.jsonl").read_text().splitlines()]
+    assert sorted(one["question"] for one in asked) == sorted(one.text for one in many.questions)
+    assert [one["answers"] for one in asked if "answers" in one] == [[gold]]
+    assert outcome.out.splitlines()[-1] == "knowgate serve --config again/knowgate.toml"
+
+
+def test_refitting_from_a_database_without_questions_says_so_without_its_password(serve, many, database, call):  # noqa: F811
+    served(serve, many, database, keep_questions=False)
+    secret = database.replace("postgres@", f"postgres:{PASSWORD}@")
+    outcome = call("refit", secret, "--docs", many.docs, "--model", many.model)
+    assert outcome.code == 1
+    assert "--keep-questions" in outcome.err
+    assert PASSWORD not in outcome.err
 
 
 @pytest.mark.parametrize("address", ["postgresql://me:{0}@127.0.0.1:1/db", "postgresql://me:{0}@h/db?schema=No"])

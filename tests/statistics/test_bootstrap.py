@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadInput
+from knowgate.statistics import bootstrap, measures
 from knowgate.statistics.bootstrap import (
     QUALITY,
     Draws,
@@ -11,9 +12,10 @@ from knowgate.statistics.bootstrap import (
     estimate,
     estimate_auroc,
     estimate_mean,
+    estimate_means,
     estimate_quality,
 )
-from knowgate.statistics.measures import auroc, brier, weighted_mean
+from knowgate.statistics.measures import auroc, brier, weighted_ece, weighted_mean
 
 
 def outcomes(n):
@@ -129,3 +131,44 @@ def test_many_means_are_those_of_one_by_one():
     together = estimate_means([first, second, short, holed, np.full(3, np.nan)], 200)
     alone = [estimate_mean(values, 200) for values in (first, second, short, holed[~np.isnan(holed)])]
     assert together == [*alone, Estimate(None)]
+
+
+# --- very many questions --------------------------------------------------------------------------
+
+
+def test_draws_are_the_same_however_few_are_in_memory_at_once(monkeypatch):
+    draws = Draws(11, resamples=300)
+    whole = [draws.portion(number) for number in range(draws.portions)]
+    monkeypatch.setattr(bootstrap, "FEW", 10)
+    monkeypatch.setattr(bootstrap, "COUNTS", 40)
+    pieces = [list(draws.pieces(number)) for number in range(draws.portions)]
+    assert max(len(piece) for piece in pieces[1]) == 3
+    assert all((np.concatenate(some) == one).all() for some, one in zip(pieces, whole, strict=True))
+
+
+def test_resampling_leaves_out_the_questions_as_they_are():
+    values = np.random.default_rng(0).random(40)
+
+    def mean(weights):
+        return {"mean": weighted_mean(weights, values)}
+
+    draws = Draws(40, resamples=30)
+    assert draws.resample([mean])[0]["mean"].tolist() == draws.apply([mean])[0]["mean"][1:].tolist()
+    assert Draws(40, resamples=0).resample([mean]) == [{}]
+
+
+def test_means_of_many_questions_with_few_values_have_the_interval_of_the_draws():
+    values = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], 30_000, p=[0.1, 0.8, 0.1])
+    found, half = estimate_mean(values), 1.96 * values.std() / np.sqrt(len(values))
+    assert found.value == pytest.approx(values.mean())
+    assert found.low == pytest.approx(values.mean() - half, abs=half / 5)
+    assert found.high == pytest.approx(values.mean() + half, abs=half / 5)
+    assert estimate_means([values, values[:100]], 50)[0] == estimate_mean(values, 50)
+
+
+def test_an_ece_of_more_questions_than_are_binned_at_once_is_the_same(monkeypatch):
+    needed, needs = outcomes(1_000)
+    weights = np.random.default_rng(1).poisson(1, (3, 1_000)).astype(np.float64)
+    whole = weighted_ece(weights, needed, needs)
+    monkeypatch.setattr(measures, "AT_ONCE", 64)
+    assert weighted_ece(weights, needed, needs) == pytest.approx(whole, abs=1e-12)

@@ -13,10 +13,9 @@ from importlib import resources
 from pathlib import Path
 
 from knowgate.datasets import load_questions
-from knowgate.evaluation import estimate_tokens
 from knowgate.gates import load_gate
 from knowgate.pipeline import AdaptiveRAG, Conversation, is_whole
-from knowgate.text import grade_contains
+from knowgate.text import estimate_tokens, grade_contains
 from knowgate.types import Answer, Passage, Question, Retriever
 
 NEVER, ALWAYS, GATED = WAYS = ("never", "always", "gated")

@@ -21,7 +21,7 @@ from knowgate.evaluation import MAX_LOSS, PRICE_SEARCH, PRICE_TOKEN, SEARCH_SECO
 from knowgate.gates import far_words
 from knowgate.integrations import check_trackers, log_mlflow, log_wandb
 from knowgate.report import Verdict, all_sheets, check_report_folder, render, summary_json, verdict, write_report
-from knowgate.runs import cautions
+from knowgate.runs import cautions_of
 
 
 def eval_(
@@ -146,7 +146,7 @@ def eval_(
             on_progress=show,
             on_weighed=weighed,
         )
-    for words in cautions(evaluation.trial.rows):
+    for words in cautions_of(evaluation.trial):
         WORDS.print(words, style="yellow")
     for gate in evaluation.gates:
         if said := far_words(gate.gate, gate.far, len(evaluation.trial.rows)):

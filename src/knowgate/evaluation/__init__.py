@@ -77,7 +77,7 @@ if TYPE_CHECKING:
         break_even_price,
         read_prices,
     )
-    from knowgate.evaluation.traffic.log import Log, agrees, estimate_tokens, read_log, read_run, shown_bad
+    from knowgate.evaluation.traffic.log import Log, agrees, read_log, read_run, shown_bad
     from knowgate.evaluation.traffic.replay import Prices, ThresholdLine, Traffic, TrafficSaving, replay
     from knowgate.evaluation.traffic.served import is_served, read_served, served_questions
 else:
@@ -152,7 +152,6 @@ __all__ = [
     "compare_rerankers",
     "contrast_json",
     "decisions_json",
-    "estimate_tokens",
     "evaluate",
     "evaluation_json",
     "held_out",

@@ -21,7 +21,7 @@ from knowgate.evaluation.second_look import look_again, second_lines
 from knowgate.gates import GateScores, record_scores, score_gates, without_seen
 from knowgate.labels import CANDIDATES, Tally
 from knowgate.prompts import load_answer_prompts
-from knowgate.runs import Runs, Trial, load_trial, run_paths
+from knowgate.runs import HELD, Runs, Trial, load_trial, run_paths
 from knowgate.statistics import RESAMPLES, Bools, Draws
 from knowgate.types import Arbiter, Gate, Model, Reranker, Retriever, Runner
 
@@ -101,7 +101,7 @@ def evaluate(
         wording = load_answer_prompts(Path(prompts)) if prompts is not None else None
         named = ask_now(asked, run_paths(runs or []), model=model, prompts=wording, plug_in=plug_in, runner=runner)
     try:
-        trial = load_trial(run_paths(runs or []))
+        trial = load_trial(run_paths(runs or []), held=HELD)
         looking = [] if second_look is None else [str(second_look)]
         weighing = str(arbiter) if isinstance(arbiter, Path) else arbiter
         trial = without_seen(trial, [*asked, *looking], arbiter_folder(weighing)) if drop_seen else trial

@@ -47,15 +47,15 @@ class Examples:
     balanced: bool = False
 
     @property
-    def rows(self) -> list[LabelRow]:
+    def rows(self) -> Sequence[LabelRow]:
         return self.trial.rows
 
     @property
-    def questions(self) -> list[Question]:
+    def questions(self) -> Sequence[Question]:
         return self.trial.questions
 
     @property
-    def readings(self) -> list[Reading]:
+    def readings(self) -> Sequence[Reading]:
         return self.trial.readings
 
     @property

@@ -40,12 +40,8 @@ def gather_readings(source: Source, gates: Sequence[Gate], questions: Sequence[Q
         return []
     readings = source.read(questions, functools.reduce(operator.or_, (gate.want for gate in gates), Want()))
     for gate in gates:
-        with blamed(gate):
-            recalled = gate.recall(questions)
-        readings = [
-            replace(reading, neighbours={**reading.neighbours, gate.name: near})
-            for reading, near in zip(readings, recalled, strict=True)
-        ]
+        if type(gate).recall is not Gate.recall:  # most look nothing up, and readings are many
+            readings = _with_recalled(gate, questions, readings)
         if _must_ask(gate, readings):
             logits = source.ask(gate, questions, readings)
             readings = [
@@ -53,6 +49,16 @@ def gather_readings(source: Source, gates: Sequence[Gate], questions: Sequence[Q
                 for reading, rows in zip(readings, logits, strict=True)
             ]
     return readings
+
+
+def _with_recalled(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Reading]:
+    with blamed(gate):
+        recalled = gate.recall(questions)
+    name = gate.name
+    return [
+        replace(reading, neighbours={**reading.neighbours, name: near})
+        for reading, near in zip(readings, recalled, strict=True)
+    ]
 
 
 def _must_ask(gate: Gate, readings: Sequence[Reading]) -> bool:

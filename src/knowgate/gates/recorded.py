@@ -18,16 +18,7 @@ from knowgate.gates.fitted.spec import FittedSpec, Verdict, fitted_spec
 from knowgate.gates.outside import blamed
 from knowgate.gates.reading import gather_readings
 from knowgate.gates.scoring import measure_distances, score_both
-from knowgate.runs import (
-    RECORDED,
-    RecordedNeeds,
-    Trial,
-    how_to_answer,
-    loose_key,
-    names_of,
-    question_key,
-    write_needs,
-)
+from knowgate.runs import FACTS, RECORDED, RecordedNeeds, Trial, how_to_answer, names_of, needs_of, write_needs
 from knowgate.signals import SEAKR, SEAKR_END, SELF_ASSESSMENT
 from knowgate.statistics import Floats
 from knowgate.types import Gate, Question, Reading, Signal, Vector, Want
@@ -94,7 +85,7 @@ class RecordSource:
 
     def read(self, questions: Sequence[Question], want: Want) -> list[Reading]:
         """The recorded ones: `questions` are those of the trial."""
-        return self.trial.readings
+        return list(self.trial.readings)
 
     def ask(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
         raise self._not_asked()
@@ -112,6 +103,8 @@ def score_gates(trial: Trial, gates: Sequence[str | Gate], *, plug_in: bool = Fa
     """Every gate given; 'auto' stands for those that these rows are enough for, recorded ones included."""
     asked = [one for gate in gates for one in (automatic(trial) if gate == "auto" else [gate])]
     different = {gate if isinstance(gate, str) else id(gate): gate for gate in asked}  # weights cannot be compared
+    if not trial.is_held:
+        return told_apart(_score_together(trial, list(different.values()), plug_in))
     told: dict[str, GateScores] = {}
     return told_apart([_score_once(trial, gate, told, plug_in) for gate in different.values()])
 
@@ -160,17 +153,15 @@ def automatic(trial: Trial) -> list[str]:
         names = ["logprob:first", "logprob:mean", "logprob:min", *_of_all_tokens(trial), "flare", *names]
     if Signal.LABELS in have:
         names = ["prompt", *names]
-    if all(SEAKR in reading.signals or SEAKR_END in reading.signals for reading in trial.readings):
+    if all({SEAKR, SEAKR_END} & names for names in set(trial.signal_names.tolist())):
         names.append("seakr")
     return names
 
 
 def _of_all_tokens(trial: Trial) -> list[str]:
     """Statistics that a server which shows only the top tokens may lack."""
-    tokens = [token for reading in trial.readings if reading.draft for token in reading.draft.tokens or ()]
-    return [
-        f"logprob:{name}" for name in ("entropy", "margin") if all(getattr(token, name) is not None for token in tokens)
-    ]
+    known = set(trial.token_facts.tolist())
+    return [f"logprob:{name}" for name in FACTS if all(name in each for each in known)]
 
 
 def offers(trial: Trial) -> frozenset[Signal]:
@@ -181,38 +172,98 @@ def offers(trial: Trial) -> frozenset[Signal]:
     spread = {SEAKR, SEAKR_END} & set(reading.signals)  # stands for what it was read off
     have |= {Signal.SAMPLES} if reading.samples or spread else set()
     have |= {Signal.HIDDEN} if reading.hidden or spread else set()
-    have |= {Signal.LABELS} if all(SELF_ASSESSMENT in one.signals for one in trial.readings) else set()
+    have |= {Signal.LABELS} if all(SELF_ASSESSMENT in names for names in set(trial.signal_names.tolist())) else set()
     return frozenset(have)
 
 
 def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> GateScores:
     """The needs of a gate: a spec, a folder, the name of one on record, or a gate itself."""
-    if isinstance(gate, str) and gate in trial.recorded:
+    if isinstance(gate, str) and _is_recorded(trial, gate):
         return _from_record(trial, trial.recorded[gate])
+    ready = _ready(trial, gate, plug_in)
+    return _as_scores(trial, ready, [_score_part(part, ready) for part in trial.parts()])
+
+
+def _score_together(trial: Trial, gates: Sequence[str | Gate], plug_in: bool) -> list[GateScores]:
+    """All gates in one pass over rows that are on disk; what a gate lacks shows before it."""
+    ready = {place: _ready(trial, gate, plug_in) for place, gate in enumerate(gates) if not _is_recorded(trial, gate)}
+    said: dict[int, list[PartScores]] = {place: [] for place in ready}
+    for part in trial.parts() if ready else ():
+        for place, one in ready.items():
+            said[place].append(_score_part(part, one))
+    return [
+        _as_scores(trial, ready[place], said[place]) if place in ready else score_gate(trial, gate)
+        for place, gate in enumerate(gates)
+    ]
+
+
+def _is_recorded(trial: Trial, gate: str | Gate) -> bool:
+    return isinstance(gate, str) and gate in trial.recorded
+
+
+@dataclass(frozen=True)
+class ReadyGate:
+    """A gate that is bound to the LLM of a trial. spec: what it is called in messages."""
+
+    name: str
+    spec: str
+    gate: Gate
+
+
+@dataclass(frozen=True)
+class PartScores:
+    """What a gate said of some of the rows. far: of how many distances that it knows how many are far."""
+
+    needs: Floats
+    raw: Floats | None
+    far: float | None
+    known: int
+
+
+def _ready(trial: Trial, gate: str | Gate, plug_in: bool) -> ReadyGate:
     name, folder = gate_name(gate), folder_of(gate)
     gate = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
     if folder is not None:
         check_unseen(trial, folder)
-    source = RecordSource(trial, folder or name)
-    gate = source.bind(gate)
-    readings = gather_readings(source, [gate], trial.questions)
-    want, scored = gate.want, score_both(gate, trial.questions, readings)
+    return ReadyGate(name, folder or name, RecordSource(trial, folder or name).bind(gate))
+
+
+def _score_part(part: Trial, ready: ReadyGate) -> PartScores:
+    gate, source = ready.gate, RecordSource(part, ready.spec)
+    readings = gather_readings(source, [gate], part.questions)
+    scored = score_both(gate, part.questions, readings)
+    raw = None if scored.raw is None else np.array(scored.raw)
+    distances = measure_distances(gate, part.questions, readings)
+    known = sum(distance is not None for distance in distances)
+    return PartScores(np.array(scored.needs), raw, far_share(distances), known)
+
+
+def _as_scores(trial: Trial, ready: ReadyGate, parts: Sequence[PartScores]) -> GateScores:
+    gate, want = ready.gate, ready.gate.want
+    raw = [part.raw for part in parts if part.raw is not None]
     return GateScores(
-        name,
-        np.array(scored.needs),
+        ready.name,
+        np.concatenate([part.needs for part in parts]),
         gate.threshold,
         calls=float(Signal.LABELS in gate.needs) + want.samples,
         drafts=want.draft_tokens > 0,
         extra_tokens=want.samples * float(trial.closed_tokens().mean()),
         note=gate.note,
-        raw=None if scored.raw is None else np.array(scored.raw),
-        far=far_share(measure_distances(gate, trial.questions, readings)),
+        raw=np.concatenate(raw) if len(raw) == len(parts) else None,
+        far=_far_of(parts),
     )
+
+
+def _far_of(parts: Sequence[PartScores]) -> float | None:
+    if len(parts) == 1:
+        return parts[0].far
+    known = sum(part.known for part in parts)
+    return sum((part.far or 0.0) * part.known for part in parts) / known if known else None
 
 
 def is_told(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> bool:
     """Whether the rows are enough for a gate; else the LLM must be asked."""
-    if isinstance(gate, str) and gate in trial.recorded:
+    if _is_recorded(trial, gate):
         return True
     try:
         RecordSource(trial, gate_name(gate)).bind(load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate)
@@ -250,11 +301,11 @@ def verdict_of(gate: str | Gate) -> Verdict:
 
 
 def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
-    missing = [key for key in trial.keys if key not in said.needs]
+    needs = needs_of(said.needs, trial.keys)
+    missing = int(np.isnan(needs).sum())
     if missing:
-        raise BadSetting(f"the recorded gate '{said.gate}' lacks {len(missing)} of {len(trial.rows)} questions.")
-    needs = np.array([said.needs[key] for key in trial.keys])
-    raw = np.array([said.raw[key] for key in trial.keys]) if said.raw else None
+        raise BadSetting(f"the recorded gate '{said.gate}' lacks {missing} of {len(trial.rows)} questions.")
+    raw = needs_of(said.raw, trial.keys) if said.raw else None
     return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, raw=raw, far=said.far)
 
 
@@ -285,9 +336,10 @@ def seen_by(trial: Trial, folder: str | Path) -> list[bool]:
     """Which rows the gate in this folder was fitted on; none where it does not say."""
     file = user_path(folder) / SEEN
     seen = set(read_text(file).split()) if file.is_file() else set()
+    if not seen:
+        return [False] * len(trial.rows)
     return [
-        question_key(question) in seen or (bool(question.text) and loose_key(question.text) in seen)
-        for question in trial.questions
+        str(key) in seen or str(loose) in seen for key, loose in zip(trial.question_keys, trial.loose_keys, strict=True)
     ]
 
 
@@ -306,4 +358,4 @@ def without_seen(trial: Trial, gates: Sequence[str | Gate], *others: str | None)
             brief="no question is left",
         )
     kept = trial.subset(number for number, was_seen in enumerate(seen) if not was_seen)
-    return replace(kept, left_out={**trial.left_out, "seen by a gate": sum(seen)})
+    return kept.but(left_out={**trial.left_out, "seen by a gate": sum(seen)})

@@ -8,7 +8,6 @@ Reference: Robertson and Zaragoza 2009; Lù 2024 (bm25s).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,8 @@ from knowgate.files import sha256_text
 from knowgate.nearest import Hits
 from knowgate.retrieval.arrays import SCANNED, read_array
 from knowgate.retrieval.counting import has_all
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.postings import Postings
+from knowgate.retrieval.ranking import check_k, rows_worth_ranking
 from knowgate.retrieval.store import PassageStore, indexed_text
 from knowgate.retrieval.tokens import Tokenizer, can_stem
 from knowgate.text import skimmed
@@ -76,24 +76,22 @@ class Bm25Retriever:
             scores = self._matrix.get_scores(terms)
         except (IndexError, ValueError) as error:
             raise BrokenIndex(f"the BM25 part of the index is damaged ({error}). Build the index anew.") from None
-        rows = np.flatnonzero(scores > 0)  # most passages share no word: only the others are ranked
+        rows = rows_worth_ranking(scores, k)
         return Hits(rows, scores[rows]).best(k)
 
 
-def build_matrix(passages: Iterable[Passage], tokenizer: Tokenizer) -> Any:
-    """The bm25s index; terms are numbered as they come, so equal corpora give equal files."""
+def build_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Path | None = None) -> Any:
+    """The bm25s index. scratch: a folder for what is not to be held in memory, which the matrix then lies in."""
     import bm25s  # here and not above: it takes 0.2 s, which importing knowgate should not
 
-    vocabulary: dict[str, int] = {}
-    # arrays, not lists: 4 bytes a term while building instead of 8 and more
-    rows = [
-        array("i", [vocabulary.setdefault(term, len(vocabulary)) for term in tokenizer(indexed_text(passage))])
-        for passage in passages
-    ]
-    if not vocabulary:
+    postings = Postings(scratch)
+    postings.add(tokenizer(indexed_text(passage)) for passage in passages)
+    if not postings.vocabulary:
         raise BadInput("there are no words to index in these documents. Name a folder with text in it.")
     matrix = bm25s.BM25(k1=K1, b=B, method="lucene")
-    matrix.index((rows, vocabulary), create_empty_token=False, show_progress=False)
+    matrix.scores, matrix.vocab_dict = postings.scores(K1, B), postings.vocabulary
+    matrix.unique_token_ids_set = set(postings.vocabulary.values())
+    matrix.nonoccurrence_array = None  # of other variants
     return matrix
 
 

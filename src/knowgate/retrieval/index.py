@@ -5,7 +5,9 @@ The new folder takes the place of the old one when it is whole; until then the o
 
 from __future__ import annotations
 
+import itertools
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ import numpy as np
 from knowgate.doors import user_path
 from knowgate.embedding import DEFAULT, open_embedder
 from knowgate.errors import BadInput, BadSetting, UnknownName
-from knowgate.files import new_folder, sha256_text
+from knowgate.files import new_folder, sha256_texts
 from knowgate.retrieval import ann
 from knowgate.retrieval.bm25 import build_matrix, save_matrix
 from knowgate.retrieval.documents import Corpus, find_documents
@@ -133,7 +135,7 @@ def _manifest(kind: Kind, settings: Settings, scan: Scan) -> Manifest:
     """The fingerprint leaves out where the embedding model lies: moving a folder changes no search."""
     way = json.dumps([kind, settings.max_words, settings.stem, settings.embedder_fingerprint])
     documents = (text for row in scan.rows for text in (row.id, row.sha256))
-    return Manifest(kind, settings, len(scan.rows), len(scan.kept), sha256_text(way, *documents))
+    return Manifest(kind, settings, len(scan.rows), len(scan.kept), sha256_texts(itertools.chain([way], documents)))
 
 
 def _write_parts(
@@ -148,7 +150,8 @@ def _write_parts(
     store = PassageStore(folder)
     if manifest.kind != "dense":
         progress("bm25", 0, len(store))
-        save_matrix(build_matrix(store, Tokenizer(bool(manifest.settings.stem))), folder / BM25)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            save_matrix(build_matrix(store, Tokenizer(bool(manifest.settings.stem)), Path(scratch)), folder / BM25)
         progress("bm25", len(store), len(store))
     if embedder is not None:
         _write_dense(folder, store, scan, _usable(earlier, embedder), embedder=embedder, progress=progress)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, overload
 
 from knowgate.doors import read_json
 from knowgate.errors import BadInput, BrokenIndex
@@ -19,6 +20,7 @@ from knowgate.folders import check_digests, check_folder, file_digests
 from knowgate.retrieval.store import OFFSETS, PASSAGES
 from knowgate.typed import AtLeastZero, Between, read_record
 
+DIGEST = 32  # bytes of a SHA-256
 FORMAT, VERSION = "knowgate-index", 1
 MANIFEST, DOCUMENTS, BM25, DENSE, ANN = "index.json", "documents.jsonl", "bm25", "dense.npy", "dense.ivf"
 OWN_NAMES = frozenset({MANIFEST, DOCUMENTS, PASSAGES, OFFSETS, BM25, DENSE, ANN})
@@ -54,6 +56,35 @@ class DocumentRow:
     sha256: str
     first: AtLeastZero
     count: Annotated[int, Between(1)]
+
+
+class DocumentRows(Sequence[DocumentRow]):
+    """Very many of them, in a fifth of the memory that they take one by one."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._digests = bytearray()
+        self._first, self._count = array("q"), array("q")
+
+    def append(self, row: DocumentRow) -> None:
+        self._ids.append(row.id)
+        self._digests += bytes.fromhex(row.sha256)
+        self._first.append(row.first)
+        self._count.append(row.count)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, place: int) -> DocumentRow: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[DocumentRow]: ...
+    def __getitem__(self, place: int | slice) -> DocumentRow | list[DocumentRow]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        row = range(len(self))[place]
+        digest = self._digests[DIGEST * row : DIGEST * (row + 1)].hex()
+        return DocumentRow(self._ids[row], digest, self._first[row], self._count[row])
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

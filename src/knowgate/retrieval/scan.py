@@ -13,7 +13,15 @@ from pathlib import Path
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import sha256_text
 from knowgate.retrieval.documents import Corpus, Document
-from knowgate.retrieval.manifest import DocumentRow, Manifest, broken, check_parts, read_documents, read_manifest
+from knowgate.retrieval.manifest import (
+    DocumentRow,
+    DocumentRows,
+    Manifest,
+    broken,
+    check_parts,
+    read_documents,
+    read_manifest,
+)
 from knowgate.retrieval.opening import open_matrix, open_store, open_vectors
 from knowgate.retrieval.passages import cut
 from knowgate.retrieval.store import PassageWriter
@@ -44,7 +52,7 @@ class Scan:
     problems: documents that could not be read, and why.
     """
 
-    rows: list[DocumentRow] = field(default_factory=list)
+    rows: DocumentRows = field(default_factory=DocumentRows)
     kept: array[int] = field(default_factory=lambda: array("q"))
     added: int = 0
     changed: int = 0

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from knowgate.lazy import hand_on
 
 if TYPE_CHECKING:
+    from knowgate.runs.aligned import needs_of
     from knowgate.runs.beliefs import RecordedBeliefs, read_beliefs, write_beliefs
-    from knowgate.runs.caveats import AGREEMENT, cautions, count_synthetic, synthetic_words
+    from knowgate.runs.caveats import AGREEMENT, cautions, cautions_of, count_synthetic, synthetic_words
+    from knowgate.runs.columns import FACTS
     from knowgate.runs.given import Run, Runs, open_run, run_paths
     from knowgate.runs.inside import AGREED, name_inside
     from knowgate.runs.needs import RecordedNeeds, read_needs, write_needs
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from knowgate.runs.slices import DIMENSIONS, FREQUENCY, THIRDS, frequency_thirds, slice_values
     from knowgate.runs.split import Split, hashed_share, held_out, loose_key, question_key, seen_key, split_questions
     from knowgate.runs.together import check_named_once, names_of
-    from knowgate.runs.trial import USUAL_ROUNDS, Trial, load_trial, tell_unfinished
+    from knowgate.runs.trial import HELD, USUAL_ROUNDS, Trial, load_trial, tell_unfinished
     from knowgate.runs.usefulness import RecordedUse, read_use, write_use
     from knowgate.runs.whose import RECORDED, how_to_answer, how_to_ask, use_with_its_own
 else:
@@ -28,8 +30,10 @@ __all__ = [
     "AGREED",
     "AGREEMENT",
     "DIMENSIONS",
+    "FACTS",
     "FREQUENCY",
     "GradedAnswer",
+    "HELD",
     "LabelRow",
     "RECORDED",
     "RecordedBeliefs",
@@ -44,6 +48,7 @@ __all__ = [
     "Trial",
     "USUAL_ROUNDS",
     "cautions",
+    "cautions_of",
     "check_named_once",
     "count_synthetic",
     "disk_error",
@@ -56,6 +61,7 @@ __all__ = [
     "loose_key",
     "name_inside",
     "names_of",
+    "needs_of",
     "open_run",
     "question_key",
     "question_of",

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from knowgate.statistics import Bools
+
 log = logging.getLogger(__name__)
 AGREEMENT = "agreement"  # the grader of runs without gold answers
 
@@ -22,17 +24,34 @@ class Caveat(Protocol):
     def is_synthetic(self) -> bool: ...
 
 
+class CaveatColumns(Protocol):
+    """The same of many rows: agreed where there was no gold answer."""
+
+    @property
+    def synthetic(self) -> Bools: ...
+    @property
+    def agreed(self) -> Bools: ...
+
+
 def count_synthetic(rows: Sequence[Caveat]) -> int:
     return sum(row.is_synthetic for row in rows)
 
 
 def cautions(rows: Sequence[Caveat]) -> list[str]:
     """One sentence or two each; none for real questions with gold answers."""
-    agreed = sum(row.grader == AGREEMENT for row in rows)
-    found = [synthetic_words(count_synthetic(rows), len(rows))]
+    return _cautions(count_synthetic(rows), sum(row.grader == AGREEMENT for row in rows), len(rows))
+
+
+def cautions_of(columns: CaveatColumns) -> list[str]:
+    """The same of rows that are in columns."""
+    return _cautions(int(columns.synthetic.sum()), int(columns.agreed.sum()), len(columns.synthetic))
+
+
+def _cautions(synthetic: int, agreed: int, total: int) -> list[str]:
+    found = [synthetic_words(synthetic, total)]
     if agreed:
         found.append(
-            f"No gold answers: for {_of(agreed, len(rows))} an answer counts as right where it says the same as "
+            f"No gold answers: for {_of(agreed, total)} an answer counts as right where it says the same as "
             "the one with passages. Accuracy is agreement here, and always retrieving is right by definition."
         )
     return [words for words in found if words]
@@ -55,7 +74,7 @@ def _of(count: int, total: int) -> str:
     return f"all {total} questions" if total > 1 else "the one question"
 
 
-def tell_mixed(rows: Sequence[Caveat]) -> None:
+def tell_mixed(synthetic: int, total: int) -> None:
     """Synthetic questions are never taken together with real ones in silence."""
-    if 0 < count_synthetic(rows) < len(rows):
-        log.warning(synthetic_words(count_synthetic(rows), len(rows)))
+    if 0 < synthetic < total:
+        log.warning(synthetic_words(synthetic, total))

@@ -7,10 +7,12 @@ again by anyone, without the LLM.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
+
+import numpy as np
 
 from knowgate.errors import ArtefactError, BadInput
 from knowgate.files import read_jsonl, write_text
@@ -40,10 +42,15 @@ class RecordedNeeds:
 
 def read_needs(run: Path) -> list[RecordedNeeds]:
     """Every gate recorded in this run, in the order it was recorded."""
+    return list(each_needs(run))
+
+
+def each_needs(run: Path) -> Iterator[RecordedNeeds]:
+    """The same, one after another: of many rows, one gate takes some 100 MB."""
     file = RunFolder(run).file(FILE)
-    if not file.is_file():
-        return []
-    return [_parsed(record, f"{file} line {number}") for number, record in read_jsonl(file)]
+    if file.is_file():
+        for number, record in read_jsonl(file):
+            yield _parsed(record, f"{file} line {number}")
 
 
 def _parsed(record: Mapping[str, Any], where: str) -> RecordedNeeds:
@@ -54,6 +61,34 @@ def _parsed(record: Mapping[str, Any], where: str) -> RecordedNeeds:
     if recorded.raw and recorded.raw.keys() != recorded.needs.keys():
         raise ArtefactError(f"{where}: gate '{recorded.gate}' has raw scores of other questions than its needs.")
     return recorded
+
+
+def shared_needs(runs: Sequence[Path], names: Sequence[str]) -> dict[str, RecordedNeeds]:
+    """Gates on record in every one of the runs, with their needs under the rows' keys."""
+    parts = [{item.gate: item for item in read_needs(run)} for run in runs]
+    shared = [gate for gate in parts[0] if all(gate in part for part in parts)]
+    return {gate: join_needs([part[gate] for part in parts], names) for gate in shared}
+
+
+def join_needs(items: Sequence[RecordedNeeds], names: Sequence[str]) -> RecordedNeeds:
+    """What a gate said of each run, under the names of the runs."""
+    needs = _under_keys([item.needs for item in items], names)
+    raw = _under_keys([item.raw for item in items], names) if all(item.raw for item in items) else {}
+    timed = [item.seconds for item in items if item.seconds is not None]
+    seconds = float(np.mean(timed)) if len(timed) == len(items) else None
+    return RecordedNeeds(items[0].gate, items[0].threshold, needs, items[0].about, seconds, raw, _far(items))
+
+
+def _under_keys(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
+    return {f"{name}/{key}": score for name, part in zip(names, parts, strict=True) for key, score in part.items()}
+
+
+def _far(items: Sequence[RecordedNeeds]) -> float | None:
+    """Over all questions of the runs; None where one of them does not say."""
+    shares = [(item.far, len(item.needs)) for item in items if item.far is not None]
+    if len(shares) < len(items):
+        return None
+    return sum(share * n for share, n in shares) / max(1, sum(n for _, n in shares))
 
 
 def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:

@@ -29,6 +29,11 @@ def recorded(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] 
     ]
 
 
+def bare_reading(row: LabelRow) -> Reading:
+    """A row's reading without hidden states and samples."""
+    return Reading(draft=_completion(row.closed), signals=row.signals)
+
+
 def recorded_layers(folder: RunFolder) -> list[int]:
     """Layers whose states a run has kept."""
     return sorted(int(name.removeprefix("before.")) for name in folder.vector_names() if name.startswith("before."))

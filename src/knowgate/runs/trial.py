@@ -7,29 +7,30 @@ ones included, go through `RunFolder.rows`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.errors import BadInput
 from knowgate.files import sha256_text
+from knowgate.runs.aligned import aligned_needs, some_needs
 from knowgate.runs.caveats import tell_mixed
-from knowgate.runs.needs import RecordedNeeds, read_needs
-from knowgate.runs.readings import question_of, recorded, recorded_layers
-from knowgate.runs.rows import GradedAnswer, LabelRow
+from knowgate.runs.columns import Columns, fill
+from knowgate.runs.gathering import PART, Gathered
+from knowgate.runs.needs import RecordedNeeds, shared_needs
 from knowgate.runs.run_folder import RunFolder
-from knowgate.runs.slices import FREQUENCY, frequency_thirds, slice_values
-from knowgate.runs.split import dev_part
+from knowgate.runs.slices import FREQUENCY, frequency_thirds
+from knowgate.runs.stored import PackedTexts, StoredReadings, StoredRows
 from knowgate.runs.together import check_together, names_of
 from knowgate.statistics import Bools, Floats
-from knowgate.types import Question, Reading
 
 log = logging.getLogger(__name__)
 USUAL_ROUNDS = 3.0
+HELD = 20_000  # rows in memory, some 0.5 GB; an evaluation leaves more of them on disk
 ONE_MODEL = "evaluate one model at a time"
 TO_EVALUATE = {
     "model_fingerprint": ONE_MODEL,
@@ -39,97 +40,104 @@ TO_EVALUATE = {
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Columns):
     """Graded questions of one model under one wording.
 
     keys: a name for each row over all runs. settings: what the runs share. recorded: needs on record, by gate.
     left_out: how many rows are not used, by reason.
     """
 
-    rows: list[LabelRow]
-    keys: list[str]
-    readings: list[Reading]
     settings: dict[str, Any]
     runs: list[str] = field(default_factory=list)
-    recorded: dict[str, RecordedNeeds] = field(default_factory=dict)
+    recorded: Mapping[str, RecordedNeeds] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
 
-    @cached_property
-    def questions(self) -> list[Question]:
-        return [question_of(row) for row in self.rows]
+    @property
+    def is_held(self) -> bool:
+        """Whether the rows are in memory; else they are read anew whenever somebody looks at them (see `stored`)."""
+        return not isinstance(self.rows, StoredRows)
 
-    @cached_property
-    def closed_right(self) -> Bools:
-        """Whether the closed-book answer is right."""
-        return np.array([_is_right(row.closed) for row in self.rows], dtype=bool)
-
-    @cached_property
+    @property
     def open_right(self) -> Bools | None:
         """Whether the answer with passages is right; None where no row has one.
 
         Where nothing was found, the pipeline answers closed-book.
         """
-        if all(row.open is None for row in self.rows):
-            return None
-        return np.array([_is_right(_opened(row)) for row in self.rows], dtype=bool)
+        return self.final_right if self.opened.any() else None
 
     @property
     def always_right(self) -> Bools:
         """What always retrieving comes to: without any open-book answer, the closed-book ones."""
         return self.closed_right if self.open_right is None else self.open_right
 
-    @cached_property
+    @property
     def iterative_right(self) -> Bools | None:
         """Whether the answer after several rounds of retrieval is right; None where not every opened row has one."""
-        opened = [row for row in self.rows if row.open is not None]
-        if not opened or any(row.iterative is None for row in opened):
+        if not self.opened.any() or (self.opened & ~self.iterated).any():
             return None
-        return np.array([_is_right(row.iterative or row.closed) for row in self.rows], dtype=bool)
+        return self.iterated_right
 
     @property
     def rounds(self) -> float:
         """Rounds of retrieval an iterative answer took, on average; 3 where that is not on record."""
-        counted = [row.rounds for row in self.rows if row.rounds]
-        return float(np.mean(counted)) if counted else USUAL_ROUNDS
+        counted = self.rounds_taken[self.rounds_taken > 0]
+        return float(np.mean(counted)) if len(counted) else USUAL_ROUNDS
 
     @property
     def unopened(self) -> int:
         """Rows whose retrieval found nothing, among others: they are answered closed-book either way."""
-        return 0 if self.open_right is None else sum(row.open is None for row in self.rows)
+        return 0 if self.open_right is None else int((~self.opened).sum())
 
-    @property
-    def dev(self) -> Bools:
-        """Rows a threshold may be chosen on; which ones depends on the question's id alone."""
-        return dev_part([row.id for row in self.rows])
+    def open_tokens(self) -> Floats:
+        return self.open_lengths
+
+    def closed_tokens(self) -> Floats:
+        return self.closed_lengths
+
+    def part_of(self, dimension: str) -> NDArray[np.object_]:
+        """The part each row belongs to along a dimension, by name; None where its data set does not say."""
+        if dimension == FREQUENCY:
+            known = [None if count < 0 else count for count in self.frequencies.tolist()]
+            return np.array(frequency_thirds(known), dtype=object)
+        names = {kind: dict(kind).get(dimension) for kind in set(self.kinds.tolist())}
+        return np.array([names[kind] for kind in self.kinds.tolist()], dtype=object)
+
+    # --- some of them ----------------------------------------------------------------------------
 
     def subset(self, numbers: Iterable[int]) -> Trial:
         """The rows of these numbers, in their order."""
-        chosen = [int(number) for number in numbers]
-        return replace(
-            self,
-            rows=[self.rows[number] for number in chosen],
-            keys=[self.keys[number] for number in chosen],
-            readings=[self.readings[number] for number in chosen],
-        )
+        chosen = np.fromiter(numbers, dtype=np.int64)
+        known = {name: column[chosen] for name, column in self.known.items()}
+        return fill(replace(self, **self._some(chosen)), known)
 
     @property
     def has_lengths(self) -> bool:
         """Whether the rows tell how long answers were; grades without texts do not."""
         return bool(self.closed_tokens().any() or self.open_tokens().any())
 
-    def open_tokens(self) -> Floats:
-        return np.array([_length(row.open) for row in self.rows])
+    def _some(self, chosen: NDArray[np.int64]) -> dict[str, Any]:
+        if not isinstance(self.rows, StoredRows):
+            return {name: [getattr(self, name)[number] for number in chosen] for name in ("rows", "keys", "readings")}
+        if len(chosen) > HELD:
+            some = {name: getattr(self, name).some(chosen) for name in ("rows", "keys", "readings")}
+            recorded = {gate: some_needs(item, chosen, some["keys"]) for gate, item in self.recorded.items()}
+            return {**some, "recorded": recorded}
+        rows = list(self.rows.taken(chosen))
+        assert isinstance(self.keys, PackedTexts)
+        assert isinstance(self.readings, StoredReadings)
+        return {"rows": rows, "keys": list(self.keys.taken(chosen)), "readings": self.readings.of(chosen, rows)}
 
-    def closed_tokens(self) -> Floats:
-        return np.array([_length(row.closed) for row in self.rows])
+    def parts(self) -> Iterator[Trial]:
+        """The trial in pieces whose rows are in memory: itself where they are."""
+        if self.is_held:
+            yield self
+            return
+        for start in range(0, len(self.rows), PART):
+            yield self.subset(range(start, min(start + PART, len(self.rows))))
 
-    def slices(self) -> list[dict[str, str]]:
-        """The parts each row belongs to, by dimension."""
-        thirds = frequency_thirds([row.answer_frequency for row in self.rows])
-        return [
-            slice_values(row) | ({} if third is None else {FREQUENCY: third})
-            for row, third in zip(self.rows, thirds, strict=True)
-        ]
+    def but(self, **changes: Any) -> Trial:
+        """The same rows, with something else about them."""
+        return fill(replace(self, **changes), self.known)
 
 
 def load_trial(
@@ -138,37 +146,37 @@ def load_trial(
     layers: Sequence[int] | None = None,
     same: Mapping[str, str] = TO_EVALUATE,
     graded: bool = True,
+    held: int | None = None,
 ) -> Trial:
     """All graded rows of these runs; with graded=False all that are answered.
 
     layers: those whose hidden states are read; None for all that were kept. same: the settings that the runs must
-    share, with what to do where they do not.
+    share, with what to do where they do not. held: leave rows on disk where there are more than this (see `stored`).
     """
     if not runs:
         raise BadInput("there is no label run to read: name at least one.")
     settings = [RunFolder(run).settings() for run in runs]
     check_together(runs, settings, same)
     names = names_of(runs)
-    rows: list[LabelRow] = []
-    keys: list[str] = []
-    readings: list[Reading] = []
-    left_out = {"failed": 0, "not graded": 0}
-    for run, name in zip(runs, names, strict=True):
-        before = len(rows) + sum(left_out.values())
-        kept = _usable(RunFolder(run), left_out, graded)
-        n_rows = len(rows) + len(kept) + sum(left_out.values()) - before
-        tell_unfinished(run, n_rows, RunFolder(run).settings().get("questions"))
-        readings += _readings(RunFolder(run), kept, layers)
-        keys += [f"{name}/{row.id}" for row in kept]
-        rows += kept
-    if not rows:
-        lost = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count) or "no row at all"
+    gathered = Gathered(names, graded, held)
+    for number, run in enumerate(runs):
+        before = gathered.seen
+        gathered.add(number, RunFolder(run))
+        tell_unfinished(run, gathered.seen - before, RunFolder(run).settings().get("questions"))
+    if not len(gathered):
+        lost = ", ".join(f"{count} {reason}" for reason, count in gathered.left_out.items() if count) or "no row at all"
         raise BadInput(
             f"there is no graded row in {', '.join(map(str, runs))}: {lost}. Label questions that have gold answers; "
             f"what is there is shown by: knowgate report {runs[0]}"
         )
-    tell_mixed(rows)
-    return Trial(rows, keys, readings, _shared(settings), [str(run) for run in runs], _needs(runs, names), left_out)
+    found = gathered.columns([RunFolder(run) for run in runs], layers)
+    tell_mixed(int(found.synthetic.sum()), len(found.rows))
+    if isinstance(found.rows, StoredRows):
+        needs = aligned_needs(runs, names, found.keys, found.rows.run)
+    else:
+        needs = shared_needs(runs, names)
+    about = (_shared(settings), [str(run) for run in runs], needs, gathered.left_out)
+    return fill(Trial(found.rows, found.keys, found.readings, *about), found.known)
 
 
 def tell_unfinished(run: Path, n_rows: int, wanted: object) -> None:
@@ -178,68 +186,7 @@ def tell_unfinished(run: Path, n_rows: int, wanted: object) -> None:
         log.warning(words, run, n_rows, wanted)
 
 
-def _usable(folder: RunFolder, left_out: dict[str, int], graded: bool) -> list[LabelRow]:
-    """The rows with an answer and, if asked, a verdict; the others are counted."""
-    kept = []
-    for row in folder.rows():
-        if row.error is not None:
-            left_out["failed"] += 1
-        elif row.closed is None or (graded and row.closed.correct is None):
-            left_out["not graded"] += 1
-        else:
-            kept.append(row)
-    return kept
-
-
-def _readings(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] | None) -> list[Reading]:
-    if not rows:
-        return []  # a run of failed or ungraded rows has no states to look for
-    return recorded(folder, rows, recorded_layers(folder) if layers is None else layers)
-
-
 def _shared(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Settings of all runs; the data are those of every run, so they have a fingerprint of their own."""
     data = sha256_text(*(str(one.get("data_fingerprint")) for one in settings))[:16]
     return {**settings[0], "data_fingerprint": data}
-
-
-def _opened(row: LabelRow) -> GradedAnswer | None:
-    return row.open if row.open is not None and row.open.correct is not None else row.closed
-
-
-def _is_right(side: GradedAnswer | None) -> bool:
-    return bool(side and side.correct)
-
-
-def _length(side: GradedAnswer | None) -> float:
-    """Tokens of the greedy answer; words where the backend gave no tokens."""
-    if side is None:
-        return 0.0
-    return float(len(side.tokens) if side.tokens is not None else len(side.text.split()))
-
-
-def _needs(runs: Sequence[Path], names: Sequence[str]) -> dict[str, RecordedNeeds]:
-    """Gates on record in every one of the runs, with their needs under the rows' keys."""
-    parts = [{item.gate: item for item in read_needs(run)} for run in runs]
-    shared = [gate for gate in parts[0] if all(gate in part for part in parts)]
-    return {gate: _joined([part[gate] for part in parts], names) for gate in shared}
-
-
-def _joined(items: Sequence[RecordedNeeds], names: Sequence[str]) -> RecordedNeeds:
-    needs = _under_keys([item.needs for item in items], names)
-    raw = _under_keys([item.raw for item in items], names) if all(item.raw for item in items) else {}
-    timed = [item.seconds for item in items if item.seconds is not None]
-    seconds = float(np.mean(timed)) if len(timed) == len(items) else None
-    return RecordedNeeds(items[0].gate, items[0].threshold, needs, items[0].about, seconds, raw, _far(items))
-
-
-def _under_keys(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
-    return {f"{name}/{key}": score for name, part in zip(names, parts, strict=True) for key, score in part.items()}
-
-
-def _far(items: Sequence[RecordedNeeds]) -> float | None:
-    """Over all questions of the runs; None where one of them does not say."""
-    shares = [(item.far, len(item.needs)) for item in items if item.far is not None]
-    if len(shares) < len(items):
-        return None
-    return sum(share * n for share, n in shares) / max(1, sum(n for _, n in shares))

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from knowgate.evaluation import estimate_tokens
 from knowgate.server.options import ServeOptions
 from knowgate.server.trace import Trace
+from knowgate.text import estimate_tokens
 
 BINS = 20
 MINUTES = 60

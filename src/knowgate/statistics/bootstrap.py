@@ -6,7 +6,7 @@ Whatever is measured on as many questions with the same seed is measured on the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -27,6 +27,9 @@ from knowgate.statistics.measures import (
 
 RESAMPLES = 2_000
 PORTION = 250  # resamples held in memory at once: 10,000 questions make 10 MB
+FEW = 20_000  # questions; of more, fewer resamples are in memory at once
+KINDS = 64  # different values that questions may have to be drawn by value
+COUNTS = 2_000_000  # those that are: 56 MB while they are drawn
 LEVELS = (0.025, 0.975)
 QUALITY = ("auroc", "auprc", "accuracy", "ece", "brier")
 
@@ -64,23 +67,39 @@ class Draws:
 
     def portion(self, number: int) -> Weights:
         """How often each question is drawn: one row of counts per resample. Portion 0 takes every question once."""
+        return np.concatenate(list(self.pieces(number)))
+
+    def pieces(self, number: int) -> Iterator[Weights]:
+        """The same counts, few enough at a time that memory stays flat however many questions there are."""
         if number == 0:
-            return once(self.n)
-        size = min(PORTION, self.resamples - (number - 1) * PORTION)
+            yield once(self.n)
+            return
+        left = min(PORTION, self.resamples - (number - 1) * PORTION)
         rng = np.random.default_rng([self.seed, number])
-        picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
-        return np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n).astype(np.float32)
+        while left:
+            size = min(left, PORTION if self.n <= FEW else max(1, COUNTS // self.n))
+            picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
+            yield np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n).astype(np.float32)
+            left -= size
 
     def apply(self, measures: Sequence[Measure]) -> list[dict[str, Floats]]:
-        """Each measure on the questions as they are and on every resample; all of them on the same draws.
+        """Each measure on the questions as they are and on every resample; all of them on the same draws."""
+        return self._over(range(self.portions), measures)
 
-        Portions go to as many threads as there are cores: numpy lets go of the interpreter while it counts.
-        """
+    def resample(self, measures: Sequence[Measure]) -> list[dict[str, Floats]]:
+        """The same without the questions as they are; nothing where there are no resamples."""
+        return self._over(range(1, self.portions), measures) if self.resamples else [{} for _ in measures]
+
+    def _over(self, portions: Sequence[int], measures: Sequence[Measure]) -> list[dict[str, Floats]]:
+        """Portions go to as many threads as there are cores: numpy lets go of the interpreter while it counts."""
+
+        def measured(number: int) -> list[list[Mapping[str, Floats]]]:
+            return [[measure(weights) for measure in measures] for weights in self.pieces(number)]
+
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            parts = list(pool.map(lambda number: [m(w) for w in [self.portion(number)] for m in measures],
-                                  range(self.portions)))  # fmt: skip
+            pieces = [piece for portion in pool.map(measured, portions) for piece in portion]
         return [
-            {name: np.concatenate([part[number][name] for part in parts]) for name in parts[0][number]}
+            {name: np.concatenate([piece[number][name] for piece in pieces]) for name in pieces[0][number]}
             for number in range(len(measures))
         ]
 
@@ -99,7 +118,16 @@ def estimate_mean(values: Floats, resamples: int = RESAMPLES) -> Estimate:
     """The mean of per-question values; of differences between two systems on the same questions it is paired."""
     if not len(values):
         raise BadInput("there is no question to measure on. Label some: knowgate label")
+    if len(values) > FEW and len(kinds := np.unique(values)) <= KINDS:
+        return _estimate_kinds(values, kinds, resamples)
     return _estimates(lambda weights: {"mean": weighted_mean(weights, values)}, Draws(len(values), resamples))["mean"]
+
+
+def _estimate_kinds(values: Floats, kinds: Floats, resamples: int, seed: int = 0) -> Estimate:
+    """Of very many questions with few different values: how often each value is drawn is multinomial."""
+    shares = np.bincount(np.searchsorted(kinds, values)) / len(values)
+    drawn = np.random.default_rng([seed, len(values)]).multinomial(len(values), shares, resamples) @ kinds
+    return estimate(np.concatenate([weighted_mean(once(len(values)), values), drawn / len(values)]))
 
 
 def estimate_means(columns: Sequence[Floats], resamples: int = RESAMPLES) -> list[Estimate]:
@@ -111,7 +139,9 @@ def estimate_means(columns: Sequence[Floats], resamples: int = RESAMPLES) -> lis
     found = {
         number: _mean_of_known(columns[number], resamples) for number in range(len(columns)) if number not in whole
     }
-    for size in {len(columns[number]) for number in whole}:
+    many = [number for number in whole if len(columns[number]) > FEW]
+    found |= {number: estimate_mean(columns[number], resamples) for number in many}
+    for size in {len(columns[number]) for number in whole if number not in many}:
         some = [number for number in whole if len(columns[number]) == size]
         found |= _means_together({number: columns[number] for number in some}, Draws(size, resamples))
     return [found[number] for number in range(len(columns))]

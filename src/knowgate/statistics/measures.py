@@ -18,6 +18,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Weights = NDArray[np.floating[Any]]  # 32 bits for resamples, of which there are many; 64 for the questions themselves
 BINS = 15
+AT_ONCE = 100_000  # questions whose bins are in memory
 
 
 def weighted_mean(weights: Weights, values: NDArray[Any]) -> Floats:
@@ -37,10 +38,18 @@ def weighted_brier(weights: Weights, needed: Bools, needs: Floats) -> Floats:
 
 def weighted_ece(weights: Weights, needed: Bools, needs: Floats) -> Floats:
     """Expected calibration error over bins of equal width."""
-    bins = np.minimum((needs * BINS).astype(int), BINS - 1)
-    inside = (bins[:, None] == np.arange(BINS)).astype(weights.dtype)
-    gaps = np.abs(weights @ (inside * (needs - needed)[:, None].astype(weights.dtype)))
-    return divided(gaps.sum(axis=1, dtype=np.float64), weights.sum(axis=1, dtype=np.float64))
+    gaps: NDArray[Any] = np.zeros((len(weights), BINS), dtype=weights.dtype)
+    for start in range(0, len(needs), AT_ONCE):
+        some = slice(start, start + AT_ONCE)
+        inside = (ece_bins(needs[some])[:, None] == np.arange(BINS)).astype(weights.dtype)
+        gaps += weights[:, some] @ (inside * (needs[some] - needed[some])[:, None].astype(weights.dtype))
+    return divided(np.abs(gaps).sum(axis=1, dtype=np.float64), weights.sum(axis=1, dtype=np.float64))
+
+
+def ece_bins(needs: Floats) -> NDArray[np.int64]:
+    """The bin of each need, of equal width."""
+    bins: NDArray[np.int64] = np.minimum((needs * BINS).astype(int), BINS - 1)
+    return bins
 
 
 @dataclass(frozen=True)

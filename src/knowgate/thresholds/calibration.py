@@ -19,7 +19,7 @@ from knowgate.files import sha256_text
 from knowgate.gates import SEEN, Artefact, folder_of, gate_name, load_gate, read_artefact, score_gate, seen_by
 from knowgate.labels import passages_shown
 from knowgate.markup import escape
-from knowgate.runs import RunFolder, Trial, count_synthetic, held_out, load_trial, question_key
+from knowgate.runs import RunFolder, Trial, held_out, load_trial, question_key
 from knowgate.thresholds.choice import for_accuracy, for_rate
 from knowgate.thresholds.evidence import Kind, save_threshold, sentence
 from knowgate.thresholds.guarantee import Form, learn_then_test, rows_needed
@@ -282,7 +282,7 @@ def describe(trial: Trial, outcomes: Outcomes, keys: Sequence[str]) -> dict[str,
         "reranker": _reranker(settings),
         "grader": ", ".join(sorted({row.grader for row in trial.rows})),
         "runs": [Path(run).name for run in trial.runs],
-        "synthetic": count_synthetic(trial.rows),
+        "synthetic": int(trial.synthetic.sum()),
         "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in sorted(lines)))[:16],
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }

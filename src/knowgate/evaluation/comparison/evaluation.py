@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from knowgate.errors import BadInput, UnknownName
 from knowgate.evaluation.actions import ActionLine
 from knowgate.evaluation.cascade import Cascade, CascadeLine
@@ -25,7 +23,7 @@ from knowgate.evaluation.comparison.promised import Promised
 from knowgate.evaluation.second_look import SecondLine
 from knowgate.gates import GateScores
 from knowgate.markup import escape
-from knowgate.runs import DIMENSIONS, FREQUENCY, THIRDS, Trial, count_synthetic
+from knowgate.runs import DIMENSIONS, FREQUENCY, THIRDS, Trial
 from knowgate.statistics import RESAMPLES, Bools, Comparison, Draws, estimate, holm, mcnemar, p_value
 
 
@@ -121,17 +119,14 @@ def _pair(first: GateResult, second: GateResult) -> Comparison:
 
 
 def _slices(trial: Trial, gates: Sequence[GateResult]) -> list[SliceTable]:
-    parts = trial.slices()
     tables = []
     for dimension in DIMENSIONS:
-        values = [part.get(dimension) for part in parts]
+        values = trial.part_of(dimension)
         kinds = sorted({value for value in values if value is not None})
         kinds = list(THIRDS) if dimension == FREQUENCY and kinds else kinds
         if len(kinds) < 2:
             continue
-        tables += [
-            _slice(trial, gates, dimension, kind, np.array([value == kind for value in values])) for kind in kinds
-        ]
+        tables += [_slice(trial, gates, dimension, kind, values == kind) for kind in kinds]
     return tables
 
 
@@ -149,7 +144,7 @@ def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
         "model": trial.settings["model"],
         "runs": trial.runs,
         "questions": len(trial.rows),
-        "synthetic": count_synthetic(trial.rows),
+        "synthetic": int(trial.synthetic.sum()),
         "left_out": trial.left_out,
         "answered closed-book for want of passages": trial.unopened,
         "grader": trial.settings["grader"],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from knowgate.evaluation.comparison.cells import Judged, cells_of
 from knowgate.evaluation.comparison.frontier import Frontier, frontier, oracle_frontier
 from knowgate.gates import GateScores
 from knowgate.runs import Trial
@@ -20,12 +21,14 @@ from knowgate.statistics import (
     Weights,
     divided,
     estimate,
+    once,
     weighted_brier,
     weighted_ece,
     weighted_mean,
 )
 from knowgate.thresholds import Outcomes, for_accuracy, try_threshold
 
+MANY = 20_000  # questions; of more, resamples are measured in cells
 RATES: tuple[float, ...] = (0.9, 0.75, 0.5, 0.25)  # retrieval rates whose accuracy the tables show
 DECISION_MEASURES = ("accuracy", "rate", "random", "gain", "loss", "harm", "waste", "recovered")
 
@@ -75,13 +78,30 @@ class GateResult:
 
 def measure_gates(trial: Trial, gates: Sequence[GateScores], draws: Draws) -> list[GateResult]:
     """All gates on the same resamples."""
-    drawn = draws.apply([_measures(trial, gate) for gate in gates])
+    judged = [Judged(gate.needs, gate.threshold, trial.closed_right, trial.open_right) for gate in gates]
+    drawn = draws.apply([_measures(one) for one in judged]) if draws.n <= MANY else _draw_cells(judged, draws)
     return [_result(trial, gate, values) for gate, values in zip(gates, drawn, strict=True)]
 
 
-def _measures(trial: Trial, gate: GateScores) -> Measure:
+def _draw_cells(gates: Sequence[Judged], draws: Draws) -> list[dict[str, Floats]]:
+    """Of very many questions: values of the questions themselves, resamples of cells (see `cells`).
+
+    What cells make of a measure of all questions, against its value, is taken off every resample.
+    """
+    plain = [_measures(one)(once(draws.n)) for one in gates]
+    cells = [cells_of(one) for one in gates]
+    measures = [each.measure(_measures(each.judged)) for each in cells]
+    drawn = draws.resample(measures)
+    return [
+        {name: np.concatenate([value, *([some[name] - off[name] + value] if some else [])])
+         for off in [measure(once(draws.n))] for name, value in values.items()}
+        for values, some, measure in zip(plain, drawn, measures, strict=True)
+    ]  # fmt: skip
+
+
+def _measures(judged: Judged) -> Measure:
     """Everything about one gate that a bootstrap resample has a value of."""
-    ranking, decisions = _ranking(trial, gate), _decisions(trial, gate)
+    ranking, decisions = _ranking(judged), _decisions(judged)
     return lambda weights: {**ranking(weights), **(decisions(weights) if decisions else {})}
 
 
@@ -101,11 +121,11 @@ def _result(trial: Trial, gate: GateScores, drawn: dict[str, Floats]) -> GateRes
     )  # fmt: skip
 
 
-def _ranking(trial: Trial, gate: GateScores) -> Measure:
+def _ranking(judged: Judged) -> Measure:
     """How well need tells what the LLM does not know, and where retrieval helps; whatever the threshold."""
-    unknown, needs, ranked = ~trial.closed_right, gate.needs, Ranked(gate.needs)
-    helped = trial.open_right & unknown if trial.open_right is not None else None
-    told = (gate.needs > gate.threshold) == unknown
+    unknown, needs, ranked = ~judged.closed, judged.needs, Ranked(judged.needs)
+    helped = judged.opened & unknown if judged.opened is not None else None
+    told = judged.retrieve == unknown
 
     def measure(weights: Weights) -> dict[str, Floats]:
         drawn = ranked.sorted(weights)
@@ -118,11 +138,11 @@ def _ranking(trial: Trial, gate: GateScores) -> Measure:
     return measure
 
 
-def _decisions(trial: Trial, gate: GateScores) -> Measure | None:
+def _decisions(judged: Judged) -> Measure | None:
     """What the decisions at the gate's threshold come to; needs open-book answers."""
-    if trial.open_right is None:
+    if judged.opened is None:
         return None
-    closed_right, open_right, retrieve = trial.closed_right, trial.open_right, gate.needs > gate.threshold
+    closed_right, open_right, retrieve = judged.closed, judged.opened, judged.retrieve
     columns = {
         "accuracy": np.where(retrieve, open_right, closed_right),
         "rate": retrieve,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from knowgate.doors import read_text
 from knowgate.gates import ALWAYS, FittedGate, folder_of, gate_name, load_gate
 from knowgate.labels import passages_shown
-from knowgate.runs import Trial, question_key
+from knowgate.runs import Trial
 from knowgate.thresholds import CALIBRATED, Deployment, is_proven_alone, objections, promise
 from knowgate.types import Gate
 
@@ -60,4 +60,4 @@ def _promised(trial: Trial, gate: Gate, arbiter: str | None) -> Promised:
     file = gate.artefact.path / CALIBRATED
     chosen = set(read_text(file).split()) if file.is_file() else set()
     loss = float((gate.artefact.manifest.get("guarantee") or {}).get("epsilon", 0.0))
-    return Promised(promise(gate, used), holds, loss, sum(question_key(one) in chosen for one in trial.questions))
+    return Promised(promise(gate, used), holds, loss, sum(str(key) in chosen for key in trial.question_keys))

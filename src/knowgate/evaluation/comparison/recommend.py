@@ -19,7 +19,7 @@ from knowgate.doors import check_within
 from knowgate.evaluation.comparison.choosing import Answered, Choice, Lever, choose_gate
 from knowgate.evaluation.comparison.evaluation import Evaluation
 from knowgate.evaluation.comparison.gate_results import GateResult
-from knowgate.runs import hashed_share, question_key
+from knowgate.runs import hashed_share
 from knowgate.statistics import Bools, Estimate, Floats, estimate_mean, estimate_means
 
 Light = Literal["use", "try", "leave", "unknown"]
@@ -168,13 +168,13 @@ def _doing_without(evaluation: Evaluation, answered: Answered, max_loss: float) 
 
 def _different(evaluation: Evaluation) -> int:
     """A question asked many times is still one."""
-    return len({question_key(question) for question in evaluation.trial.questions})
+    return len(np.unique(evaluation.trial.question_keys))
 
 
 def _rounds(evaluation: Evaluation, answered: Answered, aim: float) -> Sequence[tuple[Bools, Choice | None]]:
     """Each fifth of the questions with what is chosen on the others. The same question is always in one fifth."""
-    keys = [question_key(question) for question in evaluation.trial.questions]
-    places = np.array([int(hashed_share("recommend", key) * ROUNDS) for key in keys])
+    shares = (hashed_share("recommend", str(key)) for key in evaluation.trial.question_keys)
+    places = np.array([int(share * ROUNDS) for share in shares])
     levers = _levers(evaluation)
     folds = [places == number for number in range(ROUNDS) if (places == number).any() and (places != number).any()]
     return [(fold, choose_gate(levers, answered, ~fold, aim)) for fold in folds]

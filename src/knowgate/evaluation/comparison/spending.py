@@ -14,7 +14,6 @@ import numpy as np
 from knowgate.errors import BadSetting
 from knowgate.evaluation.comparison.gate_results import GateResult
 from knowgate.evaluation.traffic.costing import break_even_price
-from knowgate.evaluation.traffic.log import estimate_tokens
 from knowgate.runs import Trial
 from knowgate.statistics import Bools, Floats
 
@@ -90,13 +89,12 @@ def spend_gated(trial: Trial, skips: Bools, gate: GateResult | None) -> Spending
 
 def passage_tokens(trial: Trial) -> Floats | None:
     """Of the passages that each question is answered with; None where no row holds their texts."""
-    counts = [sum(estimate_tokens(f"{one.title} {one.text}") for one in row.passages) for row in trial.rows]
-    return np.array(counts) if any(counts) else None
+    return trial.passage_lengths if trial.passage_lengths.any() else None
 
 
 def _opened(trial: Trial) -> Floats:
     """Tokens of the answer with passages; without any, of the other one."""
-    return np.where([row.open is None for row in trial.rows], trial.closed_tokens(), trial.open_tokens())
+    return np.where(trial.opened, trial.open_tokens(), trial.closed_tokens())
 
 
 def _mean(values: Floats | None) -> float | None:

@@ -14,7 +14,7 @@ from knowgate.errors import BadInput
 from knowgate.evaluation.compare_gates import GateLike, evaluate
 from knowgate.evaluation.comparison.evaluation import Evaluation
 from knowgate.evaluation.comparison.recommend import Recommendation, recommend
-from knowgate.runs import RunFolder, name_inside, question_key
+from knowgate.runs import RunFolder, name_inside
 from knowgate.statistics import RESAMPLES, Bools, Estimate, estimate_means
 from knowgate.typed import read_record
 
@@ -90,7 +90,7 @@ def side_of(evaluation: Evaluation, advice: Recommendation, name: str) -> Side:
     gates |= _behind(evaluation)
     if evaluation.trial.open_right is not None:
         gates[RECOMMENDED] = _as_recommended(evaluation, advice)
-    keys = [question_key(question) for question in evaluation.trial.questions]
+    keys = evaluation.trial.question_keys.tolist()
     arbiter = evaluation.cascade.arbiter if evaluation.cascade else ""
     model = str(evaluation.trial.settings["model"])
     return Side(name, model, len(keys), gates, keys, _words(asdict(advice)), arbiter)

@@ -21,10 +21,9 @@ from knowgate.evaluation.traffic.replay import Cost, Event
 from knowgate.files import read_lines
 from knowgate.gates import GateScores, is_artefact, load_gate, read_artefact, score_gate
 from knowgate.runs import GradedAnswer, LabelRow, RunFolder, Trial, load_trial
-from knowgate.text import CJK, contains_tokens, tokens
+from knowgate.text import contains_tokens, estimate_tokens, tokens
 from knowgate.thresholds import usable
 
-CHARACTERS = 4  # of Latin text to a token, roughly; a Chinese character is about one
 READING = ("read", "gate")  # stages of the pipeline that come before the decision
 ANSWERING = ("answer",)  # those in which the LLM answers after it
 
@@ -155,11 +154,6 @@ def _left(written: float, drafted: float) -> float:
     """Tokens of an answer that were not in its draft; unknown if either is."""
     left = written - drafted
     return left if math.isnan(left) else max(0.0, left)
-
-
-def estimate_tokens(text: str) -> float:
-    wide = 0 if text.isascii() else len(CJK.findall(text))
-    return float(wide + math.ceil((len(text) - wide) / CHARACTERS))
 
 
 def _text(record: Mapping[str, Any], key: str) -> str:

@@ -25,7 +25,7 @@ from knowgate.report.comparison.how import CHOOSING
 from knowgate.report.comparison.policy import Policy, policy_of, ranked_gates, slices_of
 from knowgate.report.comparison.verdict import Verdict, money_words, verdict
 from knowgate.report.page import whole_page
-from knowgate.runs import cautions
+from knowgate.runs import cautions_of
 from knowgate.statistics import estimate_mean
 
 CHARTED = 4  # gates with pictures of calibration and needs of their own
@@ -46,7 +46,7 @@ def write_eval_page(
 def sections(evaluation: Evaluation, assumed: Assumed, max_loss: float = MAX_LOSS) -> Iterator[str]:
     said = verdict(evaluation, assumed, max_loss)
     policy = policy_of(evaluation, said.advice)
-    yield markup.cautions(cautions(evaluation.trial.rows))
+    yield markup.cautions(cautions_of(evaluation.trial))
     yield _verdict(said)
     if evaluation.trial.open_right is not None:
         yield _picture(evaluation, policy)
@@ -170,7 +170,7 @@ def _arbiter(evaluation: Evaluation) -> str:
 
 def _examples(evaluation: Evaluation, policy: Policy) -> str:
     intro = f"Of {policy.name}, those it was surest of; the number is the need. They open on a click."
-    if not any(row.question for row in evaluation.trial.rows):
+    if not evaluation.trial.has_text.any():
         intro += " This run holds no question texts, so ids stand for them."
     return markup.section("examples", "Decisions to look at", intro, list(example_parts(evaluation, policy)))
 

@@ -71,13 +71,13 @@ class Slice:
 
 def slices_of(evaluation: Evaluation, policy: Policy, fewest: int) -> list[Slice]:
     """Parts with at least so many questions, of dimensions that split them."""
-    parts = evaluation.trial.slices()
     opened = evaluation.trial.always_right
     found = []
     for dimension in dict.fromkeys(one.dimension for one in evaluation.slices):
+        parts = evaluation.trial.part_of(dimension)
         values = [one.value for one in evaluation.slices if one.dimension == dimension]
         for value in values:
-            inside = np.array([part.get(dimension) == value for part in parts])
+            inside = parts == value
             if inside.sum() >= fewest:
                 changes = policy.right[inside].astype(float) - opened[inside]
                 skipped, always = float(policy.skips[inside].mean()), float(opened[inside].mean())
