@@ -6,11 +6,10 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.gates.fitted.answers import AnswerJudge, answer_cuts, gain_needs, open_answer_judge
+from knowgate.gates.fitted.answers import AnswerJudge, AnswerOptions, answer_cuts, gain_needs, open_answer_judge
 from knowgate.gates.fitted.base import FittedGate
 from knowgate.gates.fitted.probability import Floats
 from knowgate.gates.fitted.tensors import ExpectedTensors
-from knowgate.gates.judge import AnswerOptions
 from knowgate.signals import draft_texts
 from knowgate.typed import read_record
 from knowgate.types import Question, Reading

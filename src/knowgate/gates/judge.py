@@ -5,21 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-from knowgate.gates.fitted.answers import AnswerJudge, answer_needs, open_answer_judge
+from knowgate.gates.fitted.answers import AnswerJudge, AnswerOptions, answer_needs, open_answer_judge
 from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.judge import JudgeOptions
 from knowgate.gates.fitted.probability import Floats
 from knowgate.gates.fitted.tensors import ExpectedTensors
 from knowgate.signals import draft_texts
-from knowgate.typed import Between, read_record
+from knowgate.typed import read_record
 from knowgate.types import Question, Reading
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerOptions(JudgeOptions):
-    tokens: Annotated[int, Between(0, 1_000_000)]
 
 
 @dataclass(frozen=True)

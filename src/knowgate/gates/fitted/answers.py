@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
-from knowgate.gates.fitted.judge import ADAPTER_FOLDER, checked_adapters, open_judge
+from knowgate.gates.fitted.judge import ADAPTER_FOLDER, JudgeOptions, checked_adapters, open_judge
 from knowgate.gates.fitted.llama_judge import open_llama_judge
 from knowgate.gates.fitted.pair_judge import open_pairs
 from knowgate.gates.fitted.probability import Floats
 from knowgate.prompts import ik_text, right_text, search_text
 from knowgate.text import render_choices
+from knowgate.typed import Between
 from knowgate.types import ModelIdentity, Question
 
 if TYPE_CHECKING:
@@ -40,6 +42,13 @@ ANSWER_PROMPTS: Mapping[str, AnswerPrompt] = {
         "right", lambda question, answer: search_text(question, answer or ""), "; what would documents say?"
     ),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(JudgeOptions):
+    """tokens: of the answer it reads."""
+
+    tokens: Annotated[int, Between(0, 1_000_000)]
 
 
 class AnswerJudge(Protocol):
