@@ -22,7 +22,7 @@ from knowgate.models.hf.pieces import BROKEN, GrowingText
 from knowgate.models.llama.engine import ROWS, Engine, Fed, check_numbers, log_softmax
 from knowgate.models.llama.rows import Row, choose, feed_last, grow
 from knowgate.models.llama.vocabulary import Vocabulary, file_digest
-from knowgate.models.marked import MarkedTokens, cut_prompt, label_ids
+from knowgate.models.marked import MarkedTokens, cut_prompts, label_ids
 from knowgate.models.sampling import check_sampling, uniforms_of
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Token, Vector, Want
 
@@ -113,6 +113,9 @@ class LlamaModel(Backend):
     def tokenise(self, text: str, *, special: bool = False) -> list[int]:
         return self.engine.tokenise(text, special=special)
 
+    def tokenise_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        return [self.tokenise(text, special=special) for text in texts]
+
     def encode(self, prompt: Prompt) -> list[int]:
         chat = not prompt.raw and self.has_template
         return self.tokenise(self.render(prompt.text) if chat else prompt.text, special=not chat)
@@ -187,7 +190,7 @@ class LlamaModel(Backend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         with self.turn:
             columns = label_ids(self, labels)
-            return [self._labels(cut_prompt(self, prompt, columns), columns) for prompt in prompts]
+            return [self._labels(prompt, columns) for prompt in cut_prompts(self, prompts, columns)]
 
     def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
         """Mean log-probability per token of each answer after its prompt."""
