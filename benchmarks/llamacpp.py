@@ -80,9 +80,7 @@ def agree(models: dict[str, Model], asked: list[Question]) -> None:
     prompts = AnswerPrompts()
     for name in ("prompt", "logprob:first"):
         pairs = [(bind_gate(load_gate(name), model, prompts), model) for model in models.values()]
-        needs = [
-            score_both(gate, asked, read_questions(model, [gate], asked, prompts)).needs for gate, model in pairs
-        ]
+        needs = [score_both(gate, asked, read_questions(model, [gate], asked, prompts)).needs for gate, model in pairs]
         print(f"{name}: r = {np.corrcoef(*needs)[0, 1]:.4f} of {len(asked)} needs, "
               f"at most {np.abs(np.subtract(*needs)).max():.3f} apart", flush=True)  # fmt: skip
 

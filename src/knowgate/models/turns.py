@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from knowgate.errors import BadSetting
 
 PLACE = "KNOWGATE-TEXT"  # stands for the text while a template is read off
-SPECIMEN = f"\n {PLACE}: one, two?\n\n  three (3.5) - \"four\"\nfive's \n"  # lines, and blanks that might be cut off
+SPECIMEN = f'\n {PLACE}: one, two?\n\n  three (3.5) - "four"\nfive\'s \n'  # lines, and blanks that might be cut off
 CLOCK = "strftime_now"  # templates that tell the date
 
 
