@@ -3,7 +3,9 @@
 python benchmarks/llamacpp.py [--questions 8] [--file OTHER.gguf]
 
 Both take turns question group by question group, so that other work on the machine slows both. Prints, for labelling
-(a draft, 5 samples, states) and for asking (one question at a time), seconds of each and their ratio.
+(a draft, 5 samples, states) and for asking (one question at a time), seconds of each and their ratio. llama.cpp's
+threads wait for each other by counting: with more threads than idle cores (OMP_NUM_THREADS says how many) that counts,
+too. --agreement: how the needs of two gates, of as many questions, go together (aim: r >= .98).
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ import argparse
 import time
 from collections.abc import Callable
 
+import numpy as np
+
+from knowgate.gates import bind_gate, load_gate, read_questions, score_both
 from knowgate.models import gguf_behind, load_model
 from knowgate.prompts import AnswerPrompts
 from knowgate.types import Model, Prompt, Question, Want
@@ -34,6 +39,7 @@ PLACES = [
     "Togo",
     "Iran",
 ]
+FORMS = ["What is the capital of {}?", "Who was the first ruler of {}?", "In which year did {} last go to war?"]
 ROUNDS = 3
 
 
@@ -41,12 +47,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--file", default=str(gguf_behind("smollm")))
+    parser.add_argument("--agreement", action="store_true")
     given = parser.parse_args()
     models = {"llama.cpp": load_model(f"llamacpp:{given.file}"), "transformers": load_model("smollm")}
-    asked = [Question(f"What is the capital of {place}?") for place in PLACES[: given.questions]]
+    asked = [Question(form.format(place)) for form in FORMS for place in PLACES][: given.questions]
     prompts = [AnswerPrompts().closed(question) for question in asked]
     for model in models.values():
         label(model, prompts[:1])  # loads
+    if given.agreement:
+        agree(models, asked)
+        return
     for name, job in (("labelling", label), ("asking", ask)):
         compare(name, job, models, prompts)
 
@@ -64,6 +74,15 @@ def compare(
     told = ", ".join(f"{which} {seconds:.2f} s" for which, seconds in each.items())
     ratio = each["transformers"] / each["llama.cpp"]
     print(f"{name}: {told} of processor time a question; llama.cpp is {ratio:.2f} x as fast", flush=True)
+
+
+def agree(models: dict[str, Model], asked: list[Question]) -> None:
+    prompts = AnswerPrompts()
+    for name in ("prompt", "logprob:first"):
+        pairs = [(bind_gate(load_gate(name), model, prompts), model) for model in models.values()]
+        needs = [score_both(gate, asked, read_questions(model, [gate], asked, prompts)).needs for gate, model in pairs]
+        print(f"{name}: r = {np.corrcoef(*needs)[0, 1]:.4f} of {len(asked)} needs, "
+              f"at most {np.abs(np.subtract(*needs)).max():.3f} apart", flush=True)  # fmt: skip
 
 
 def label(model: Model, prompts: list[Prompt]) -> None:

@@ -17,6 +17,7 @@ from knowgate.text import (
     is_exact,
     normalise,
     render_choices,
+    spaced,
     tokens,
 )
 from knowgate.types import Question
@@ -74,6 +75,16 @@ def test_normalising_twice_changes_nothing_around_combining_marks(text):
 def test_plain_text_is_spaced_as_any_other(text):
     """The letter at the end is not ASCII, so that the text goes the way of all others."""
     assert _spaced(text) == _spaced(f"{text}é")[:-1]
+
+
+@given(st.text(alphabet=st.characters() | st.sampled_from("1.2²٣é\u0301 _\0,")))
+def test_spaces_stand_where_a_look_at_each_character_puts_them(text):
+    assert _spaced(text) == _spaced_with_care(text)
+
+
+@given(st.text())
+def test_words_between_spaces_are_the_tokens(text):
+    assert spaced(text) == f" {' '.join(tokens(text))} "
 
 
 @given(st.text())

@@ -23,7 +23,7 @@ from knowgate.retrieval.html import read_html
 from knowgate.retrieval.passages import cut_text, size
 from knowgate.retrieval.tokens import Tokenizer
 from knowgate.signals.sentences import first_pieces
-from knowgate.text import chosen_letter, normalise
+from knowgate.text import _remembered, chosen_letter, normalise
 from knowgate.types import Passage, Question
 from tests.support.fuzz import attempt, tries, trying
 
@@ -66,7 +66,7 @@ def test_the_time_of_reading_grows_with_the_length_of_the_text(reader):
 
 
 def seconds(reader, text):
-    normalise.cache_clear()
+    _remembered.cache_clear()
     start = time.process_time()
     attempt(DOOR, f"40 to 160 KB of one thing, as {reader.partition(',')[0]}", lambda: READERS[reader](text))
     return time.process_time() - start

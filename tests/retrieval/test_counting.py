@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from knowgate.retrieval import build_index, count_holding, load_retriever
@@ -48,6 +50,18 @@ def test_an_index_folder_counts_what_it_finds_without_reading_the_rest(tmp_path,
     found = [passage.text for passage in index.search([phrase], 100)[0]]
     held = sum(bool(spaced(phrase).strip()) and spaced(phrase) in spaced(text) for text in found)
     assert count_holding(index, [phrase], 100) == [held]
+
+
+@pytest.mark.parametrize("phrase", ["tower", "said", "green tower", "2846", "red"])
+def test_texts_with_quotes_and_lines_are_counted_and_titles_are_not(tmp_path, phrase):
+    texts = ['He said "tower".', "A line\ntower\nsaid", "back\\slash, 2,846 green, the tower", "grün tower\u2028", "no"]
+    lines = [json.dumps({"id": str(i), "title": "red tower", "text": text}) for i, text in enumerate(texts)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    build_index(tmp_path / "corpus.jsonl", tmp_path / "index")
+    index = load_retriever(str(tmp_path / "index"))
+    found = [passage.text for passage in index.search([phrase], 100)[0]]
+    assert count_holding(index, [phrase], 100) == [sum(spaced(phrase) in spaced(text) for text in found)]
+    assert len(found) == 5 or phrase not in ("tower", "red")
 
 
 def test_no_more_passages_are_counted_than_are_looked_at():

@@ -45,7 +45,13 @@ class StringGrader:
     name: Literal["exact", "contains", "choice"] = "contains"
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
-        return [self._one(answer, question) for answer, question in zip(answers, questions, strict=True)]
+        """Sampled answers to a question are often the same: each is graded once."""
+        known: dict[tuple[str, int], Grade] = {}
+        pairs = [(answer, id(question)) for answer, question in zip(answers, questions, strict=True)]
+        for pair, question in zip(pairs, questions, strict=True):
+            if pair not in known:
+                known[pair] = self._one(pair[0], question)
+        return [known[pair] for pair in pairs]
 
     def _one(self, answer: str, question: Question) -> Grade:
         if question.choices or self.name == "choice":

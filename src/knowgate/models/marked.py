@@ -31,6 +31,8 @@ class InPlace(Protocol):
 
     def tokenise(self, text: str, *, special: bool = False) -> list[int]: ...
 
+    def tokenise_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]: ...
+
     def render(self, text: str) -> str: ...
 
     def check_length(self, n_tokens: int, room: int) -> None: ...
@@ -44,18 +46,35 @@ def label_ids(model: InPlace, labels: Sequence[str]) -> list[int]:
     return ids
 
 
-def cut_prompt(model: InPlace, prompt: LabelPrompt, labels: Sequence[int]) -> MarkedTokens:
-    """Token ids of the prefix and of each part, tokenised apart; `labels` are the tokens that may begin a part."""
-    chat = not prompt.raw and model.has_template
-    if chat and (len(prompt.parts) > 1 or prompt.prefix):
+def cut_prompts(model: InPlace, prompts: Sequence[LabelPrompt], labels: Sequence[int]) -> list[MarkedTokens]:
+    """Token ids of the prefix and of each part, tokenised apart; `labels` are the tokens that may begin a part.
+
+    The texts of all prompts go to the tokenizer together: it takes many on as many cores as there are.
+    """
+    chats = [not prompt.raw and model.has_template for prompt in prompts]
+    if any(chat and (len(prompt.parts) > 1 or prompt.prefix) for chat, prompt in zip(chats, prompts, strict=True)):
         raise BadSetting("a user turn has one label position, at its end; use raw=True for several.")
-    ids = [] if chat else model.tokenise(prompt.prefix, special=True)
-    prefix, marks = len(ids), list[int]()
-    for number, part in enumerate([model.render(prompt.parts[0])] if chat else prompt.parts):
-        piece = model.tokenise(part)
+    beginnings = list({prompt.prefix for chat, prompt in zip(chats, prompts, strict=True) if not chat})
+    begun = dict(zip(beginnings, model.tokenise_all(beginnings, special=True), strict=True))
+    parts = [
+        [model.render(prompt.parts[0])] if chat else list(prompt.parts)
+        for chat, prompt in zip(chats, prompts, strict=True)
+    ]
+    pieces = iter(model.tokenise_all([part for some in parts for part in some]))
+    cut = []
+    for chat, prompt, some in zip(chats, prompts, parts, strict=True):
+        ids = [] if chat else begun[prompt.prefix]
+        cut.append(_joined(ids, [(part, next(pieces)) for part in some], labels))
+        model.check_length(len(cut[-1].ids), 1)
+    return cut
+
+
+def _joined(prefix: list[int], parts: Sequence[tuple[str, list[int]]], labels: Sequence[int]) -> MarkedTokens:
+    """The prompt that begins like this and goes on with these parts, each a text and its tokens."""
+    ids, marks = list(prefix), list[int]()
+    for number, (part, piece) in enumerate(parts):
         if number and piece[0] not in labels:
             raise BadSetting(f"the label at the start of '{part[:20]}' is not one token in place; choose other labels.")
         ids += piece
         marks.append(len(ids) - 1)
-    model.check_length(len(ids), 1)
-    return MarkedTokens(ids, marks, prefix)
+    return MarkedTokens(ids, marks, len(prefix))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from knowgate.errors import BadSetting
 
 PLACE = "KNOWGATE-TEXT"  # stands for the text while a template is read off
+SPECIMEN = f'\n {PLACE}: one, two?\n\n  three (3.5) - "four"\nfive\'s \n'  # lines, and blanks that might be cut off
+CLOCK = "strftime_now"  # templates that tell the date
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,20 @@ def turn_of(render: Callable[[str], str], special: Sequence[str], *, chat: bool)
     if not found or PLACE in after:
         raise BadSetting("the chat template does not give back the text of a turn as it is, once.")
     return Turn(before, after, tuple(special), chat)
+
+
+def plain_turn(render: Callable[[str], str], special: Sequence[str], template: str) -> Turn | None:
+    """The turn of every plain text, where the template puts the same words around any; else None."""
+    try:
+        turn = turn_of(render, special, chat=True)
+    except BadSetting:
+        return None
+    return turn if CLOCK not in template and turn.render(SPECIMEN) == render(SPECIMEN) else None
+
+
+def is_plain(text: str) -> bool:
+    """Whether no template could see more in it than text: marks, thoughts, calls of tools."""
+    return not any(sign in text for sign in "<>{}[]|")
 
 
 def as_text(content: str, special_tokens: Sequence[str]) -> str:

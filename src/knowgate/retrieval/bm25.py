@@ -20,16 +20,16 @@ from knowgate.errors import BadInput, BrokenIndex
 from knowgate.files import sha256_text
 from knowgate.nearest import Hits
 from knowgate.retrieval.arrays import SCANNED, read_array
-from knowgate.retrieval.counting import has_all
 from knowgate.retrieval.postings import Postings
 from knowgate.retrieval.ranking import check_k, rows_worth_ranking
+from knowgate.retrieval.scoring import TermScores
 from knowgate.retrieval.store import PassageStore, indexed_text
 from knowgate.retrieval.tokens import Tokenizer, can_stem
-from knowgate.text import skimmed
 from knowgate.typed import AtLeastZero, read_record
-from knowgate.types import Passage
+from knowgate.types import Passage, Vector
 
 K1, B = 1.5, 0.75
+FEW = 16  # passages: so many are found faster one after another than by sorting
 
 
 class Bm25Retriever:
@@ -39,6 +39,7 @@ class Bm25Retriever:
 
     def __init__(self, matrix: Any, passages: Sequence[Passage], *, tokenizer: Tokenizer, fingerprint: str):
         self._matrix = matrix
+        self._scores = TermScores(matrix.scores)
         self._passages = passages
         self._tokenizer = tokenizer
         self.fingerprint = fingerprint
@@ -57,27 +58,43 @@ class Bm25Retriever:
 
     def _search(self, query: str, k: int) -> list[Passage]:
         hits = self._hits(query, k)
-        found = zip(hits.rows, hits.scores, strict=True)
-        return [replace(self._passages[int(row)], score=float(score)) for row, score in found]
+        found = zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)
+        return [replace(self._passages[row], score=score) for row, score in found]
 
     def texts_with(self, query: str, k: int, words: Sequence[str]) -> list[str]:
         """Texts of the k best passages that may hold words (see `counting`)."""
         check_k(k)
-        rows = [int(row) for row in self._hits(query, k).rows]
+        rows = self._hits(query, k).rows
         if isinstance(self._passages, PassageStore):  # its lines can be looked at unread
-            return [self._passages.text(row) for row in rows if has_all(skimmed(self._passages.line(row)), words)]
-        return [self._passages[row].text for row in rows]
+            return self._passages.texts_with(rows, words)
+        return [self._passages[row].text for row in rows.tolist()]
 
     def _hits(self, query: str, k: int) -> Hits:
         terms = self._matrix.get_tokens_ids(self._tokenizer(query))
         if not terms:
             return Hits(np.zeros(0, np.intp), np.zeros(0, np.float32))
         try:
-            scores = self._matrix.get_scores(terms)
+            scores = self._scores(terms)
         except (IndexError, ValueError) as error:
             raise BrokenIndex(f"the BM25 part of the index is damaged ({error}). Build the index anew.") from None
+        if k <= FEW:
+            return _few_best(scores, k)
         rows = rows_worth_ranking(scores, k)
         return Hits(rows, scores[rows]).best(k)
+
+
+def _few_best(scores: Vector, k: int) -> Hits:
+    """As `Hits.best`, of those above 0: the first of equal scores comes first. Takes the scores apart."""
+    rows: list[int] = []
+    values: list[float] = []
+    for _ in range(min(k, len(scores))):
+        row = int(scores.argmax())
+        if not scores[row] > 0:
+            break
+        rows.append(row)
+        values.append(scores[row])
+        scores[row] = 0
+    return Hits(np.array(rows, np.intp), np.array(values, np.float32))
 
 
 def build_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Path | None = None) -> Any:

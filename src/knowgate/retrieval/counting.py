@@ -45,10 +45,10 @@ def texts_holding(retriever: Retriever, query: str, k: int, words: Sequence[str]
 
 
 def _holding(found: Sequence[Passage], words: Sequence[str]) -> list[str]:
-    return [passage.text for passage in found if has_all(skimmed(passage.text), words)]
+    return [passage.text for passage in found if _has_all(skimmed(passage.text), words)]
 
 
-def has_all(text: str, words: Sequence[str]) -> bool:
+def _has_all(text: str, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
@@ -57,7 +57,7 @@ def _count(phrase: str, texts: Sequence[str]) -> int:
     return sum(run in _words_of(text) for text in texts) if run.strip() else 0
 
 
-@functools.lru_cache(maxsize=4_096)
+@functools.lru_cache(maxsize=16_384)
 def _words_of(passage: str) -> str:
     """Kept: questions about one corpus find the same passages, and so do the next run's."""
     return spaced(passage)

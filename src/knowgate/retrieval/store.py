@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -16,11 +17,16 @@ import numpy as np
 
 from knowgate.doors import check_regular, parse_json
 from knowgate.errors import BadInput, BrokenIndex
+from knowgate.nearest import Rows
 from knowgate.retrieval.arrays import read_array
+from knowgate.text import skimmed
 from knowgate.typed import read_record
-from knowgate.types import Passage, Result
+from knowgate.types import Passage
 
 PASSAGES, OFFSETS = "passages.jsonl", "offsets.npy"
+FIELDS = {"id", "title", "text"}  # of a passage in the file
+BEFORE_TEXT, AFTER_TEXT = b', "text": "', b'"}\n'
+KEPT = 16_384  # passages that were read: questions about one corpus find the same ones
 
 
 class PassageWriter:
@@ -58,6 +64,8 @@ class PassageStore(Sequence[Passage]):
     def __init__(self, folder: Path):
         self._folder = folder
         self._offsets = np.asarray(read_array(folder / OFFSETS, kind=np.integer, axes=1))  # a memmap's items are slow
+        self._kept = functools.lru_cache(maxsize=KEPT)(self._read)
+        self._skims = functools.lru_cache(maxsize=KEPT)(self._skimmed)
         check_regular(folder / PASSAGES)
         with (folder / PASSAGES).open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -77,23 +85,41 @@ class PassageStore(Sequence[Passage]):
             return [self._read(one) for one in range(*row.indices(len(self)))]
         if not -len(self) <= row < len(self):
             raise IndexError(row)
-        return self._read(row % len(self))
+        return self._kept(row % len(self))
 
-    def line(self, row: int) -> str:
-        """A passage as it stands in the file, title and all: for whoever only looks for a word."""
-        return self._data[int(self._offsets[row]) : int(self._offsets[row + 1])].decode(errors="replace")
+    def texts_with(self, rows: Rows, words: Sequence[str]) -> list[str]:
+        """Texts of the passages that may hold all words (of `landmarks`): of all that do, and perhaps of others.
 
-    def text(self, row: int) -> str:
-        """The text alone, unchecked but for being one."""
-        record = self._whole(row, lambda line: parse_json(line, "it"))
-        return str(record["text"]) if isinstance(record, dict) and "text" in record else self._read(row).text
+        The other lines are not taken apart, only looked at as they stand in the file, title and all.
+        """
+        chosen = rows.tolist()
+        for word in (word.encode() for word in words):
+            chosen = [row for row in chosen if word in self._skims(row)]
+        return [self._text(row) for row in chosen]
+
+    def _skimmed(self, row: int) -> bytes:
+        line = self._line(row)
+        if line.isascii():  # most are, and bytes are faster
+            return line.lower().replace(b",", b"")
+        return skimmed(line.decode(errors="replace")).encode(errors="replace")
+
+    def _text(self, row: int) -> str:
+        """The text alone: cut out of its line, where nothing in it is escaped."""
+        line = self._line(row)
+        start = line.find(BEFORE_TEXT)
+        if b"\\" in line or start < 0 or not line.endswith(AFTER_TEXT):
+            return self[row].text
+        return line[start + len(BEFORE_TEXT) : -len(AFTER_TEXT)].decode(errors="replace")
+
+    def _line(self, row: int) -> bytes:
+        return self._data[int(self._offsets[row]) : int(self._offsets[row + 1])]
 
     def _read(self, row: int) -> Passage:
-        return self._whole(row, lambda line: read_record(Passage, parse_json(line, "it"), "it"))
-
-    def _whole(self, row: int, read: Callable[[str], Result]) -> Result:
         try:
-            return read(self._data[int(self._offsets[row]) : int(self._offsets[row + 1])].decode())
+            record = parse_json(self._line(row).decode(), "it")
+            if isinstance(record, dict) and record.keys() == FIELDS and all(type(x) is str for x in record.values()):
+                return Passage(**record)
+            return read_record(Passage, record, "it")
         except (BadInput, UnicodeDecodeError):
             raise BrokenIndex(
                 f"passage {row} of the index '{self._folder}' is damaged. "

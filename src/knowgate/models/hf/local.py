@@ -15,7 +15,7 @@ from knowgate.models.hf.adapters import Adapters
 from knowgate.models.hf.batches import Work, limits_of, run_alone, run_batched
 from knowgate.models.hf.prefix import Prefixes
 from knowgate.models.hf.shared import can_share
-from knowgate.models.turns import as_text
+from knowgate.models.turns import Turn, as_text, is_plain, plain_turn
 from knowgate.types import Prompt, Result
 
 KEPT_PROMPTS = 4_096  # whose tokens are kept, four bytes each: two portions of a run
@@ -98,14 +98,29 @@ class LocalModel:
 
     def render(self, text: str) -> str:
         """The text as a user turn, up to where the answer begins. Models without a chat template get it bare."""
-        tokenizer = self.loaded.tokenizer
         if not self.has_template:
             return text
+        if self._turn is not None and is_plain(text):
+            return self._turn.render(text)
+        return self._render(text)
+
+    def _render(self, text: str) -> str:
+        tokenizer = self.loaded.tokenizer
         turn = [{"role": "user", "content": as_text(text, tokenizer.all_special_tokens)}]
         return str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
 
+    @functools.cached_property
+    def _turn(self) -> Turn | None:
+        """What the template puts around a plain text, whatever it is; None where that cannot be told."""
+        tokenizer = self.loaded.tokenizer
+        return plain_turn(self._render, tokenizer.all_special_tokens, str(tokenizer.chat_template))
+
     def tokenise(self, text: str, *, special: bool = False) -> list[int]:
         return list(self.loaded.tokenizer.encode(text, add_special_tokens=special))
+
+    def tokenise_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """In one go: on all cores, without the interpreter."""
+        return [ids.tolist() for ids in self._tokenise_all(list(texts), special=special)]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of the whole input, in the chat template where there is one."""

@@ -22,7 +22,7 @@ from knowgate.models.hf.labels import read_labels
 from knowgate.models.hf.local import LocalModel
 from knowgate.models.hf.pieces import BROKEN, GrowingText
 from knowgate.models.hf.score import AnsweredPrompt, mean_logprobs
-from knowgate.models.marked import cut_prompt, label_ids
+from knowgate.models.marked import cut_prompts, label_ids
 from knowgate.models.sampling import check_sampling, uniforms_of
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Token, Vector, Want
 
@@ -112,7 +112,7 @@ class HFModel(LocalModel, Backend):
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         columns = label_ids(self, labels)
-        cut = [cut_prompt(self, prompt, columns) for prompt in prompts]
+        cut = cut_prompts(self, prompts, columns)
         return self.batched(
             [prompt.ids for prompt in cut], lambda places: read_labels(self, [cut[place] for place in places], columns)
         )
@@ -208,7 +208,9 @@ class HFModel(LocalModel, Backend):
         self, drawn: list[Row], prompts: int, ends: list[int]
     ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
         """Each prompt's samples, and the states at their ends if a layer is given."""
-        said, each = [self._completion(row, measured=False) for row in drawn], len(drawn) // prompts
+        known = {(tuple(row.tokens), row.finished): row for row in drawn}  # many are drawn more than once
+        texts = {key: self._completion(row, measured=False) for key, row in known.items()}
+        said, each = [texts[tuple(row.tokens), row.finished] for row in drawn], len(drawn) // prompts
         parts = [slice(i * each, (i + 1) * each) for i in range(prompts)]
         states = [_vector(torch.stack([row.after[ends[0]] for row in drawn[part]])) if ends else None for part in parts]
         return [tuple(said[part]) for part in parts], states

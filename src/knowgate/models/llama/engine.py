@@ -22,7 +22,7 @@ from knowgate.models.llama.library import CALLBACK, OUTPUTS_EACH, SEE, check_lay
 from knowgate.types import Vector
 
 MOST_CELLS = 8_192  # tokens that all rows together can hold; memory is taken for them at the start
-ROWS = 64  # side by side; row 0 holds what prompts begin with
+ROWS = 67  # side by side; the first ones hold what prompts begin with
 AT_ONCE = 512  # tokens computed together
 SELF_TEST = "The Eiffel Tower stands in Paris, the capital of France, and was built in 1889."
 TOLERANCE = 0.1  # nats; what float order and quantised activations come to is below 0.05
@@ -67,6 +67,8 @@ class Engine:
         self._context = self._new_context(file)
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(AT_ONCE, 0, 1)
+        self.filled: set[int] = set()  # rows that hold tokens
+        self.times_cleared = 0
 
     @property
     def template(self) -> str:
@@ -140,14 +142,19 @@ class Engine:
 
     def clear(self) -> None:
         self._lib.llama_memory_clear(self._memory, False)
+        self.filled.clear()
+        self.times_cleared += 1
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The first tokens of a row in another, too."""
         self._lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
+        self.filled.add(target)
 
     def cut(self, row: int, length: int = 0) -> None:
         """Keep so many tokens of a row."""
         self._lib.llama_memory_seq_rm(self._memory, row, length, -1)
+        if not length:
+            self.filled.discard(row)
 
     def feed(self, tokens: Sequence[Fed], layers: Sequence[int] = ()) -> tuple[Vector, dict[int, Vector]]:
         """Logits of the wanted tokens, in their order, and their states by layer."""
@@ -170,6 +177,7 @@ class Engine:
             batch.n_seq_id[place], batch.seq_id[place][0] = 1, one.row
             batch.logits[place] = one.wanted
         batch.n_tokens = len(part)
+        self.filled.update(one.row for one in part)
         self._seen.names = {name: layer for layer in layers for name in self._tensors(layer)}
         self._seen.states = {}
         status = self._lib.llama_decode(self._context, batch)

@@ -20,15 +20,15 @@ from knowgate.doors import user_path
 from knowgate.errors import BadInput, BadSetting, WeightsError
 from knowgate.models.backend import Backend
 from knowgate.models.hf.pieces import BROKEN, GrowingText
+from knowgate.models.llama.beginnings import KEPT, Beginnings
 from knowgate.models.llama.engine import ROWS, Engine, Fed, check_numbers, log_softmax
 from knowgate.models.llama.rows import Row, choose, feed_last, grow
 from knowgate.models.llama.vocabulary import Vocabulary, file_digest
-from knowgate.models.marked import MarkedTokens, cut_prompt, label_ids
+from knowgate.models.marked import MarkedTokens, cut_prompts, label_ids
 from knowgate.models.sampling import check_sampling, uniforms_of
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Token, Vector, Want
 
 EMBEDDED = "smollm"  # stands for the file of the embedded model
-SHARED = 16  # tokens that prompts must begin with alike before it pays to compute them once
 TOGETHER = 2_048  # tokens of prompts and answers side by side: every row looks through all of them
 
 
@@ -47,10 +47,10 @@ class Handle:
 
 @dataclass
 class Memory:
-    """What is in the engine. time: goes on whenever rows are thrown away; prefix: the tokens of row 0."""
+    """What is in the engine. time: goes on whenever rows are thrown away."""
 
     time: int = 0
-    prefix: list[int] = field(default_factory=list)
+    beginnings: Beginnings = field(default_factory=Beginnings)
 
 
 def open_llamacpp(value: str) -> LlamaModel:
@@ -114,6 +114,9 @@ class LlamaModel(Backend):
 
     def tokenise(self, text: str, *, special: bool = False) -> list[int]:
         return self.engine.tokenise(text, special=special)
+
+    def tokenise_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        return [self.tokenise(text, special=special) for text in texts]
 
     def encode(self, prompt: Prompt) -> list[int]:
         chat = not prompt.raw and self.has_template
@@ -189,7 +192,11 @@ class LlamaModel(Backend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         with self.turn:
             columns = label_ids(self, labels)
-            return [self._labels(cut_prompt(self, prompt, columns), columns) for prompt in prompts]
+            cut = cut_prompts(self, prompts, columns)
+            found: dict[int, Vector] = {}
+            for places in self._groups([len(prompt.ids) for prompt in cut], Want(), 1):
+                found |= dict(zip(places, self._labels([cut[place] for place in places], columns), strict=True))
+        return [found[place] for place in range(len(prompts))]
 
     def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
         """Mean log-probability per token of each answer after its prompt."""
@@ -204,17 +211,17 @@ class LlamaModel(Backend):
 
     def _groups(self, lengths: Sequence[int], want: Want, room: int) -> list[list[int]]:
         """Prompts that are run side by side: as rows and memory allow, those of like length together."""
-        rows = 1 + want.samples
-        if rows >= ROWS:
+        rows, free = 1 + want.samples, ROWS - KEPT
+        if rows > free:
             raise BadSetting(
-                f"llamacpp: draws at most {ROWS - 2} samples of a prompt at once; {want.samples} were asked."
+                f"llamacpp: draws at most {free - 1} samples of a prompt at once; {want.samples} were asked."
             )
         groups: list[list[int]] = []
         used = self.window
         for place in sorted(range(len(lengths)), key=lambda number: lengths[number]):
             size = lengths[place] + rows * room
             most = max(size, min(TOGETHER, self.window))
-            if used + size > most or (len(groups[-1]) + 1) * rows >= ROWS:
+            if used + size > most or (len(groups[-1]) + 1) * rows > free:
                 groups.append([])
                 used = 0
             groups[-1].append(place)
@@ -227,9 +234,10 @@ class LlamaModel(Backend):
             self._layers([want.sample_layer] if want.sample_layer is not None else []),
         )
         kept = sorted({*layers, *ends}) if want.samples else sorted(set(layers))
-        logits, before = self._prefill(ids, kept)
+        room = sum(map(len, ids)) + len(ids) * (want.draft_tokens + want.samples * want.sample_tokens)
+        logits, before = self._prefill(ids, kept, room)
         states = [{layer: before[layer][i] for layer in kept} for i in range(len(ids))]
-        drafts = [Row(1 + i, len(row), want.draft_tokens, states=states[i]) for i, row in enumerate(ids)]
+        drafts = [Row(KEPT + i, len(row), want.draft_tokens, states=states[i]) for i, row in enumerate(ids)]
         samples = self._sample_rows(prompts, ids, want, states)
         flat = [row for rows in samples for row in rows]
         origin = [i for i, rows in enumerate(samples) for _ in rows]
@@ -255,42 +263,34 @@ class LlamaModel(Backend):
         ]
 
     def _prefill(
-        self, ids: Sequence[list[int]], layers: Sequence[int], prefix: int = 0
+        self, ids: Sequence[list[int]], layers: Sequence[int], room: int, marks: Sequence[Sequence[int]] = ()
     ) -> tuple[Vector, dict[int, Vector]]:
-        """Run prompts in rows 1, 2, ...; what they begin with alike only once. prefix: tokens that later ones share."""
+        """Run prompts side by side, from row KEPT on; what they begin with alike only once, or not at all where it was
+        computed before. room: cells to be kept free. marks: whose logits are wanted; else those of the last tokens."""
         self.memory.time += 1
-        shared = prefix or (_common(ids) if len(ids) > 1 else 0)
-        shared = shared if shared >= SHARED else 0
-        self._hold(ids[0][:shared])
-        fed: list[Fed] = []
-        for row, tokens in enumerate(ids, start=1):
-            if shared:
-                self.engine.copy(0, row, shared)
-            last = len(tokens) - 1
-            fed += [Fed(tokens[p], p, row, wanted=p == last) for p in range(shared, len(tokens))]
-        return self.engine.feed(fed, layers)
-
-    def _hold(self, prefix: list[int]) -> None:
-        """Row 0 holds this beginning; all other rows are empty."""
-        if not prefix or self.memory.prefix != prefix:
-            self.engine.clear()
-            self.memory.prefix = prefix
-            self.engine.feed([Fed(token, place, 0) for place, token in enumerate(prefix)])
-            return
-        for row in range(1, ROWS):
-            self.engine.cut(row)
+        wanted = [set(places) for places in marks] or [{len(tokens) - 1} for tokens in ids]
+        begun = self.memory.beginnings.start(self.engine, ids, room=room, most=min(map(min, wanted)))
+        fed = [
+            Fed(tokens[place], place, KEPT + row, wanted=place in wanted[row])
+            for row, tokens in enumerate(ids)
+            for place in range(begun, len(tokens))
+        ]
+        found = self.engine.feed(fed, layers)
+        if len(ids) == 1:
+            self.memory.beginnings.keep(self.engine, ids[0], begun)
+        return found
 
     def _sample_rows(
         self, prompts: Sequence[Prompt], ids: Sequence[list[int]], want: Want, states: Sequence[dict[int, Vector]]
     ) -> list[list[Row]]:
         """Rows that begin as copies of their prompt's."""
-        free = iter(range(1 + len(ids), ROWS))
+        free = iter(range(KEPT + len(ids), ROWS))
         made: list[list[Row]] = []
         for i, prompt in enumerate(prompts):
             uniforms = list(uniforms_of(prompt, want)) if want.samples else []
             made.append([Row(next(free), len(ids[i]), want.sample_tokens, u, states=states[i]) for u in uniforms])
             for row in made[-1]:
-                self.engine.copy(1 + i, row.place, len(ids[i]))
+                self.engine.copy(KEPT + i, row.place, len(ids[i]))
         return made
 
     def _see_ends(self, rows: Sequence[Row], layers: Sequence[int], *, ends: bool) -> None:
@@ -299,23 +299,15 @@ class LlamaModel(Backend):
         if unfed:
             feed_last(self.engine, unfed, layers, ends=ends)
 
-    def _labels(self, prompt: MarkedTokens, columns: Sequence[int]) -> Vector:
-        shared = prompt.prefix if prompt.prefix >= SHARED and prompt.prefix <= prompt.marks[0] else 0
-        self.memory.time += 1
-        self._hold(prompt.ids[:shared])
-        if shared:
-            self.engine.copy(0, 1, shared)
-        marks = set(prompt.marks)
-        rest = range(shared, len(prompt.ids))
-        logits, _ = self.engine.feed([Fed(prompt.ids[place], place, 1, wanted=place in marks) for place in rest])
-        return logits[:, list(columns)]
+    def _labels(self, prompts: Sequence[MarkedTokens], columns: Sequence[int]) -> list[Vector]:
+        ids = [prompt.ids for prompt in prompts]
+        logits, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.marks for prompt in prompts])
+        ends = np.cumsum([len(prompt.marks) for prompt in prompts])[:-1]
+        return np.split(logits[:, list(columns)], ends)
 
     def _score(self, ids: list[int], answer: list[int]) -> float:
-        self.memory.time += 1
-        self._hold([])
         tokens = [*ids, *answer[:-1]]
-        fed = [Fed(token, place, 1, wanted=place >= len(ids) - 1) for place, token in enumerate(tokens)]
-        logp = log_softmax(self.engine.feed(fed)[0])
+        logp = log_softmax(self._prefill([tokens], (), len(tokens), [range(len(ids) - 1, len(tokens))])[0])
         return float(np.mean([logp[place, token] for place, token in enumerate(answer)]))
 
     # --- going on ---------------------------------------------------------------------------------
@@ -323,7 +315,7 @@ class LlamaModel(Backend):
     def _begin(self, prompt: Prompt, max_tokens: int) -> Handle:
         with self.turn:
             ids = self._encode([prompt], max_tokens)[0]
-        return Handle(ids, Row(1, len(ids), 0), time=-1)
+        return Handle(ids, Row(KEPT, len(ids), 0), time=-1)
 
     def _finish(self, handle: Handle, max_tokens: int) -> Completion:
         row = handle.copy_row(max_tokens)
@@ -345,8 +337,8 @@ class LlamaModel(Backend):
         """Logits of the row's next token."""
         before = [*handle.ids, *row.tokens[:-1]] if row.tokens else handle.ids
         if time != self.memory.time or not row.tokens:
-            logits, _ = self._prefill([[*handle.ids, *row.tokens]], ())
-            row.place = 1
+            logits, _ = self._prefill([[*handle.ids, *row.tokens]], (), len(handle.ids) + row.limit)
+            row.place = KEPT
             return logits
         row.length = len(before)
         self.engine.cut(row.place, row.length)
@@ -375,12 +367,3 @@ def _handle(item: object) -> Handle:
     if not isinstance(item, Handle):
         raise BadSetting("resume takes the handles of this model's own readings.")
     return item
-
-
-def _common(ids: Sequence[list[int]]) -> int:
-    """Tokens that all begin with; of each at least one is left to be computed."""
-    shortest = min(ids, key=len)
-    for place, token in enumerate(shortest[:-1]):
-        if any(other[place] != token for other in ids):
-            return place
-    return len(shortest) - 1

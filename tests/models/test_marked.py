@@ -1,0 +1,52 @@
+"""Prompts with places for labels, many at a time: each as if it were cut alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.models.marked import cut_prompts
+from knowgate.types import LabelPrompt
+
+
+class Letters:
+    """A token for each letter, and 0 at the beginning of a text."""
+
+    has_template = True
+
+    def __init__(self):
+        self.calls = 0
+
+    def tokenise(self, text, *, special=False):
+        return [0] * special + [ord(letter) for letter in text]
+
+    def tokenise_all(self, texts, *, special=False):
+        self.calls += 1
+        return [self.tokenise(text, special=special) for text in texts]
+
+    def render(self, text):
+        return f"({text})"
+
+    def check_length(self, n_tokens, room):
+        pass
+
+
+def test_chats_and_raw_prompts_are_cut_together():
+    model, labels = Letters(), [ord("y"), ord("n")]
+    raw = LabelPrompt(parts=("a:", "yb:"), prefix="p", raw=True)
+    chat, first, again = cut_prompts(model, [LabelPrompt(parts=("q",), raw=False), raw, raw], labels)
+    assert (chat.ids, chat.marks, chat.prefix) == ([ord(letter) for letter in "(q)"], [2], 0)
+    assert (first.ids, first.marks, first.prefix) == ([0, *map(ord, "pa:yb:")], [3, 6], 2)
+    assert again == first
+    assert again.ids is not first.ids
+    assert model.calls == 2  # prefixes, and all parts
+
+
+def test_a_part_that_begins_with_no_label_is_refused():
+    with pytest.raises(BadSetting, match="not one token in place"):
+        cut_prompts(Letters(), [LabelPrompt(parts=("a:", "xb:"), raw=True)], [ord("y")])
+
+
+def test_a_user_turn_has_one_place_for_a_label():
+    with pytest.raises(BadSetting, match="one label position"):
+        cut_prompts(Letters(), [LabelPrompt(parts=("a:", "yb:"), raw=False)], [ord("y")])
