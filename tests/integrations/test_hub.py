@@ -28,8 +28,9 @@ def hub(tmp_path, monkeypatch):
             (home / name).mkdir(parents=True, exist_ok=exist_ok)
             made.append((name, private))
 
-        def upload_folder(self, repo_id, folder_path, commit_message):
-            shutil.copytree(folder_path, home / repo_id, dirs_exist_ok=True)
+        def upload_folder(self, repo_id, folder_path, commit_message, ignore_patterns):
+            left_out = shutil.ignore_patterns(*ignore_patterns)
+            shutil.copytree(folder_path, home / repo_id, dirs_exist_ok=True, ignore=left_out)
             (home / repo_id / ".gitattributes").write_text("lfs")
 
     def snapshot_download(name, revision, local_dir):
@@ -56,6 +57,17 @@ def test_what_goes_through_the_hub_comes_back_the_same_and_is_private(tmp_path, 
     assert file_digests(back) == file_digests(GATE)
     assert load_gate(str(back), plug_in=True).name == load_gate(str(GATE), plug_in=True).name
     assert hub.made == [("acme/faq-gate", True)]
+
+
+@pytest.mark.parametrize("target", ["hf:acme/faq-gate", "share"])
+def test_questions_of_the_fit_stay_at_home_unless_they_are_meant_to_go(tmp_path, hub, target):
+    mine = shutil.copytree(GATE, tmp_path / "gate")
+    (mine / REFERENCE).write_bytes(b"states and questions")
+    where = target if target.startswith("hf:") else str(tmp_path / target)
+    push(mine, where)
+    assert not (pull(where, tmp_path / "without") / REFERENCE).exists()
+    push(mine, where, questions=True)
+    assert (pull(where, tmp_path / "with") / REFERENCE).read_bytes() == b"states and questions"
 
 
 def test_what_was_changed_on_the_way_is_refused_and_nothing_is_written(tmp_path, hub):

@@ -21,12 +21,15 @@ def push(
     public: Annotated[
         bool, typer.Option("--public", help="A new repository is for everybody; else it is private.")
     ] = False,
+    questions: Annotated[
+        bool, typer.Option("--with-questions", help="Also the ten questions that a server's states are checked by.")
+    ] = False,
 ) -> None:
     """Put what was fitted where others find it: the Hugging Face hub (token: HF_TOKEN), or a shared folder.
 
     Example: knowgate push my-gate hf:acme/faq-gate
     """
-    where = send_to(folder, target, public=public)
+    where = send_to(folder, target, public=public, questions=questions)
     WORDS.print(f"{folder} is at {where}. Fetch it: knowgate pull {where} --out {folder.name}")
 
 

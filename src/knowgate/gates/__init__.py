@@ -19,7 +19,7 @@ from knowgate.types import Gate, Model
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
-    from knowgate.gates.fitted.agreement import reference_files
+    from knowgate.gates.fitted.agreement import REFERENCE, reference_files
     from knowgate.gates.fitted.answers import (
         ANSWER_LABELS,
         ANSWER_PROMPTS,
@@ -104,6 +104,7 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
+    "REFERENCE",
     "ADAPTER_FOLDER",
     "ADAPTER_SUFFIXES",
     "ALWAYS",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from knowgate.doors import user_path
 from knowgate.errors import ArtefactError, BadSetting, MissingExtra
 from knowgate.files import new_folder
 from knowgate.folders import walk
-from knowgate.gates import read_artefact
+from knowgate.gates import REFERENCE, read_artefact
 from knowgate.integrations.guests import blamed
 from knowgate.rerank import read_manifest
 
@@ -31,19 +31,24 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def push(folder: str | Path, target: str, *, public: bool = False) -> str:
-    """What knowgate fitted, at `hf:OWNER/NAME` or in a folder; gives where it is. A new repository is private."""
+def push(folder: str | Path, target: str, *, public: bool = False, questions: bool = False) -> str:
+    """What knowgate fitted, at `hf:OWNER/NAME` or in a folder; gives where it is. A new repository is private.
+
+    questions: also the ten of the fit by which a server's hidden states are checked; without them it can do everything
+    else.
+    """
     source = user_path(folder)
-    kind = check_whole_folder(source)
+    kind, left_out = check_whole_folder(source), [] if questions else [REFERENCE]
     if not target.startswith(HUB):
         out = user_path(target)
-        _copy(source, out, kind)
+        _copy(source, out, kind, left_out=left_out)
         return str(out)
     name, hub = _name(target), _hub()
     with blamed("the Hugging Face hub"):
         api = hub.HfApi()
         api.create_repo(name, private=not public, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=source, commit_message=f"knowgate {kind.removesuffix('.json')}")
+        said = f"knowgate {kind.removesuffix('.json')}"
+        api.upload_folder(repo_id=name, folder_path=source, commit_message=said, ignore_patterns=left_out)
     return f"{HUB}{name}"
 
 
@@ -73,11 +78,13 @@ def check_whole_folder(folder: Path) -> str:
     return kind
 
 
-def _copy(source: Path, out: Path, kind: str) -> None:
+def _copy(source: Path, out: Path, kind: str, *, left_out: Sequence[str] = ()) -> None:
     if out.exists() and (out.is_file() or any(out.iterdir())) and not (out / kind).is_file():
         raise ArtefactError(f"'{out}' exists and holds something else ({kind} is not there); choose another folder.")
     with new_folder(out) as folder:
         for path in walk(source):
+            if path.name in left_out:
+                continue
             target = folder / path.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
