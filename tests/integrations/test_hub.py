@@ -11,6 +11,7 @@ from knowgate.cli import run
 from knowgate.errors import ArtefactError, BadSetting, MissingExtra, WrappedError
 from knowgate.folders import file_digests
 from knowgate.gates import PACKAGED, load_gate
+from knowgate.gates.fitted.agreement import REFERENCE
 from knowgate.integrations import pull, push
 from tests.support.house import ROOT
 
