@@ -7,6 +7,7 @@ that rows without texts are enough then.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,8 @@ from knowgate.statistics import Bools
 from knowgate.types import Arbiter, BothAnswers, Completion, Signal
 
 log = logging.getLogger(__name__)
-BATCH = 32
+FIRST, LARGEST = 32, 512  # questions that are weighed at a time: more and more, as long as they are quickly done
+QUICK = 2.0  # seconds
 NO_TEXTS = "Use the run it was made from, or one in which the arbiter is on record."
 
 
@@ -129,10 +131,13 @@ def judged(
     _check(run, waiting, arbiter)
     log.info("%s weighs the answers to %d questions", name, len(waiting))
     try:
-        for start in range(0, len(waiting), BATCH):
-            part = waiting[start : start + BATCH]
+        done, size = 0, FIRST
+        while part := waiting[done : done + size]:
+            start = time.monotonic()
             found = _joined(found, [row.id for row in part], arbiter, [both_answers(row) for row in part])
-            watch(start + len(part), len(waiting))
+            done += len(part)
+            watch(done, len(waiting))
+            size = min(2 * size, LARGEST) if time.monotonic() - start < QUICK else size
     finally:  # what was asked before an interrupt is not asked again
         if found.judged:
             write_beliefs(run, found)
