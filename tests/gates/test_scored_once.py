@@ -1,10 +1,12 @@
 """Copies of a fitted gate that differ in their threshold are asked once; what differs otherwise is asked anew."""
 
+import shutil
+
 import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.gates.fusion import FusionGate
-from knowgate.gates.recorded import score_gates
+from knowgate.gates.recorded import record_scores, score_gates
 from knowgate.runs.trial import load_trial
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
 
@@ -48,3 +50,41 @@ def test_what_a_copy_has_seen_is_still_refused(tmp_path, trial):
     learnt = write_gate(tmp_path / "learnt", seen=[trial.questions[0].text], threshold=0.7)
     with pytest.raises(BadSetting, match="was fitted on"):
         score_gates(trial, [str(plain), str(learnt)])
+
+
+def recorded(folder, gate):
+    """The trial with what the gate says on record."""
+    run = write_rows(folder / "run", varied_rows(30))
+    fresh = load_trial([run], layers=())
+    record_scores(fresh, score_gates(fresh, [str(gate)]))
+    return load_trial([run], layers=())
+
+
+def test_what_is_on_record_is_not_asked_again(tmp_path, monkeypatch, asked):
+    monkeypatch.chdir(tmp_path)
+    write_gate(tmp_path / "mine")
+    trial = recorded(tmp_path, "mine")
+    asked.clear()
+    write_gate(tmp_path / "mine", threshold=0.9)  # calibrated since: the same needs
+    [found] = score_gates(trial, ["mine"])
+    assert (asked, found.threshold) == ([], 0.9)
+
+
+def test_another_gate_in_the_folder_of_that_name_is_asked_itself(tmp_path, monkeypatch, asked):
+    monkeypatch.chdir(tmp_path)
+    write_gate(tmp_path / "mine")
+    trial = recorded(tmp_path, "mine")
+    asked.clear()
+    write_gate(tmp_path / "mine", calibration={"kind": "platt", "a": 2.0, "b": 0.1})
+    [found] = score_gates(trial, ["mine"])
+    assert asked == ["mine"]
+    assert found.needs.tolist() != list(trial.recorded["mine"].needs.values())
+
+
+def test_without_a_folder_the_record_speaks(tmp_path, monkeypatch, asked):
+    monkeypatch.chdir(tmp_path)
+    trial = recorded(tmp_path, write_gate(tmp_path / "mine"))
+    shutil.rmtree(tmp_path / "mine")
+    asked.clear()
+    [found] = score_gates(trial, ["mine"])
+    assert (asked, found.name) == ([], "mine")

@@ -9,11 +9,13 @@ import pytest
 
 from knowgate.cli import run
 from knowgate.errors import ArtefactError, BadSetting, MissingExtra, WrappedError
+from knowgate.fitting import fit
 from knowgate.folders import file_digests
 from knowgate.gates import PACKAGED, load_gate
-from knowgate.gates.fitted.agreement import REFERENCE
+from knowgate.gates.fitted.artefact import REFERENCE
 from knowgate.integrations import pull, push
 from tests.support.house import ROOT
+from tests.support.planted_run import planted_rows, write_run
 
 GATE = PACKAGED / "smollm"
 RERANKER = ROOT / "tests" / "fixtures" / "old" / "reranker"
@@ -62,13 +64,13 @@ def test_what_goes_through_the_hub_comes_back_the_same_and_is_private(tmp_path, 
 
 @pytest.mark.parametrize("target", ["hf:acme/faq-gate", "share"])
 def test_questions_of_the_fit_stay_at_home_unless_they_are_meant_to_go(tmp_path, hub, target):
-    mine = shutil.copytree(GATE, tmp_path / "gate")
-    (mine / REFERENCE).write_bytes(b"states and questions")
+    mine = tmp_path / "gate"
+    fit("probe", write_run(tmp_path / "run", *planted_rows(80)), out=mine, target="known", kind="linear")
     where = target if target.startswith("hf:") else str(tmp_path / target)
     push(mine, where)
     assert not (pull(where, tmp_path / "without") / REFERENCE).exists()
     push(mine, where, questions=True)
-    assert (pull(where, tmp_path / "with") / REFERENCE).read_bytes() == b"states and questions"
+    assert file_digests(pull(where, tmp_path / "with")) == file_digests(mine)
 
 
 def test_what_was_changed_on_the_way_is_refused_and_nothing_is_written(tmp_path, hub):

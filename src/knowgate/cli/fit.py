@@ -221,7 +221,7 @@ def _decides(gate: FittedGate) -> Text:
     words, low = Text(f"It retrieves {retrieval_rule(made['threshold'])}."), made["metrics"]["auroc"]["low"]
     if low is not None and low <= 0.5:
         other = "known" if made["target"] == "benefit" else "benefit"
-        only = wanted_by(fit_function(gate.name)).target == "benefit"  # it knows no other
+        only = made["target"] == "agree" or wanted_by(fit_function(gate.name)).target == "benefit"  # no other is there
         advice = "label more questions." if only else f"label more questions, or try --target {other}."
         words.append(f" On the held-out questions it is not better than chance: {advice}", style="yellow")
     return words

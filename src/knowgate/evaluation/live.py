@@ -13,7 +13,7 @@ from pathlib import Path
 from knowgate.datasets import Data, data_name
 from knowgate.errors import BadSetting
 from knowgate.evaluation.deciding import Decided, Decider, DecideRecipe, LiveGate, bound, cannot_decide
-from knowgate.gates import far_share, gate_name, is_told
+from knowgate.gates import FittedGate, far_share, gate_name, is_told
 from knowgate.labels import CANDIDATES, LocalRunner, Tally, far_runner, is_far, label, named
 from knowgate.models import as_model
 from knowgate.prompts import AnswerPrompts, load_answer_prompts
@@ -198,7 +198,6 @@ def decide_on(
 
 
 def _recorded(one: LiveGate, said: Decided) -> RecordedNeeds:
-    seconds = said.seconds / len(said.needs)
-    return RecordedNeeds(
-        one.name, one.gate.threshold, said.needs, one.gate.note, seconds, said.raw, far_share(said.distances)
-    )
+    seconds, far = said.seconds / len(said.needs), far_share(said.distances)
+    scoring = one.gate.scoring if isinstance(one.gate, FittedGate) else ""
+    return RecordedNeeds(one.name, one.gate.threshold, said.needs, one.gate.note, seconds, said.raw, far, scoring)

@@ -97,8 +97,9 @@ def _options(options: Mapping[str, Any]) -> str:
 
 
 def majority(manifest: Mapping[str, Any]) -> float:
-    """How often the commoner verdict is right: what the accuracy of a verdict must beat."""
-    return max(float(manifest["base_rate"]), 1 - float(manifest["base_rate"]))
+    """How often the commoner verdict is right on the test split: what the accuracy of a verdict must beat."""
+    share = manifest["base_rate"] if manifest.get("test_rate") is None else manifest["test_rate"]
+    return max(float(share), 1 - float(share))
 
 
 def _metrics(manifest: Mapping[str, Any]) -> str:

@@ -133,7 +133,8 @@ def _chosen_target(rows: Sequence[LabelRow], wanted: Target | None) -> Target:
     if wanted == "benefit" and usual != "benefit":
         without = sum(row.benefit is None for row in rows)
         raise BadSetting(
-            f"{without} of {len(rows)} rows have no open-book answer: label with passages, or use --target known."
+            f"{without} of {len(rows)} rows have no open-book answer: label with passages (import-answers --open KEY), "
+            "or fit a gate on --target known, such as judge."
         )
     return wanted or usual
 

@@ -86,6 +86,7 @@ def save_fitted(
         "calibration": calibration,
         "metrics": {name: asdict(value) for name, value in metrics.items()},
         "threshold": chosen,
+        "test_rate": float(truth.mean()) if len(truth) else None,
         **_by_set(examples, needs),
     }
     text = card(manifest, manifest["notes"], command)

@@ -19,7 +19,7 @@ from knowgate.types import Gate, Model
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
     from knowgate.gates.dhicl import DhiclGate, Sign
-    from knowgate.gates.fitted.agreement import REFERENCE, reference_files
+    from knowgate.gates.fitted.agreement import reference_files
     from knowgate.gates.fitted.answers import (
         ANSWER_LABELS,
         ANSWER_PROMPTS,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         CARD,
         KIND,
         MANIFEST,
+        REFERENCE,
         SEEN,
         Artefact,
         Tensors,

@@ -38,6 +38,7 @@ class GateScores:
     calls: runs of the LLM before the decision, beyond the pass that starts the answer. drafts: whether that pass
     happens for retrieved questions too. extra_tokens: generated per question beside the draft (samples).
     far: share of questions that lie far from those the gate was fitted on, None where it does not know.
+    scoring: identity of a fitted gate, whatever its threshold.
     """
 
     name: str
@@ -50,6 +51,7 @@ class GateScores:
     note: str = ""
     raw: Floats | None = None  # before calibration, in the same direction; None where there is none
     far: float | None = None
+    scoring: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def score_gates(trial: Trial, gates: Sequence[str | Gate], *, plug_in: bool = Fa
 
 def _score_once(trial: Trial, gate: str | Gate, told: dict[str, GateScores], plug_in: bool) -> GateScores:
     """A fitted gate whose copy with another threshold was scored already says the same: a judge is not asked again."""
-    if isinstance(gate, str) and (gate in trial.recorded or fitted_spec(gate) is None):
+    if isinstance(gate, str) and (_is_recorded(trial, gate) or fitted_spec(gate) is None):
         return score_gate(trial, gate, plug_in=plug_in)
     loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
     alike = loaded.scoring if isinstance(loaded, FittedGate) else ""
@@ -133,7 +135,9 @@ def record_scores(trial: Trial, scores: Sequence[GateScores]) -> None:
 def _to_record(scores: GateScores, rows: Mapping[int, str]) -> RecordedNeeds:
     needs = {key: float(scores.needs[place]) for place, key in rows.items()}
     raw = {} if scores.raw is None else {key: float(scores.raw[place]) for place, key in rows.items()}
-    return RecordedNeeds(scores.name, scores.threshold, needs, scores.note, scores.seconds, raw, scores.far)
+    return RecordedNeeds(
+        scores.name, scores.threshold, needs, scores.note, scores.seconds, raw, scores.far, scores.scoring
+    )
 
 
 def told_apart(scores: Sequence[GateScores]) -> list[GateScores]:
@@ -179,7 +183,8 @@ def offers(trial: Trial) -> frozenset[Signal]:
 def score_gate(trial: Trial, gate: str | Gate, *, plug_in: bool = False) -> GateScores:
     """The needs of a gate: a spec, a folder, the name of one on record, or a gate itself."""
     if isinstance(gate, str) and _is_recorded(trial, gate):
-        return _from_record(trial, trial.recorded[gate])
+        found = _from_record(trial, trial.recorded[gate])
+        return found if fitted_spec(gate) is None else replace(found, threshold=load_gate(gate).threshold)
     ready = _ready(trial, gate, plug_in)
     return _as_scores(trial, ready, [_score_part(part, ready) for part in trial.parts()])
 
@@ -198,7 +203,13 @@ def _score_together(trial: Trial, gates: Sequence[str | Gate], plug_in: bool) ->
 
 
 def _is_recorded(trial: Trial, gate: str | Gate) -> bool:
-    return isinstance(gate, str) and gate in trial.recorded
+    """Whether what a gate said is on record: a folder of that name here must be the gate that said it."""
+    if not isinstance(gate, str) or gate not in trial.recorded:
+        return False
+    if fitted_spec(gate) is None:
+        return True
+    loaded = load_gate(gate)
+    return isinstance(loaded, FittedGate) and loaded.scoring == trial.recorded[gate].scoring
 
 
 @dataclass(frozen=True)
@@ -251,6 +262,7 @@ def _as_scores(trial: Trial, ready: ReadyGate, parts: Sequence[PartScores]) -> G
         note=gate.note,
         raw=np.concatenate(raw) if len(raw) == len(parts) else None,
         far=_far_of(parts),
+        scoring=gate.scoring if isinstance(gate, FittedGate) else "",
     )
 
 
@@ -306,7 +318,8 @@ def _from_record(trial: Trial, said: RecordedNeeds) -> GateScores:
     if missing:
         raise BadSetting(f"the recorded gate '{said.gate}' lacks {missing} of {len(trial.rows)} questions.")
     raw = needs_of(said.raw, trial.keys) if said.raw else None
-    return GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, raw=raw, far=said.far)
+    found = GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, raw=raw, far=said.far)
+    return replace(found, scoring=said.scoring)
 
 
 def _advice(missing: frozenset[Signal], trial: Trial) -> str:

@@ -29,6 +29,7 @@ class RecordedNeeds:
 
     raw: the scores of a fitted gate before calibration, by question id; empty of other gates.
     far: share of the questions that lie far from those the gate was fitted on, None if it does not know.
+    scoring: identity of the fitted gate that gave them, whatever its threshold; '' where that is not known.
     """
 
     gate: str
@@ -38,6 +39,7 @@ class RecordedNeeds:
     seconds: Annotated[float, Between(0)] | None = None
     raw: Mapping[str, Share] = field(default_factory=dict, repr=False)
     far: Share | None = None
+    scoring: str = ""
 
 
 def read_needs(run: Path) -> list[RecordedNeeds]:
@@ -76,7 +78,9 @@ def join_needs(items: Sequence[RecordedNeeds], names: Sequence[str]) -> Recorded
     raw = _under_keys([item.raw for item in items], names) if all(item.raw for item in items) else {}
     timed = [item.seconds for item in items if item.seconds is not None]
     seconds = float(np.mean(timed)) if len(timed) == len(items) else None
-    return RecordedNeeds(items[0].gate, items[0].threshold, needs, items[0].about, seconds, raw, _far(items))
+    first = items[0]
+    scoring = first.scoring if all(item.scoring == first.scoring for item in items) else ""
+    return RecordedNeeds(first.gate, first.threshold, needs, first.about, seconds, raw, _far(items), scoring)
 
 
 def _under_keys(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
@@ -105,6 +109,7 @@ def _line(item: RecordedNeeds) -> str:
     record |= {"about": item.about} if item.about else {}
     record |= {"seconds": round(item.seconds, 5)} if item.seconds is not None else {}
     record |= {"far": round(item.far, 5)} if item.far is not None else {}
+    record |= {"scoring": item.scoring} if item.scoring else {}
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 

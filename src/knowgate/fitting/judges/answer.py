@@ -77,10 +77,10 @@ def usual_training(
     base: str | None, epochs: int | None, batch: int, rate: float | None, *, full: bool, seed: int
 ) -> JudgeTraining:
     """With what suits the base where nothing is said."""
-    if not is_encoder(base or ""):
-        return answer_training(epochs or 2, batch, rate, full=full, seed=seed)
-    usual = ENCODER_RATES.get(base or "", ENCODER_RATE)
-    return answer_training(epochs or 4, batch, rate or usual, full=True, seed=seed)
+    small = is_encoder(base or "")
+    walks = epochs if epochs is not None else 4 if small else 2
+    usual = ENCODER_RATES.get(base or "", ENCODER_RATE) if small else None
+    return answer_training(walks, batch, usual if rate is None else rate, full=full or small, seed=seed)
 
 
 def answer_training(

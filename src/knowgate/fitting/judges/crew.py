@@ -17,7 +17,7 @@ from knowgate.runs import Split, hashed_share, seen_key
 from knowgate.statistics import Bools, Floats
 
 SEEDS = "Judges to train and average."
-FOLDS = "Or one for each part, which it leaves out."
+FOLDS = "Or so many judges that each leave out a part: all rows teach. 0: none."
 MOST = 20
 
 

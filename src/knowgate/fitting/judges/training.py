@@ -80,7 +80,7 @@ class TrainedJudge:
         state, per_epoch = self.state, self.training.checks
         dev = [dev_words(*look) for look in zip(state.dev_losses, state.dev_aurocs, strict=True)] or [""] * state.legs
         lines = [f"epoch {(i + 1) / per_epoch:g}: loss {loss:.4f}{dev[i]}" for i, loss in enumerate(state.losses)]
-        lines.append(f"kept: epoch {(state.best + 1) / per_epoch:g}")
+        lines.append(f"kept: epoch {(state.best + 1) / per_epoch:g}; trained for {state.seconds:.0f} s")
         if state.legs < self.training.legs:
             lines.append(f"stopped early: {self.training.patience} looks at the dev split brought no lower loss")
         if state.skipped:

@@ -19,11 +19,10 @@ from safetensors.numpy import save
 
 from knowgate.doors import parse_json
 from knowgate.errors import ArtefactError, BadInput
-from knowgate.gates.fitted.artefact import Artefact
+from knowgate.gates.fitted.artefact import REFERENCE, Artefact
 from knowgate.prompts import AnswerPrompts
 from knowgate.types import Model, Question, Reading, Vector, Want
 
-REFERENCE = "reference.safetensors"
 COUNT = 10  # questions
 LEAST = 0.99  # cosine of every state with its reference
 QUESTIONS = "questions"

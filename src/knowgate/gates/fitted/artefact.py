@@ -29,6 +29,7 @@ from knowgate.runs import use_with_its_own
 
 VERSION = 1
 MANIFEST, WEIGHTS, CARD, SEEN = "gate.json", "weights.safetensors", "README.md", "seen.txt"
+REFERENCE = "reference.safetensors"  # questions of the fit with their states; may be kept from others
 UNSEALED = (MANIFEST, CARD)  # the card decides nothing, and people write into it
 ALWAYS = -1.0  # a threshold below every need: the gate retrieves for each question
 KIND = "a fitted gate"
@@ -82,7 +83,8 @@ def read_artefact(path: str | Path) -> Artefact:
     manifest = _manifest(folder)
     record = _record(folder, manifest)
     tensors = _tensors(folder, record.weights_sha256)
-    check_digests(folder, record.files, lambda problem: _refusal(folder, problem))
+    files = {name: digest for name, digest in record.files.items() if name != REFERENCE or (folder / name).exists()}
+    check_digests(folder, files, lambda problem: _refusal(folder, problem))
     return Artefact(folder, manifest, tensors)
 
 

@@ -108,6 +108,7 @@ class GateRecord:
     data_hash: str = ""
     split: Mapping[str, AtLeastZero] = field(default_factory=dict)
     base_rate: Share | None = None
+    test_rate: Share | None = None  # of the test split alone
     created: str = ""
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
