@@ -12,9 +12,8 @@ from knowgate.errors import BadSetting
 from knowgate.gates.fitted.artefact import is_artefact, read_artefact
 from knowgate.gates.fitted.spec import MADE, Verdict, fitted_spec, refuse_folder
 from knowgate.lazy import hand_on
-from knowgate.prompts import packaged
 from knowgate.registry import Entry, parse_options, plugins, resolve, split_spec
-from knowgate.types import Gate, Model
+from knowgate.types import Gate
 
 if TYPE_CHECKING:
     from knowgate.gates.adaptive import CLASSES, apply_classes
@@ -101,11 +100,11 @@ if TYPE_CHECKING:
         without_seen,
     )
     from knowgate.gates.scoring import check_count, measure_distances, score_both, score_questions
+    from knowgate.gates.standard import default_gate, markdown_table
     from knowgate.gates.uar import CRITERIA, SELF, apply_head, apply_heads, hard_tree, soft_tree
 else:
     __getattr__, __dir__ = hand_on(__name__)
 __all__ = [
-    "REFERENCE",
     "ADAPTER_FOLDER",
     "ADAPTER_SUFFIXES",
     "ALWAYS",
@@ -145,6 +144,7 @@ __all__ = [
     "PairJudge",
     "ProbeGate",
     "PromptGate",
+    "REFERENCE",
     "RunIdentity",
     "RunName",
     "SEEN",
@@ -380,20 +380,6 @@ def check_named(spec: str) -> None:
         refuse_folder(spec)
 
 
-def default_gate(model: Model, prompts: str | None = None) -> Gate:
-    """The packaged gate fitted on this LLM and wording, if there is one, else the first token's probability.
-
-    prompts: fingerprint of the answer prompts; the packaged ones by default.
-    """
-    wording = packaged("answer").fingerprint if prompts is None else prompts
-    if model.depth > 0:  # without hidden states no packaged gate can work, and asking a server who it is takes time
-        for folder in sorted(path.parent for path in PACKAGED.glob("*/gate.json")):
-            made = read_artefact(folder).manifest
-            if (made["model"]["fingerprint"], made["prompts"]) == (model.fingerprint, wording):
-                return load_fitted(str(folder))
-    return load_gate(PLAIN)
-
-
 def load_fitted(folder: str, *, plug_in: bool = False, verdict: Verdict = "need") -> FittedGate:
     """A gate that `knowgate fit` made. verdict: 'own' decides by the raw score at 0.5, not by the calibrated need."""
     artefact = read_artefact(folder)
@@ -408,12 +394,3 @@ def _checked(name: str, cls: object) -> type[Gate]:
     if not (isinstance(cls, type) and issubclass(cls, Gate)):
         raise BadSetting(f"gate '{name}' is {cls!r}, which is no knowgate.Gate: let it be a class that inherits it.")
     return cls
-
-
-def markdown_table() -> str:
-    """The gates as the Markdown table of the README."""
-    heads = ("gate", "retrieves when", "needs", "extra cost", "reference")
-    named = {f"`{name}`": entry for name, entry in GATES.items()}
-    named |= {f"`{name}` (fitted)": entry for name, entry in FITTED.items()}
-    rows = [(name, one.summary, one.needs or "-", one.cost, one.paper or "-") for name, one in named.items()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
