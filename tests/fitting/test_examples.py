@@ -145,7 +145,7 @@ def test_runs_of_one_folder_name_can_be_fitted_together(tmp_path):
 
 def test_benefit_without_open_book_answers_is_refused_with_the_way_out(tmp_path):
     run = write_run(tmp_path / "run", planted_rows(60)[0])
-    with pytest.raises(BadSetting, match="label with passages, or use --target known"):
+    with pytest.raises(BadSetting, match=r"label with passages .*, or fit a gate on --target known"):
         load_examples([run], target="benefit")
 
 

@@ -17,7 +17,7 @@ from knowgate.runs import Split, hashed_share, seen_key
 from knowgate.statistics import Bools, Floats
 
 SEEDS = "Judges to train and average."
-FOLDS = "Or so many judges that each leave out a part: all rows teach. 0: none."
+FOLDS = "Or so many, each leaving a part out."
 MOST = 20
 
 

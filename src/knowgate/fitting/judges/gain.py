@@ -43,7 +43,7 @@ def fit_gain(
     seeds: Annotated[int, SEEDS] = 1,
     folds: Annotated[int, FOLDS] = 0,
     epochs: Annotated[int | None, "Walks over the examples. Default: 2; of encoders 4."] = None,
-    learning_rate: Annotated[float | None, "Default: 7e-5; 1e-5 with full; 1e-4 for small, 3e-5 for mpnet."] = None,
+    learning_rate: Annotated[float | None, "Default: 7e-5; 1e-5 with full; 3e-5 for mpnet."] = None,
     batch: Annotated[int, "Examples per update."] = 32,
     full: Annotated[bool, FULL] = False,
     bits: Annotated[int, "4 or 8: of the base's weights (CUDA, LoRA)."] = 0,
