@@ -113,7 +113,7 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A gate that comes with knowgate for the LLM of the table; where it lies."""
     place = tmp_path / "site-packages" / "packaged"
     write_gate(place / "lamps", model={"name": "fake", "fingerprint": Counted(table()).fingerprint})
-    for module in ("knowgate.gates", "knowgate.firstrun.config"):
+    for module in ("knowgate.gates", "knowgate.gates.standard", "knowgate.firstrun.config"):
         monkeypatch.setattr(f"{module}.PACKAGED", place)
     return place / "lamps"
 
