@@ -69,7 +69,7 @@ bench: install
 
 results: install
 	$(BIN)/python -m benchmarks.results
-	$(BIN)/python benchmarks/judge.py --summary src/knowgate/demo_data/judge.json
+	$(BIN)/python benchmarks/judge.py --summary src/knowgate/cli/demo/data/judge.json
 
 clean:
 	rm -rf $(VENV) $(INTEGRATIONS) .pytest_cache .mypy_cache .ruff_cache build dist site

@@ -28,17 +28,17 @@ def isotonic(raw: Any, needed: Any) -> Map:
 
 
 def platt(raw: Any, needed: Any) -> Map:
-    from knowgate.fitting.probability import fit_calibration
-    from knowgate.gates import to_probability
+    from knowgate.gates.artifacts.networks import apply_calibration
+    from knowgate.training.classifiers import fit_platt_scaling
 
-    fitted = fit_calibration(raw, needed)
-    return lambda new: to_probability(new, fitted)
+    fitted = fit_platt_scaling(raw, needed)
+    return lambda new: apply_calibration(new, fitted)
 
 
 def scores(train: Any, test: Any) -> Iterator[tuple[Any, Any, Any]]:
     """(raw scores to calibrate on, what was needed there, raw scores of the test run)"""
-    from knowgate.gates import score_gate
-    from knowgate.signals import feature_matrix
+    from knowgate.data.signals.features import feature_matrix
+    from knowgate.gates.offline_scoring import score_gate
 
     unknown = ~train.closed_right
     for gate in ("logprob:first", "logprob:min"):
@@ -62,12 +62,12 @@ def measures(needed: Any, need: Any, raw: Any) -> tuple[float, ...]:
 
 
 def main() -> None:
-    from knowgate.runs import load_trial
+    from knowgate.data.runs.table import load_label_table
 
     found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for model in MODELS:
         for name in DATA:
-            train, test = (load_trial([RUNS / model / f"{name}-{part}"], layers=()) for part in ("train", "test"))
+            train, test = (load_label_table([RUNS / model / f"{name}-{part}"], layers=()) for part in ("train", "test"))
             unknown = ~test.closed_right
             for raw, needed, new in scores(train, test):
                 order = np.random.default_rng(0).permutation(len(raw))

@@ -63,7 +63,7 @@ class Plan:
 
     def fits(self) -> Iterator[Step]:
         """The probe of knowing, on balanced classes; the base reranker, taught which passages hold an answer."""
-        from knowgate.fitting.probe import fit_probe
+        from knowgate.training.probe import fit_probe
 
         runs = [word for name in LEARNT for word in ("--labels", self.at(f"{name}-train"))]
         balanced = ["--balanced"] if "balanced" in inspect.signature(fit_probe).parameters else []

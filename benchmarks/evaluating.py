@@ -16,10 +16,10 @@ def main() -> None:
     parser.add_argument("--gates", type=int, default=20)
     parser.add_argument("--rows", type=int, default=10_000)
     options = parser.parse_args()
-    from knowgate.evaluation.comparison.evaluation import compare
-    from knowgate.gates.recorded import GateScores
-    from knowgate.runs.rows import GradedAnswer, LabelRow
-    from knowgate.runs.trial import Trial
+    from knowgate.data.runs.rows import GradedAnswer, LabelRow
+    from knowgate.data.runs.table import LabelTable
+    from knowgate.evaluation.gate_comparison import compare_gates
+    from knowgate.gates.offline_scoring import GateScores
 
     rng, n = np.random.default_rng(0), options.rows
     closed, opened = rng.random(n) < 0.3, rng.random(n) < 0.5
@@ -29,10 +29,10 @@ def main() -> None:
     ]
     rows = [LabelRow(f"q{i}", f"q{i}", "en", closed=one, open=other) for i, (one, other) in enumerate(sides)]
     settings = {"model": "none", "grader": "contains"}
-    trial = Trial(rows, [row.id for row in rows], [], settings)
+    trial = LabelTable(rows, [row.id for row in rows], [], settings)
     gates = [GateScores(f"gate {i}", 0.7 * rng.random(n) + 0.3 * ~closed, 0.5) for i in range(options.gates)]
     start = time.perf_counter()
-    found = compare(trial, gates)
+    found = compare_gates(trial, gates)
     print(f"{options.gates} gates, {n} rows, {found.resamples} resamples: {time.perf_counter() - start:.1f} s")
 
 

@@ -23,13 +23,13 @@ def planted(rows: int, width: int) -> tuple[Any, Any]:
 
 
 def time_fits(rows: int, width: int) -> None:
-    from knowgate.fitting.networks import best_linear, fit_mlp
-    from knowgate.gates.fitted.network import apply_network
-    from knowgate.statistics.measures import auroc
+    from knowgate.gates.artifacts.networks import apply_network
+    from knowgate.stats.metrics import auroc
+    from knowgate.training.classifiers import fit_best_linear, fit_mlp
 
     states, needed = planted(rows, width)
     train, dev = slice(0, int(0.9 * rows)), slice(int(0.9 * rows), rows)
-    for name, fit in (("linear probe", best_linear), ("network, three seeds", fit_mlp)):
+    for name, fit in (("linear probe", fit_best_linear), ("network, three seeds", fit_mlp)):
         start = time.perf_counter()
         tensors = fit(states[train], needed[train], states[dev], needed[dev])
         seconds = time.perf_counter() - start
@@ -38,16 +38,16 @@ def time_fits(rows: int, width: int) -> None:
 
 
 def time_scoring(repeats: int = 20) -> None:
-    from knowgate.fitting.networks import fit_mlp
-    from knowgate.gates.fitted.network import apply_network
+    from knowgate.gates.artifacts.networks import apply_network
     from knowgate.models import load_model
-    from knowgate.prompts.answer import AnswerPrompts
-    from knowgate.types import Question, Want
+    from knowgate.models.prompts.answers import AnswerPrompts
+    from knowgate.training.classifiers import fit_mlp
+    from knowgate.types import Question, SignalRequest
 
     model = load_model("smollm")
     prompt = AnswerPrompts().closed(Question("Who wrote the play that opens with two watchmen on a castle wall?"))
     layer = model.depth // 2
-    want = Want(layers=(layer,), draft_tokens=1)
+    want = SignalRequest(layers=(layer,), draft_tokens=1)
     state = model.read([prompt], want)[0].hidden[layer]
     states, needed = planted(200, len(state))
     tensors = fit_mlp(states[:150], needed[:150], states[150:], needed[150:])

@@ -47,14 +47,14 @@ def ratio_of_medians(first: Callable[[], Any], second: Callable[[], Any], rounds
 
 
 def one_pass(model: Any, rounds: int) -> None:
-    from knowgate.prompts.answer import AnswerPrompts
-    from knowgate.types import Question, Want
+    from knowgate.models.prompts.answers import AnswerPrompts
+    from knowgate.types import Question, SignalRequest
 
     prompts = [AnswerPrompts().closed(Question(text)) for text in QUESTIONS]
 
     def gated() -> None:
         for prompt in prompts:
-            reading = model.read([prompt], Want(draft_tokens=1))[0]
+            reading = model.read([prompt], SignalRequest(draft_tokens=1))[0]
             model.generate([prompt], max_tokens=24, resume=[reading.resume])
 
     def plain() -> None:
@@ -68,7 +68,7 @@ def one_pass(model: Any, rounds: int) -> None:
 def samples(model: Any, rounds: int) -> None:
     import torch
 
-    from knowgate.prompts.answer import AnswerPrompts
+    from knowgate.models.prompts.answers import AnswerPrompts
     from knowgate.types import Question
 
     prompt = AnswerPrompts().closed(Question(QUESTIONS[1]))
@@ -103,7 +103,8 @@ def samples(model: Any, rounds: int) -> None:
 
 
 def streaming(model: Any, rounds: int) -> None:
-    from knowgate import AdaptiveRAG, load_gate
+    from knowgate.gates import load_gate
+    from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 
     rag = AdaptiveRAG(FullLength(model), load_gate("never"), max_tokens=24)
 
@@ -140,10 +141,10 @@ sys.exit(code)
 
 
 def start() -> None:
-    from knowgate import weights
-    from knowgate.cli.demo_traffic import demo_folder
+    from knowgate.cli.demo.comparison import demo_folder
+    from knowgate.models import embedded_weights as weights
 
-    fetched = weights.fetch("smollm")
+    fetched = weights.fetch_weights("smollm")
     with tempfile.TemporaryDirectory() as cache:
         kept = Path(cache) / "weights"
         kept.mkdir()

@@ -42,9 +42,10 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def store_speed(largest: int, address: str | None) -> dict[int, float]:
-    from knowgate.history import Known, LogEntry, Scope, open_history
+    from knowgate.data.history import open_history
+    from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 
-    scope, medians = Scope("m", "p"), {}
+    scope, medians = HistoryScope("m", "p"), {}
     with tempfile.TemporaryDirectory() as folder:
         log: Any = open_history(address or str(Path(folder) / "log.db"), RandomEmbedder())
         rows = 0
@@ -54,7 +55,7 @@ def store_speed(largest: int, address: str | None) -> dict[int, float]:
             started, before = time.perf_counter(), rows
             while rows < size:
                 block = range(rows, min(rows + 1000, size))
-                log.add([LogEntry(f"question number {i}", Known.KNOWN, scope) for i in block])
+                log.add([LogEntry(f"question number {i}", KnowledgeLabel.KNOWN, scope) for i in block])
                 rows = block[-1] + 1
             rate = (rows - before) / (time.perf_counter() - started)
             first = seconds(lambda: log.search(["warm up"], K, scope))
@@ -71,13 +72,13 @@ def store_speed(largest: int, address: str | None) -> dict[int, float]:
 
 
 def against_a_pass(medians: dict[int, float]) -> None:
-    from knowgate.embedding import SentenceEmbedder
     from knowgate.gates.dhicl import DhiclGate
     from knowgate.models import load_model
-    from knowgate.types import LabelPrompt, Neighbour, Question, Reading
+    from knowgate.retrieval.embeddings import SentenceEmbedder
+    from knowgate.types import LabelPrompt, Neighbor, Question, Reading
 
     model, gate, embedder = load_model("smollm"), DhiclGate(), SentenceEmbedder()
-    near = tuple(Neighbour(f"Who wrote the famous book with number {i}?", "known", 0.5) for i in range(20))
+    near = tuple(Neighbor(f"Who wrote the famous book with number {i}?", "known", 0.5) for i in range(20))
     reading = Reading(neighbours={"dhicl": near})
     prompts = [gate.ask([Question(f"Who wrote Hamlet, part {i}?")], [reading])[0] for i in range(8)]
     bare = [LabelPrompt((prompt.prefix + prompt.parts[0], *prompt.parts[1:])) for prompt in prompts]

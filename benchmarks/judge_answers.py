@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.core.files import read_jsonl
 from knowgate.errors import BadInput
-from knowgate.files import read_jsonl
 
 Floats, Bools = NDArray[np.float64], NDArray[np.bool_]
 HOME = Path(__file__).parent / "runs" / "llama3.1-8b"
@@ -55,7 +55,7 @@ class Answers:
 
 def record(out: Path) -> None:
     """Write `answers.jsonl.gz` from the data set."""
-    from knowgate.datasets import load_questions
+    from knowgate.data.questions import load_questions
 
     lines = [
         json.dumps(_row(question, split)) + "\n"
@@ -68,8 +68,8 @@ def record(out: Path) -> None:
 
 
 def _row(question: Any, split: str) -> dict[str, Any]:
-    from knowgate.arbiters import RULES
-    from knowgate.signals import canonical
+    from knowgate.data.signals.samples import canonical_answer
+    from knowgate.gates.arbiters.abstention import RULES_ARBITER
 
     closed, opened = (question.meta[f"pred_{key}_retrieval"] for key in ("no", "one"))
     return {
@@ -77,8 +77,8 @@ def _row(question: Any, split: str) -> dict[str, Any]:
         "split": split,
         "set": question.meta["dataset"],
         **{name: bool(question.meta["acc_contains"][key]) for name, key in KEYS.items()},
-        "same": canonical(closed, question) == canonical(opened, question),
-        "rules": RULES.abstains(opened) and not RULES.abstains(closed),
+        "same": canonical_answer(closed, question) == canonical_answer(opened, question),
+        "rules": RULES_ARBITER.abstains(opened) and not RULES_ARBITER.abstains(closed),
     }
 
 

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from benchmarks.judge_recipes import FOLDS, Case, load_cases
 from benchmarks.judge_train import SIDE
-from knowgate.files import write_json, write_text
-from knowgate.fitting.judges.crew import fold_of
-from knowgate.fitting.probability import fit_calibration
-from knowgate.gates import to_probability
-from knowgate.statistics import auroc, logit, sigmoid
+from knowgate.core.files import write_json, write_text
+from knowgate.gates.artifacts.networks import apply_calibration
+from knowgate.stats.logistic import logit, sigmoid
+from knowgate.stats.metrics import auroc
+from knowgate.training.classifiers import fit_platt_scaling
+from knowgate.training.judges.ensemble import assign_folds
 
 RATES = (0.9, 0.8, 0.7, 0.6, 0.5)
 SPLITS = ("dev", "test")
@@ -75,9 +76,9 @@ def _calibrated(found: dict[str, Scores]) -> dict[str, Scores]:
     """Log-odds to probabilities, learnt on dev: before retrieval by Platt's two numbers for each column; after it, what
     is known by then speaks together (`_stacked`)."""
     dev = found["dev"]
-    maps = {column: fit_calibration(sigmoid(odds), dev.right(SIDE[column])) for column, odds in dev.columns.items()}
+    maps = {column: fit_platt_scaling(sigmoid(odds), dev.right(SIDE[column])) for column, odds in dev.columns.items()}
     alone = {
-        split: Scores(one.cases, {c: to_probability(sigmoid(odds), maps[c]) for c, odds in one.columns.items()})
+        split: Scores(one.cases, {c: apply_calibration(sigmoid(odds), maps[c]) for c, odds in one.columns.items()})
         for split, one in found.items()
     }
     if not {"closed", "open", "known"} <= set(dev.columns):
@@ -91,7 +92,7 @@ def _calibrated(found: dict[str, Scores]) -> dict[str, Scores]:
 def _stacked(found: dict[str, Scores], right: NDArray[np.bool_]) -> dict[str, Floats]:
     """P(right) from the log-odds of all columns. Dev rows are told by fits on the other four fifths of them."""
     dev, test = (np.column_stack(list(found[split].columns.values())) for split in SPLITS)
-    fold = fold_of([case.question.text for case in found["dev"].cases], FOLDS)
+    fold = assign_folds([case.question.text for case in found["dev"].cases], FOLDS)
     told = np.zeros(len(dev))
     for k in range(FOLDS):
         there = fold == k

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.judge_answers import Answers, Bools, Floats, Judge, Predicted
-from knowgate.statistics import Draws, Estimate, auroc, estimate, mcnemar, weighted_mean
-from knowgate.thresholds.choice import for_rate
+from knowgate.gates.calibration.threshold_choice import choose_for_rate
+from knowgate.stats.bootstrap import Bootstrap, Estimate, summarize_resamples
+from knowgate.stats.metrics import auroc, weighted_mean
+from knowgate.stats.proportions import mcnemar_test
 
 RATES = (0.9, 0.8, 0.7, 0.6, 0.5)
 CLOSE = 0.02  # how far the rate of a threshold on test rows may be from the one wanted
@@ -63,7 +65,7 @@ def best_rule(judge: Judge, arbiter: str, rate: float) -> str:
 
 def _on_dev(judge: Judge, rule: str, arbiter: str, rate: float) -> float:
     needs = needs_of(judge.dev, rule)
-    retrieve = needs > for_rate(needs, rate)
+    retrieve = needs > choose_for_rate(needs, rate)
     return float(np.where(retrieve, after(judge.dev, arbiter), judge.dev.answers.closed).mean())
 
 
@@ -73,7 +75,7 @@ def cascade_points(judge: Judge, arbiter: str, rule: str | None = None) -> list[
 
 
 def _at_rate(judge: Judge, arbiter: str, rule: str, rate: float) -> Point:
-    threshold = for_rate(needs_of(judge.dev, rule), rate)
+    threshold = choose_for_rate(needs_of(judge.dev, rule), rate)
     return replace(_point(judge.test, needs_of(judge.test, rule), rate, threshold, arbiter), rule=rule)
 
 
@@ -85,15 +87,15 @@ def _point(test: Predicted, needs: Floats, wanted: float, threshold: float, arbi
 
 def point_of(right: Bools, answers: Answers, wanted: float = 1.0, threshold: float = -1.0, rate: float = 1.0) -> Point:
     found = measured({"accuracy": right, "always": answers.open})
-    p, gained, lost = mcnemar(right, answers.open)
-    gap = estimate(found["accuracy"] - found["always"])
-    return Point(wanted, threshold, rate, estimate(found["accuracy"]), gap, p, gained, lost)
+    p, gained, lost = mcnemar_test(right, answers.open)
+    gap = summarize_resamples(found["accuracy"] - found["always"])
+    return Point(wanted, threshold, rate, summarize_resamples(found["accuracy"]), gap, p, gained, lost)
 
 
 def measured(columns: Mapping[str, Bools]) -> dict[str, Floats]:
     """Means on the rows as they are and on every resample, the same for all columns."""
     table = np.stack([column.astype(float) for column in columns.values()], axis=1)
-    draws = Draws(len(table), RESAMPLES)
+    draws = Bootstrap(len(table), RESAMPLES)
     found: dict[str, Floats] = draws.apply(
         [lambda weights: dict(zip(columns, weighted_mean(weights, table).T, strict=True))]
     )[0]
@@ -144,11 +146,11 @@ def keep_predictions(judge: Judge, run: Path, name: str = "judge") -> None:
 
     The threshold is that of 60 % retrieval on dev rows.
     """
-    from knowgate.files import sha256_text
-    from knowgate.runs import RecordedBeliefs, RecordedNeeds, write_beliefs, write_needs
+    from knowgate.core.files import sha256_text
+    from knowgate.data.runs.records import RecordedBeliefs, RecordedNeeds, write_beliefs, write_needs
 
     rule, answers = best_rule(judge, "judge", KEPT), judge.test.answers
-    threshold = for_rate(needs_of(judge.dev, rule), KEPT)
+    threshold = choose_for_rate(needs_of(judge.dev, rule), KEPT)
     needs = dict(zip(answers.ids, needs_of(judge.test, rule).tolist(), strict=True))
     write_needs(run, [RecordedNeeds(name, threshold, needs, f"predictions of {judge.name}")])
     sides = {

@@ -16,18 +16,18 @@ import numpy as np
 
 from benchmarks.judge_recipes import FOLDS, KINDS, Case, Recipe, load_cases, own_cases, recipes
 from benchmarks.judge_train import LABELS, mean_scores
-from knowgate.embedding import SentenceEmbedder
-from knowgate.files import write_json
-from knowgate.fitting.judges.answer import answer_training
-from knowgate.fitting.judges.crew import fold_of
-from knowgate.fitting.judges.encoder import EncoderPupil
-from knowgate.fitting.judges.lessons import Lesson
-from knowgate.fitting.judges.pupils import CausalPupil
-from knowgate.fitting.judges.training import train_judge
-from knowgate.gates import ANSWER_LABELS, Judge, PairEncoder, encoder_source, open_base
-from knowgate.models import MarkedTokens
-from knowgate.prompts import packaged
-from knowgate.signals import text_features
+from knowgate.core.files import write_json
+from knowgate.data.signals.vectors import text_features
+from knowgate.gates.judges import ANSWER_LABELS
+from knowgate.gates.judges.causal_judge import CausalJudge, load_judge_base
+from knowgate.gates.judges.encoder_judge import PairEncoder, resolve_encoder
+from knowgate.models.prompts.templates import load_packaged_templates
+from knowgate.models.tokenization import LabelPromptTokens
+from knowgate.retrieval.embeddings import SentenceEmbedder
+from knowgate.training.judges.answer_judge import make_answer_training
+from knowgate.training.judges.ensemble import assign_folds
+from knowgate.training.judges.trainable_models import TrainableCausalModel, TrainableEncoder, TrainingExample
+from knowgate.training.judges.trainer import train_judge
 
 TOKENS = 64  # of each answer
 RUNS = Path(__file__).parent / "runs"
@@ -36,49 +36,49 @@ RUNS = Path(__file__).parent / "runs"
 class Learner(Protocol):
     """A base that can be fed, taught and asked."""
 
-    def cut(self, kind: str, case: Case) -> MarkedTokens: ...
+    def cut(self, kind: str, case: Case) -> LabelPromptTokens: ...
 
-    def learn(self, lessons: Sequence[Lesson], recipe: Recipe, member: int, work: Path) -> dict[str, Any]: ...
+    def learn(self, lessons: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]: ...
 
-    def known(self, cuts: Sequence[MarkedTokens]) -> np.ndarray[Any, Any]: ...
+    def known(self, cuts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]: ...
 
 
 @dataclass
 class CausalLearner:
-    judge: Judge
+    judge: CausalJudge
     shortened: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def cut(self, kind: str, case: Case) -> MarkedTokens:
+    def cut(self, kind: str, case: Case) -> LabelPromptTokens:
         key = f"{case.question.id} {case.texts['closed']}"
         if key not in self.shortened:
             self.shortened[key] = {side: self.judge.beginning(text, TOKENS) for side, text in case.texts.items()}
         return self.judge.encode(KINDS[kind].text(case.question, self.shortened[key]))
 
-    def learn(self, lessons: Sequence[Lesson], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
-        pupil = CausalPupil(self.judge.model, self.judge.columns)
+    def learn(self, lessons: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
+        pupil = TrainableCausalModel(self.judge.model, self.judge.columns)
         return _taught(pupil, lessons, recipe, member, work)
 
-    def known(self, cuts: Sequence[MarkedTokens]) -> np.ndarray[Any, Any]:
+    def known(self, cuts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]:
         self.judge.model.loaded.model.eval()
         return self.judge.known(cuts)
 
 
 @dataclass
 class EncoderLearner:
-    pupil: EncoderPupil
+    pupil: TrainableEncoder
 
-    def cut(self, kind: str, case: Case) -> MarkedTokens:
-        return MarkedTokens(self.pupil.encoder.encode(case.question.text, KINDS[kind].pair(case.texts)), [0])
+    def cut(self, kind: str, case: Case) -> LabelPromptTokens:
+        return LabelPromptTokens(self.pupil.encoder.encode(case.question.text, KINDS[kind].pair(case.texts)), [0])
 
-    def learn(self, lessons: Sequence[Lesson], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
+    def learn(self, lessons: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
         return _taught(self.pupil, lessons, recipe, member, work)
 
-    def known(self, cuts: Sequence[MarkedTokens]) -> np.ndarray[Any, Any]:
+    def known(self, cuts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]:
         return self.pupil.encoder.known([cut.ids for cut in cuts])
 
 
-def _taught(pupil: Any, lessons: Sequence[Lesson], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
-    usual = answer_training(recipe.epochs, recipe.batch, recipe.rate, full=recipe.full, seed=member)
+def _taught(pupil: Any, lessons: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
+    usual = make_answer_training(recipe.epochs, recipe.batch, recipe.rate, full=recipe.full, seed=member)
     # no dev rows; two places to go on from in each epoch, but a small one is quicker done again than written
     training = replace(usual, checks=2, patience=0, saves=not recipe.full)
     trained = train_judge(pupil, lessons, [], training, work, _say)
@@ -102,7 +102,7 @@ def do_job(name: str, member: int, options: argparse.Namespace) -> None:
         write_json(file, spoken(options, train))
         return
     recipe = next(recipe for recipe in recipes() if recipe.name == name)
-    fold = fold_of([case.question.text for case in train], FOLDS)
+    fold = assign_folds([case.question.text for case in train], FOLDS)
     own = member % FOLDS  # further members learn the same rows from another start
     taught = _drawn([i for i in range(len(train)) if fold[i] != own], recipe.rows, member)
     left_out = [train[i] for i in range(len(train)) if fold[i] == own]
@@ -158,16 +158,16 @@ def _device() -> str:
 
 def open_learner(recipe: Recipe, member: int, options: argparse.Namespace) -> Learner:
     if recipe.base in ("mpnet", "minilm"):
-        encoder = PairEncoder(encoder_source(recipe.base), member)
+        encoder = PairEncoder(resolve_encoder(recipe.base), member)
         encoder.read_weights()
-        return EncoderLearner(EncoderPupil(encoder))
+        return EncoderLearner(TrainableEncoder(encoder))
     spec = options.big if recipe.base == "big" else options.small or recipe.base
-    return CausalLearner(Judge(open_base(spec), ANSWER_LABELS))
+    return CausalLearner(CausalJudge(load_judge_base(spec), ANSWER_LABELS))
 
 
 def lessons_of(
     learner: Learner, recipe: Recipe, cases: Sequence[Case], places: Sequence[int], shares: Mapping[str, float]
-) -> list[Lesson]:
+) -> list[TrainingExample]:
     """Everything the recipe teaches about these rows; an answer that was there before is not taught again."""
     lessons = []
     for place in places:
@@ -179,14 +179,14 @@ def lessons_of(
                 continue
             right = float(case.right[KINDS[kind].side])
             share = shares.get(case.question.id, right) if kind in ("judge", "question") else right
-            lessons.append(Lesson(learner.cut(kind, case), (share,)))
+            lessons.append(TrainingExample(learner.cut(kind, case), (share,)))
     return lessons
 
 
-def extra_lessons(learner: Learner, cases: Sequence[Case]) -> list[Lesson]:
+def extra_lessons(learner: Learner, cases: Sequence[Case]) -> list[TrainingExample]:
     kinds = ("judge", "judge_open")
     return [
-        Lesson(learner.cut(kind, case), (float(case.right[KINDS[kind].side]),))
+        TrainingExample(learner.cut(kind, case), (float(case.right[KINDS[kind].side]),))
         for case in cases
         for kind in kinds
         if kind == "judge" or case.texts["open"] != case.texts["closed"]
@@ -225,10 +225,10 @@ def asked(learner: Learner, recipe: Recipe, cases: Sequence[Case]) -> dict[str, 
 
 def spoken(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, dict[str, float]]:
     """What the untrained big model says: is the answer right; does it imply the answer with documents."""
-    learner = CausalLearner(Judge(open_base(options.big), ANSWER_LABELS))
+    learner = CausalLearner(CausalJudge(load_judge_base(options.big), ANSWER_LABELS))
     said = learner.known([learner.cut("judge", case) for case in cases])
     turns = [
-        packaged("judge").fill(
+        load_packaged_templates("judge").fill(
             "implies", "en", query=case.question.text, prediction=case.texts["closed"], answer=case.texts["open"]
         )
         for case in cases

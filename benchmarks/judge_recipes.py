@@ -12,10 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from knowgate.datasets import load_questions
-from knowgate.prompts import arbiter_text, right_text, search_text
-from knowgate.runs import loose_key
-from knowgate.text import normalise
+from knowgate.core.text import normalize
+from knowgate.data.questions import load_questions
+from knowgate.data.splits import fingerprint_text_loosely
+from knowgate.models.prompts.judges import (
+    build_arbiter_prompt,
+    build_correctness_prompt,
+    build_search_correctness_prompt,
+)
 from knowgate.types import Question
 
 FOLDS = 5
@@ -48,7 +52,7 @@ class Case:
         return (self.same("open") + self.same("ircot")) / 2
 
     def same(self, other: str) -> bool:
-        return normalise(self.texts["closed"]) == normalise(self.texts[other])
+        return normalize(self.texts["closed"]) == normalize(self.texts[other])
 
 
 def load_cases(split: str, limit: int | None = None) -> list[Case]:
@@ -71,32 +75,37 @@ class Kind:
 
 
 KINDS = {
-    "question": Kind("closed", lambda question, texts: right_text(question), lambda texts: ""),
+    "question": Kind("closed", lambda question, texts: build_correctness_prompt(question), lambda texts: ""),
     "judge": Kind(
-        "closed", lambda question, texts: right_text(question, texts["closed"]), lambda texts: texts["closed"]
+        "closed",
+        lambda question, texts: build_correctness_prompt(question, texts["closed"]),
+        lambda texts: texts["closed"],
     ),
     "judge_open": Kind(
-        "open", lambda question, texts: right_text(question, texts["open"]), lambda texts: texts["open"], ("closed",)
+        "open",
+        lambda question, texts: build_correctness_prompt(question, texts["open"]),
+        lambda texts: texts["open"],
+        ("closed",),
     ),
     "judge_ircot": Kind(
         "ircot",
-        lambda question, texts: right_text(question, texts["ircot"]),
+        lambda question, texts: build_correctness_prompt(question, texts["ircot"]),
         lambda texts: texts["ircot"],
         ("closed", "open"),
     ),
     "search": Kind(
         "open",
-        lambda question, texts: search_text(question, texts["closed"]),
+        lambda question, texts: build_search_correctness_prompt(question, texts["closed"]),
         lambda texts: f"{texts['closed']}; what would documents say?",
     ),
     "memory": Kind(
         "closed",
-        lambda question, texts: arbiter_text(question, texts["closed"], texts["open"], "memory"),
+        lambda question, texts: build_arbiter_prompt(question, texts["closed"], texts["open"], "memory"),
         lambda texts: f"from memory: {texts['closed']}; documents say: {texts['open']}",
     ),
     "documents": Kind(
         "open",
-        lambda question, texts: arbiter_text(question, texts["closed"], texts["open"], "documents"),
+        lambda question, texts: build_arbiter_prompt(question, texts["closed"], texts["open"], "documents"),
         lambda texts: f"from documents: {texts['open']}; memory says: {texts['closed']}",
     ),
 }
@@ -168,7 +177,7 @@ def recipes() -> list[Recipe]:
 
 def own_cases(runs: Path, known: Sequence[Case], limit: int | None = None) -> list[Case]:
     """Answers of our own LLM to questions of its train runs, without those that are among the known ones."""
-    keys = {loose_key(case.question.text) for case in known}
+    keys = {fingerprint_text_loosely(case.question.text) for case in known}
     found = []
     for name in OWN_RUNS:
         asked = {question.id: question for question in load_questions(f"bench:{name}/train")}
@@ -176,7 +185,7 @@ def own_cases(runs: Path, known: Sequence[Case], limit: int | None = None) -> li
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines][:limit]
         found += [_own(asked[row["id"]], row) for row in rows if row.get("open") and row["id"] in asked]
-    return [case for case in found if loose_key(case.question.text) not in keys]
+    return [case for case in found if fingerprint_text_loosely(case.question.text) not in keys]
 
 
 def _own(question: Question, row: Mapping[str, dict[str, object]]) -> Case:

@@ -26,18 +26,21 @@ import numpy as np
 from benchmarks.judge_answers import HOME, JUDGES
 from benchmarks.judge_recipes import Case, load_cases
 from benchmarks.tables.judge_speed import SPEED
-from knowgate.embedding import SentenceEmbedder
-from knowgate.files import write_json
-from knowgate.gates import ANSWER_LABELS, Judge, PairEncoder, encoder_source, is_encoder, open_base
-from knowgate.models import LlamaCpp, gguf_behind, write_gguf
-from knowgate.prompts import right_text
-from knowgate.signals import text_features
+from knowgate.core.files import write_json
+from knowgate.data.signals.vectors import text_features
+from knowgate.gates.judges import ANSWER_LABELS
+from knowgate.gates.judges.causal_judge import CausalJudge, load_judge_base
+from knowgate.gates.judges.encoder_judge import PairEncoder, is_encoder_spec, resolve_encoder
+from knowgate.models.gguf import find_gguf_file, write_gguf
+from knowgate.models.llamacpp.classifier import LlamaCppClassifier
+from knowgate.models.prompts.judges import build_correctness_prompt
+from knowgate.retrieval.embeddings import SentenceEmbedder
 
 CORES, QUESTIONS, ANSWER = 2, 20, 64
 REFERENCE = "smollm"
 USUAL = ("frozen:minilm", "minilm", "mpnet", "smollm", "llamacpp:smollm")
 FROZEN, LLAMACPP = "frozen:", "llamacpp:"
-base_of = functools.cache(open_base)  # two judges of one base need its weights once
+base_of = functools.cache(load_judge_base)  # two judges of one base need its weights once
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def frozen(spec: str, scratch: Path) -> Contestant:
 
 
 def encoder(spec: str, scratch: Path) -> Contestant:
-    opened = PairEncoder(encoder_source(spec))
+    opened = PairEncoder(resolve_encoder(spec))
     opened.read_weights()
 
     def ids(case: Case) -> list[int]:
@@ -76,7 +79,7 @@ def encoder(spec: str, scratch: Path) -> Contestant:
 
 
 def causal(spec: str, scratch: Path) -> Contestant:
-    judge = Judge(base_of(spec), ANSWER_LABELS)
+    judge = CausalJudge(base_of(spec), ANSWER_LABELS)
     return Contestant(
         lambda case: judge.known([judge.encode(text(case))]), lambda case: len(judge.encode(text(case)).ids)
     )
@@ -85,12 +88,12 @@ def causal(spec: str, scratch: Path) -> Contestant:
 def by_llama_cpp(spec: str, scratch: Path) -> Contestant:
     """The base as `knowgate export-judge` writes it; a GGUF file as it is (llamacpp:gguf:FILE)."""
     base = base_of(spec.removeprefix(LLAMACPP))
-    tokens, behind = scratch / f"{abs(hash(spec))}.json", gguf_behind(spec.removeprefix(LLAMACPP))
+    tokens, behind = scratch / f"{abs(hash(spec))}.json", find_gguf_file(spec.removeprefix(LLAMACPP))
     base.loaded.tokenizer.backend_tokenizer.save(str(tokens))
     file = behind if behind is not None and spec.startswith(f"{LLAMACPP}gguf:") else scratch / f"{tokens.stem}.gguf"
     if not file.is_file():
         write_gguf(file, base.loaded.model, base.loaded.tokenizer, kind="q8_0", tokens_of=behind)
-    judge, run = Judge(base, ANSWER_LABELS), LlamaCpp(file, tokens, CORES)
+    judge, run = CausalJudge(base, ANSWER_LABELS), LlamaCppClassifier(file, tokens, CORES)
     pair = judge.columns
 
     def ids(case: Case) -> list[int]:
@@ -100,13 +103,13 @@ def by_llama_cpp(spec: str, scratch: Path) -> Contestant:
 
 
 def text(case: Case) -> str:
-    return right_text(case.question, case.texts["closed"])
+    return build_correctness_prompt(case.question, case.texts["closed"])
 
 
 def contestant(spec: str, scratch: Path) -> Contestant:
     kinds = {FROZEN: frozen, LLAMACPP: by_llama_cpp}
     found = next((open_ for start, open_ in kinds.items() if spec.startswith(start)), None)
-    return (found or (encoder if is_encoder(spec) else causal))(spec, scratch)
+    return (found or (encoder if is_encoder_spec(spec) else causal))(spec, scratch)
 
 
 def race(judges: Mapping[str, Contestant], cases: Sequence[Case]) -> dict[str, list[tuple[float, float]]]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.judge_answers import Judge
 from benchmarks.judge_cascade import Point, cascade_points
-from knowgate.files import write_json
-from knowgate.statistics import Bools
+from knowgate.core.files import write_json
+from knowgate.stats.metrics import BoolArray
 
 DIGITS = 4
 
@@ -37,7 +37,7 @@ def write_summary(judge: Judge, path: Path) -> None:
     write_json(path, summary(judge))
 
 
-def _share(right: Bools) -> float:
+def _share(right: BoolArray) -> float:
     return round(float(right.mean()), DIGITS)
 
 

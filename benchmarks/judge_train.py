@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.judge_recipes import FOLDS, Case, Recipe, load_cases, recipes
-from knowgate.files import write_json, write_text
-from knowgate.statistics import auroc
+from knowgate.core.files import write_json, write_text
+from knowgate.stats.metrics import auroc
 
 SIDE = {"known": "closed", "found": "open", "closed": "closed", "open": "open"}  # whose answer a column is about
 SPAWN = multiprocessing.get_context("spawn")

@@ -83,14 +83,15 @@ def library_calls(model: Any, prompts: list[Any], samples: int, at_once: int) ->
 
 def against_others(loaded: Any, options: argparse.Namespace) -> None:
     from knowgate.labels.grading import StringGrader
-    from knowgate.labels.labeller import Labeller, Plan
-    from knowgate.prompts.answer import AnswerPrompts
+    from knowgate.labels.labeler import Labeler
+    from knowgate.labels.options import LabelPlan
+    from knowgate.models.prompts.answers import AnswerPrompts
 
     n, questions, prompts = options.questions, made_up(options.questions, 1), AnswerPrompts()
-    plan = Plan(samples=options.samples, max_tokens=TOKENS, layers=(min(15, loaded.depth - 1),))
+    plan = LabelPlan(samples=options.samples, max_tokens=TOKENS, layers=(min(15, loaded.depth - 1),))
     model = twin(loaded, stop=frozenset())
-    now = Labeller(model, StringGrader(), plan)
-    before = Labeller(twin(loaded, stop=frozenset(), shares=False), StringGrader(), plan)
+    now = Labeler(model, StringGrader(), plan)
+    before = Labeler(twin(loaded, stop=frozenset(), shares=False), StringGrader(), plan)
     now.label(questions[:1])  # warms up
     pairs = [(measured(lambda: now.label(questions)), measured(lambda: before.label(questions))) for _ in range(2)]
     ours, copies = (np.min(times, axis=0) for times in zip(*pairs, strict=True))
@@ -113,8 +114,8 @@ def against_others(loaded: Any, options: argparse.Namespace) -> None:
 
 def whole_run(model: Any, options: argparse.Namespace) -> None:
     """As the command labels: rows on disk, the model warmed up on a few questions that do not count."""
-    from knowgate.datasets import load_questions
-    from knowgate.labels import label
+    from knowgate.data.questions import load_questions
+    from knowgate.labels.labeling import label
 
     n = options.questions
     questions = load_questions(options.data, n) if options.data else made_up(n, 3)

@@ -16,10 +16,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from knowgate.gates import bind_gate, load_gate, read_questions, score_both
-from knowgate.models import gguf_behind, load_model
-from knowgate.prompts import AnswerPrompts
-from knowgate.types import Model, Prompt, Question, Want
+from knowgate.gates import load_gate
+from knowgate.gates.scoring import bind_gate, read_questions, score_with_raw
+from knowgate.models import load_model
+from knowgate.models.gguf import find_gguf_file
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.types import Model, Prompt, Question, SignalRequest
 
 PLACES = [
     "France",
@@ -46,7 +48,7 @@ ROUNDS = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=8)
-    parser.add_argument("--file", default=str(gguf_behind("smollm")))
+    parser.add_argument("--file", default=str(find_gguf_file("smollm")))
     parser.add_argument("--agreement", action="store_true")
     given = parser.parse_args()
     models = {"llama.cpp": load_model(f"llamacpp:{given.file}"), "transformers": load_model("smollm")}
@@ -80,19 +82,21 @@ def agree(models: dict[str, Model], asked: list[Question]) -> None:
     prompts = AnswerPrompts()
     for name in ("prompt", "logprob:first"):
         pairs = [(bind_gate(load_gate(name), model, prompts), model) for model in models.values()]
-        needs = [score_both(gate, asked, read_questions(model, [gate], asked, prompts)).needs for gate, model in pairs]
+        needs = [
+            score_with_raw(gate, asked, read_questions(model, [gate], asked, prompts)).needs for gate, model in pairs
+        ]
         print(f"{name}: r = {np.corrcoef(*needs)[0, 1]:.4f} of {len(asked)} needs, "
               f"at most {np.abs(np.subtract(*needs)).max():.3f} apart", flush=True)  # fmt: skip
 
 
 def label(model: Model, prompts: list[Prompt]) -> None:
-    want = Want(draft_tokens=12, layers=(15,), samples=5, sample_tokens=12, seed=0, resumable=False)
+    want = SignalRequest(draft_tokens=12, layers=(15,), samples=5, sample_tokens=12, seed=0, resumable=False)
     model.read(prompts, want)
 
 
 def ask(model: Model, prompts: list[Prompt]) -> None:
     for prompt in prompts:
-        reading = model.read([prompt], Want(draft_tokens=4))[0]
+        reading = model.read([prompt], SignalRequest(draft_tokens=4))[0]
         model.generate([prompt], max_tokens=16, resume=[reading.resume])
 
 

@@ -21,7 +21,7 @@ NEAR = (20, 5)
 
 def graded(name: str, part: str) -> list[Any]:
     """Rows with a verdict."""
-    from knowgate.runs import RunFolder
+    from knowgate.data.runs.folder import RunFolder
 
     rows = RunFolder(RUNS / QWEN / f"{name}-{part}").rows()
     return [row for row in rows if row.error is None and row.closed and row.closed.correct is not None]
@@ -29,14 +29,18 @@ def graded(name: str, part: str) -> list[Any]:
 
 def agreement() -> None:
     """How often 'both answers are the same' equals 'the closed-book answer is right'."""
-    from knowgate.runs.readings import question_of
-    from knowgate.signals import canonical
+    from knowgate.data.runs.storage import question_from_row
+    from knowgate.data.signals.samples import canonical_answer
 
     for name in DATA:
         rows = [row for row in graded(name, "test") if row.open is not None]
         right = np.array([bool(row.closed.correct) for row in rows])
         same = np.array(
-            [canonical(row.closed.text, question_of(row)) == canonical(row.open.text, question_of(row)) for row in rows]
+            [
+                canonical_answer(row.closed.text, question_from_row(row))
+                == canonical_answer(row.open.text, question_from_row(row))
+                for row in rows
+            ]
         )
         known = f"{right[same].mean():.0%}" if same.any() else "none"
         print(f"{name}: the label is the gold one for {(same == right).mean():.0%}; of what agrees, {known} is known")
@@ -44,9 +48,9 @@ def agreement() -> None:
 
 def embedders() -> None:
     """AUROC of 'does not know' by the share of known questions among the nearest logged ones."""
-    from knowgate.datasets import load_questions
-    from knowgate.embedding import SentenceEmbedder
-    from knowgate.statistics import auroc
+    from knowgate.data.questions import load_questions
+    from knowgate.retrieval.embeddings import SentenceEmbedder
+    from knowgate.stats.metrics import auroc
 
     for name, specs in PAIRS:
         parts = []

@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from knowgate.labels import label
+from knowgate.labels.labeling import label
 from knowgate.models.fake import FakeModel
-from knowgate.retrieval import build_index, load_retriever
+from knowgate.retrieval import load_retriever
+from knowgate.retrieval.index import build_index
 from knowgate.types import Question
 
 WORDS = 20_000  # of the made-up language, the k-th of them as frequent as 1 / k

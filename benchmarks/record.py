@@ -58,9 +58,9 @@ def record(test: Path, out: Path, fits: FittedOnce, gates: Sequence[str], files:
 
 def _needs(name: str, test: Path, fits: FittedOnce, gates: Sequence[str], files: Sequence[Path]) -> list[Any]:
     """By name: what was fitted here, then what was said where the LLM was, which counts where both are there."""
-    from knowgate.runs.trial import load_trial
+    from knowgate.data.runs.table import load_label_table
 
-    trial, found = load_trial([test]), []
+    trial, found = load_label_table([test]), []
     for train in _there(test.parent / f"{BORROWED.get(name, name)}-train"):
         found += fits.needs(train, trial)
         found += neighbour_needs(train, trial, fits.embedder, fits.scratch)

@@ -51,9 +51,9 @@ def questions(n: int, candidates: int) -> list[Any]:
 
 def probe(model: Any, width: int) -> Any:
     """A probe of the middle layer that knows nothing; reading it costs what any probe's reading costs."""
-    from knowgate.fitting.networks import fit_linear
-    from knowgate.gates.fitted.artefact import Artefact
-    from knowgate.gates.probe import ProbeGate
+    from knowgate.gates.artifacts.gate_folder import Artifact
+    from knowgate.gates.hidden_state import ProbeGate
+    from knowgate.training.classifiers import fit_linear
 
     layer = model.depth // 2
     states = np.random.default_rng(0).standard_normal((40, width)).astype(np.float32)
@@ -65,12 +65,12 @@ def probe(model: Any, width: int) -> Any:
         "options": {"layer": layer, "position": "pre"},
         "checksum": "none",
     }
-    return ProbeGate(Artefact(Path("probe"), manifest, fit_linear(states, states[:, 0] > 0, 1.0)))
+    return ProbeGate(Artifact(Path("probe"), manifest, fit_linear(states, states[:, 0] > 0, 1.0)))
 
 
 def pairs_per_second(asked: list[Any]) -> float:
-    from knowgate.fitting.reranker.base import open_cross_encoder
-    from knowgate.rerank.cross_encoder import CrossEncoderReranker
+    from knowgate.retrieval.rerankers.cross_encoder import CrossEncoderReranker
+    from knowgate.training.reranker_trainer import open_cross_encoder
 
     reranker = CrossEncoderReranker.around(open_cross_encoder("minilm"), "minilm")
     texts, passages = [question.text for question in asked], [question.contexts for question in asked]
@@ -92,16 +92,19 @@ def preference_speed(asked: list[Any], rounds: int) -> list[tuple[float, float, 
     import torch
 
     from knowgate.models import load_model
-    from knowgate.preferences.measure import Confidence, single_prompts
-    from knowgate.types import Want
+    from knowgate.training.passage_effects import ConfidenceSource, build_passage_prompts
+    from knowgate.types import SignalRequest
 
     model: Any = load_model("smollm")
-    source = Confidence(model, probe(model, model.loaded.model.config.hidden_size))
+    source = ConfidenceSource(model, probe(model, model.loaded.model.config.hidden_size))
     contexts = [question.contexts for question in asked]
-    prompts = single_prompts(source.prompts, asked, contexts)
-    kept, plain = Want(layers=(model.depth // 2, model.depth - 1), resumable=False), Want(resumable=False)
+    prompts = build_passage_prompts(source.prompts, asked, contexts)
+    kept, plain = (
+        SignalRequest(layers=(model.depth // 2, model.depth - 1), resumable=False),
+        SignalRequest(resumable=False),
+    )
     torch.set_num_threads(1)
-    for want in (Want(layers=kept.layers[:1], resumable=False), kept, plain):
+    for want in (SignalRequest(layers=kept.layers[:1], resumable=False), kept, plain):
         model.read(prompts[:2], want)  # warm up
     return [
         (
@@ -126,17 +129,20 @@ def peak() -> float:
 
 
 def run_for_peak(n: int) -> None:
+    from knowgate.data.preferences import PreferenceFolder
     from knowgate.models.fake import FakeModel
-    from knowgate.preferences.measure import Confidence, Preferrer
-    from knowgate.preferences.record import PreferenceFolder
-    from knowgate.preferences.session import prefer_run
+    from knowgate.training.passage_effects import ConfidenceSource, PreferenceLabeler
+    from knowgate.training.preference_run import run_preferences
 
     asked = questions(n, 20)
     before = peak()
     model = FakeModel()
     with tempfile.TemporaryDirectory() as folder:
-        prefer_run(
-            PreferenceFolder(Path(folder) / "p"), asked, Preferrer(Confidence(model, probe(model, 16))), data="x"
+        run_preferences(
+            PreferenceFolder(Path(folder) / "p"),
+            asked,
+            PreferenceLabeler(ConfidenceSource(model, probe(model, 16))),
+            data="x",
         )
     print(peak() - before)
 

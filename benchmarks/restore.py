@@ -35,14 +35,14 @@ def main() -> None:
 
 def restore(run: Path, out: Path) -> int:
     """How many rows the run has."""
-    from knowgate.datasets import load_questions
-    from knowgate.runs import RunFolder
-    from knowgate.runs.rows import to_json
+    from knowgate.data.questions import load_questions
+    from knowgate.data.runs.folder import RunFolder
+    from knowgate.data.runs.rows import row_to_json
 
     spec = str(RunFolder(run).manifest()["settings"]["data"]).partition("+")[0]
     asked = {question.id: question for question in load_questions(spec)}
     shutil.copytree(run, out, dirs_exist_ok=True)
-    lines = [json.dumps(to_json(_asked(row, asked)), ensure_ascii=False) for row in RunFolder(run).rows()]
+    lines = [json.dumps(row_to_json(_asked(row, asked)), ensure_ascii=False) for row in RunFolder(run).rows()]
     with gzip.GzipFile(out / "labels.jsonl.gz", "wb", mtime=0) as file:
         file.write(("\n".join(lines) + "\n").encode())
     return len(lines)

@@ -69,14 +69,14 @@ def peak() -> str:
 
 
 def history(rows: int, folder: Path) -> None:
-    from knowgate.history.entries import Known, LogEntry, Scope
-    from knowgate.history.sqlite import SqliteHistory
+    from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
+    from knowgate.data.history.sqlite_store import SqliteHistory
 
-    scope, log = Scope("m", "p"), SqliteHistory(folder / "log.db", TopicEmbedder())
+    scope, log = HistoryScope("m", "p"), SqliteHistory(folder / "log.db", TopicEmbedder())
     start, there = time.perf_counter(), log.count(scope)  # from an earlier start with --in
     for first in range(there, rows, 5_000):
         block = range(first, min(first + 5_000, rows))
-        log.add([LogEntry(f"question number {i}", Known.KNOWN, scope) for i in block])
+        log.add([LogEntry(f"question number {i}", KnowledgeLabel.KNOWN, scope) for i in block])
     filled = (rows - there) / (time.perf_counter() - start)
     print(f"history, {rows:,} entries: filled at {filled:,.0f}/s, {peak()}", flush=True)
     first_search = seconds(lambda: log.search(["warm up"], K, scope))
@@ -89,15 +89,15 @@ def history(rows: int, folder: Path) -> None:
 
 
 def again(rows: int, folder: Path) -> None:
-    from knowgate.history.entries import Known, LogEntry, Scope
-    from knowgate.history.sqlite import SqliteHistory
+    from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
+    from knowgate.data.history.sqlite_store import SqliteHistory
 
-    scope, log = Scope("m", "p"), SqliteHistory(folder / "log.db", TopicEmbedder())
+    scope, log = HistoryScope("m", "p"), SqliteHistory(folder / "log.db", TopicEmbedder())
     print(
         f"history opened again, {rows:,} entries: first search {seconds(lambda: log.search(['first'], K, scope)):.2f} s"
     )
     searched(log, scope)
-    log.add([LogEntry(f"a later question {i}", Known.KNOWN, scope) for i in range(1_000)])
+    log.add([LogEntry(f"a later question {i}", KnowledgeLabel.KNOWN, scope) for i in range(1_000)])
     print(f"  search after 1,000 more entries {seconds(lambda: log.search(['and now'], K, scope)) * 1e3:.1f} ms")
 
 
@@ -126,7 +126,7 @@ def index(rows: int, folder: Path) -> None:
     import random
 
     from benchmarks.outside import words
-    from knowgate.retrieval import build_index
+    from knowgate.retrieval.index import build_index
 
     dice, corpus = random.Random(0), folder / f"corpus-{rows}.jsonl"
     if not corpus.exists():  # from an earlier start with --in
@@ -185,7 +185,7 @@ def record(rows: int, path: Path) -> None:
     """A run of 1,000 questions told a thousand times, every time with another question and other numbers."""
     import random
 
-    from knowgate.labels import label
+    from knowgate.labels.labeling import label
     from knowgate.models.fake import FakeModel
     from knowgate.types import Passage, Question
 

@@ -31,8 +31,9 @@ import aiohttp
 from tests.support.running_server import running
 from tests.support.stub_upstream import running_stub
 
-from knowgate.pipeline import Settings
-from knowgate.server import ServeOptions, create_app
+from knowgate.pipeline.settings import Settings
+from knowgate.server.app import create_app
+from knowgate.server.options import ServeOptions
 
 BODY = {"model": "stub-llm", "messages": [{"role": "user", "content": "Who wrote Emma?"}]}
 SHORT = [f"What is the capital of {name}?" for name in ("France", "Peru", "Kenya", "Japan", "Norway", "Chad", "Cuba")]

@@ -40,7 +40,7 @@ class Step:
 
 def run_step(step: Step, out: Path) -> float:
     """Seconds it took; 0 where it was done before. One that fails is said; the steps after it may not need it."""
-    from knowgate.cli import run
+    from knowgate.cli.main import run
 
     if step.made is not None and step.made.exists():
         return 0.0
@@ -58,25 +58,25 @@ def run_step(step: Step, out: Path) -> float:
 @contextlib.contextmanager
 def weights_kept(kept: bool) -> Iterator[None]:
     """Commands open the model by its spec; those that only read share its weights, training changes them."""
-    from knowgate.models.hf import load
+    from knowgate.models.hf import loader as load
 
-    plain, shared = load.load, _shared()
+    plain, shared = load.load_transformers, _shared()
     if kept:
-        load.load = shared
+        load.load_transformers = shared
     else:
         shared.cache_clear()
         gc.collect()
     try:
         yield
     finally:
-        load.load = plain
+        load.load_transformers = plain
 
 
 @functools.cache
 def _shared() -> Any:
-    from knowgate.models.hf import load
+    from knowgate.models.hf import loader as load
 
-    return functools.cache(load.load)
+    return functools.cache(load.load_transformers)
 
 
 def pool_corpora(bench: Path, file: Path) -> None:

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from knowgate.cli import run
+from knowgate.cli.main import run
 from tests.support.house import ROOT
 from tests.support.markdown_pages import blocks
 

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 import knowgate
-from knowgate.arbiters.manifest import ArbiterRecord
-from knowgate.gates import FITTED, GATES
-from knowgate.pipeline import Settings
-from knowgate.runs.beliefs import RecordedBeliefs
-from knowgate.runs.needs import RecordedNeeds
-from knowgate.runs.rows import LabelRow
+from knowgate.data.runs.records import RecordedBeliefs, RecordedNeeds
+from knowgate.data.runs.rows import LabelRow
+from knowgate.gates import FITTED_GATES, GATES
+from knowgate.gates.arbiters.fitted_arbiter import ArbiterManifest
+from knowgate.pipeline.settings import Settings
 from tests.support import house
 from tests.support.house import ROOT
 
@@ -77,7 +76,7 @@ def test_every_command_is_there_with_its_options(site):
 
 def test_every_gate_is_there_with_what_it_needs(site):
     text = page(site, "gates")
-    for name in [*GATES, *FITTED]:
+    for name in [*GATES, *FITTED_GATES]:
         section = text.partition(f'<h3 id="{name}"')[2].partition("<h3")[0]
         assert "Needs" in section
         assert "Cost per question" in section
@@ -181,4 +180,4 @@ def test_the_keys_of_rows_are_those_on_the_page(file, record):
 
 
 def test_the_keys_of_an_arbiter_are_those_on_the_page():
-    assert documented("arbiter.json") == {field.name for field in dataclasses.fields(ArbiterRecord)} | {"version"}
+    assert documented("arbiter.json") == {field.name for field in dataclasses.fields(ArbiterManifest)} | {"version"}

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.cli import run
+from knowgate.cli.main import run
 from knowgate.errors import ModelError, NotOffered
 from knowgate.gates import load_gate
 from knowgate.models import load_model
-from knowgate.pipeline import AdaptiveRAG
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval import load_retriever
-from knowgate.types import Prompt, TextEvent, Want
+from knowgate.types import Prompt, SignalRequest, TextEvent
 from tests.support import entry_points
 from tests.support.house import ROOT
 from tests.support.markdown_pages import EXAMPLES
@@ -87,7 +87,7 @@ def test_the_backend_can_be_streamed_and_awaited(command_model):
 
 def test_the_backend_refuses_what_it_does_not_offer(command_model):
     with pytest.raises(NotOffered, match="nothing else"):
-        command_model("").read([Prompt("a")], Want(samples=2))
+        command_model("").read([Prompt("a")], SignalRequest(samples=2))
 
 
 def test_a_program_that_fails_is_an_error_with_its_words(command_model):

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import knowgate
-from knowgate.datasets import DATASETS
-from knowgate.gates import FITTED, GATES, markdown_table
+from knowgate.core.registry import load_target
+from knowgate.data.questions import DATASETS
+from knowgate.gates import FITTED_GATES, GATES, render_gate_table
 from knowgate.models import MODELS
-from knowgate.registry import load_target
-from knowgate.rerank import RERANKERS
 from knowgate.retrieval import RETRIEVERS
+from knowgate.retrieval.rerankers import RERANKERS
 from tests.support import house
 from tests.support.house import LEVEL, ROOT, SOURCE, imports, module_name, part_of
 from tests.support.processes import python
@@ -76,7 +76,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_no_gate_imports_another_gate():
-    gates = {entry.target.partition(":")[0] for entry in [*GATES.values(), *FITTED.values()]}
+    gates = {entry.target.partition(":")[0] for entry in [*GATES.values(), *FITTED_GATES.values()]}
     wrong = {
         one.module: one.home
         for path in (SOURCE / "gates").rglob("*.py")
@@ -111,7 +111,7 @@ def test_importing_knowgate_is_quick(capsys):
 
 
 def test_the_help_of_the_command_line_loads_nothing_heavy():
-    code = "import sys; from knowgate.cli import run; run(['--help']); print('loaded', *sys.modules)"
+    code = "import sys; from knowgate.cli.main import run; run(['--help']); print('loaded', *sys.modules)"
     loaded = python(code).rpartition("loaded")[2].split()
     assert not [name for name in HEAVY if name in loaded and name not in ("typer", "pydantic", "httpx")]
 
@@ -155,7 +155,7 @@ def test_the_extra_of_every_entry_can_be_installed(entry):
 def test_the_page_of_gates_has_the_table_of_them():
     text = (ROOT / "docs" / "which-gate.md").read_text(encoding="utf-8")
     block = text.partition("<!-- gates -->")[2].partition("<!-- /gates -->")[0]
-    assert block.strip() == markdown_table()
+    assert block.strip() == render_gate_table()
 
 
 # --- the code -------------------------------------------------------------------------------------

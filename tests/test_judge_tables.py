@@ -56,7 +56,7 @@ def test_the_answers_on_record_are_those_of_the_data_set():
 
 
 def test_no_text_is_on_record():
-    from knowgate.files import read_jsonl
+    from knowgate.core.files import read_jsonl
 
     kinds = {"id": str, "split": str, "set": str}
     for _, row in read_jsonl(HOME / ANSWERS):
@@ -129,7 +129,7 @@ def test_the_script_prints_one_json_object(home):
 
 
 def test_predictions_beside_a_label_run_are_evaluated_like_any_gate_and_arbiter(home, tmp_path):
-    from knowgate.evaluation import evaluate
+    from knowgate.evaluation.gate_evaluation import evaluate
 
     run = tmp_path / "run"
     run.mkdir()
@@ -144,7 +144,7 @@ def test_predictions_beside_a_label_run_are_evaluated_like_any_gate_and_arbiter(
 
 
 def test_what_the_demo_shows_is_what_the_predictions_on_record_come_to():
-    from knowgate.cli.demo_traffic import demo_folder
+    from knowgate.cli.demo.comparison import demo_folder
 
     shipped = json.loads((demo_folder() / "judge.json").read_text(encoding="utf-8"))
     assert shipped == summary(read_judge(HOME, "cascade")), "make results writes it anew"

@@ -11,18 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knowgate.cli import run as command
-from knowgate.doors import read_json
-from knowgate.evaluation import read_log
-from knowgate.files import sha256_file
-from knowgate.gates import PACKAGED, load_gate, read_artefact, score_gate
-from knowgate.history import Scope, open_history
+from knowgate.cli.main import run as command
+from knowgate.core.files import sha256_file
+from knowgate.core.validation import read_json
+from knowgate.data.history import open_history
+from knowgate.data.history.entries import HistoryScope
+from knowgate.data.preferences import PreferenceFolder
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.table import LabelTable, load_label_table
+from knowgate.evaluation.traffic_log import read_traffic_log
+from knowgate.gates import PACKAGED_GATES, load_gate
+from knowgate.gates.artifacts.gate_folder import read_artifact
+from knowgate.gates.offline_scoring import score_gate
 from knowgate.models import load_model
-from knowgate.preferences import PreferenceFolder
-from knowgate.prompts import packaged
-from knowgate.rerank import load_reranker
+from knowgate.models.prompts.templates import load_packaged_templates
 from knowgate.retrieval import load_retriever
-from knowgate.runs import RunFolder, Trial, load_trial
+from knowgate.retrieval.rerankers import load_reranker
 from knowgate.types import Passage
 
 HOME = Path(__file__).parent / "fixtures" / "old"
@@ -49,8 +53,8 @@ def old(copy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trials(copy: Path) -> dict[str, Trial]:
-    return {name: load_trial([copy / name]) for name in ("run", "run-packed")}
+def trials(copy: Path) -> dict[str, LabelTable]:
+    return {name: load_label_table([copy / name]) for name in ("run", "run-packed")}
 
 
 @pytest.fixture
@@ -89,24 +93,27 @@ def test_the_fake_model_is_still_the_one_they_were_made_with():
     ],
 )
 def test_the_wording_of_the_prompts_is_unchanged(name: str, fingerprint: str):
-    assert packaged(name).fingerprint == fingerprint
+    assert load_packaged_templates(name).fingerprint == fingerprint
 
 
 def test_the_packaged_gate_is_unchanged():
-    folder = PACKAGED / "smollm"
+    folder = PACKAGED_GATES / "smollm"
     assert {name: sha256_file(folder / name)[:16] for name in ("gate.json", "weights.safetensors")} == {
         "gate.json": "44d5b2356b2bd807",
         "weights.safetensors": "e32c4cd82d585d8a",
     }
-    made = read_artefact(folder).manifest
-    assert (made["model"]["fingerprint"], made["prompts"]) == ("b179c9523d0e6a0f", packaged("answer").fingerprint)
+    made = read_artifact(folder).manifest
+    assert (made["model"]["fingerprint"], made["prompts"]) == (
+        "b179c9523d0e6a0f",
+        load_packaged_templates("answer").fingerprint,
+    )
 
 
 # --- runs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["run", "run-packed"])
-def test_a_label_run_has_its_rows_and_what_is_on_record(name: str, trials: dict[str, Trial]):
+def test_a_label_run_has_its_rows_and_what_is_on_record(name: str, trials: dict[str, LabelTable]):
     expected = EXPECTED[name]
     rows = list(RunFolder(Path(name)).rows())
     assert [row.id for row in rows] == expected["ids"]
@@ -114,7 +121,7 @@ def test_a_label_run_has_its_rows_and_what_is_on_record(name: str, trials: dict[
     assert sorted(trials[name].recorded) == expected["recorded"]
 
 
-def test_a_label_run_has_its_verdicts(trials: dict[str, Trial]):
+def test_a_label_run_has_its_verdicts(trials: dict[str, LabelTable]):
     trial, accuracy = trials["run"], EXPECTED["run"]["accuracy"]
     assert trial.open_right is not None
     assert (trial.closed_right.mean(), trial.open_right.mean()) == near((accuracy["closed"], accuracy["open"]))
@@ -138,7 +145,7 @@ def test_a_label_run_is_reported(say: Say):
 # --- gates ----------------------------------------------------------------------------------------
 
 
-def check_scores(trial: Trial, spec: str, expected: Mapping[str, Any], *, network: bool = False) -> None:
+def check_scores(trial: LabelTable, spec: str, expected: Mapping[str, Any], *, network: bool = False) -> None:
     scores = score_gate(trial, spec)
     needs = {row.id: float(need) for row, need in zip(trial.rows, scores.needs, strict=True)}
     assert scores.threshold == near(expected["threshold"])
@@ -146,27 +153,27 @@ def check_scores(trial: Trial, spec: str, expected: Mapping[str, Any], *, networ
 
 
 @pytest.mark.parametrize("name", named(EXPECTED["gates"]))
-def test_a_gate_decides_as_before(name: str, trials: dict[str, Trial]):
+def test_a_gate_decides_as_before(name: str, trials: dict[str, LabelTable]):
     check_scores(trials["run"], name, EXPECTED["gates"][name], network=name not in ("probe", "fusion-cheap"))
 
 
 @pytest.mark.parametrize("spec", EXPECTED["plain_gates"])
-def test_rows_give_plain_gates_the_same_needs(spec: str, trials: dict[str, Trial]):
+def test_rows_give_plain_gates_the_same_needs(spec: str, trials: dict[str, LabelTable]):
     check_scores(trials["run"], spec, EXPECTED["plain_gates"][spec])
 
 
 @pytest.mark.parametrize("spec", EXPECTED["packed_gates"])
-def test_packed_rows_give_the_same_needs(spec: str, trials: dict[str, Trial]):
+def test_packed_rows_give_the_same_needs(spec: str, trials: dict[str, LabelTable]):
     check_scores(trials["run-packed"], spec, EXPECTED["packed_gates"][spec])
 
 
 @pytest.mark.parametrize("name", ["calibrated-loss", "calibrated-rate"])
 def test_a_calibrated_gate_keeps_its_threshold_and_evidence(name: str):
     assert load_gate(name).threshold == near(EXPECTED["gates"][name]["threshold"])
-    assert read_artefact(Path(name)).manifest["calibration"]
+    assert read_artifact(Path(name)).manifest["calibration"]
 
 
-def test_gates_are_compared_on_a_run(say: Say, trials: dict[str, Trial]):
+def test_gates_are_compared_on_a_run(say: Say, trials: dict[str, LabelTable]):
     options = ["--gates", "probe,fusion-cheap", "--resamples", "0", "--no-html", "--json"]
     shown = {one["gate"]: one for one in json.loads(say("eval", "--labels", "run", *options))["gates"]}
     accuracy = EXPECTED["run"]["accuracy"]
@@ -190,7 +197,7 @@ def test_an_index_finds_what_it_found(kind: str):
 def test_a_history_finds_what_it_found(say: Say):
     expected = EXPECTED["history"]
     history = open_history("history.db")
-    (found,) = history.search([expected["question"]], 3, Scope(**expected["scope"]))
+    (found,) = history.search([expected["question"]], 3, HistoryScope(**expected["scope"]))
     assert [one.question for one in found] == [one["question"] for one in expected["found"]]
     assert [one.label for one in found] == [one["label"] for one in expected["found"]]
     assert [one.similarity for one in found] == near([one["similarity"] for one in expected["found"]], network=True)
@@ -227,7 +234,7 @@ def test_a_reranker_is_compared_on_preferences(say: Say, tmp_path: Path):
 @pytest.mark.parametrize("name", EXPECTED["traffic"])
 def test_a_traffic_log_is_replayed(name: str, say: Say):
     expected = EXPECTED["traffic"][name]
-    events = read_log(Path(name)).events
+    events = read_traffic_log(Path(name)).events
     assert [event.need for event in events] == near(expected["needs"])
     assert sum(event.retrieved for event in events) == expected["retrieved"]
     assert json.loads(say("replay", name, "--json"))

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from knowgate.fitting import FEWEST_GRADED, FEWEST_OF_A_KIND
+from knowgate.training.examples import MIN_GRADED_ROWS, MIN_ROWS_PER_CLASS
 from tests.support import command_lines
 from tests.support.house import ROOT
 
@@ -45,4 +45,4 @@ def test_every_table_and_figure_is_answered_by_a_command(paper, element):
 
 
 def test_the_page_says_how_many_rows_a_fit_needs():
-    assert f"at least {FEWEST_GRADED} graded rows, {FEWEST_OF_A_KIND} of each kind" in PAGE
+    assert f"at least {MIN_GRADED_ROWS} graded rows, {MIN_ROWS_PER_CLASS} of each kind" in PAGE

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import knowgate as kg
-from knowgate.cli import run
-from knowgate.cli.demo_traffic import demo_folder
-from knowgate.cli.usage import CommandLineError
-from knowgate.cli.verbs import VERBS
-from knowgate.files import read_jsonl
-from knowgate.pipeline import Settings
-from knowgate.registry import load_target
+from knowgate.cli.commands import COMMANDS
+from knowgate.cli.demo.comparison import demo_folder
+from knowgate.cli.error_messages import CommandLineError
+from knowgate.cli.main import run
+from knowgate.core.files import read_jsonl
+from knowgate.core.registry import load_target
+from knowgate.pipeline.settings import Settings
 from tests.support import command_lines, entry_points, readme_tables
 from tests.support.house import ROOT
 from tests.support.invented import write_invented
@@ -101,7 +101,7 @@ def test_every_shell_line_is_one_the_command_line_takes(block, top):
 def test_the_guide_has_a_line_for_every_command():
     table = [line for line in (ROOT / "docs" / "guide.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     named = set(re.findall(r"`knowgate ([\w-]+)", "\n".join(line.split("|")[1] for line in table)))
-    assert set(VERBS) - named == set()
+    assert set(COMMANDS) - named == set()
 
 
 def test_every_mention_of_a_command_names_one_that_exists(top):

@@ -13,8 +13,9 @@ from benchmarks.tables import common, dhicl, kbm, kbm_plugged
 from benchmarks.tables.names import recorded_name, with_names
 
 import knowgate as kg
-from knowgate.runs import LabelRow, RecordedNeeds, RunFolder, read_needs, write_needs
-from knowgate.runs.rows import GradedAnswer
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.records import RecordedNeeds, read_needs, write_needs
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from tests.support.invented import write_invented
 
 KINDS = ("fast-changing", "slow-changing", "never-changing")

@@ -17,7 +17,7 @@ def test_make_results_reproduces_the_committed_tables(tmp_path, monkeypatch, cap
 
 
 def test_the_recorded_runs_hold_no_questions_answers_or_passages():
-    from knowgate.runs.run_folder import RunFolder
+    from knowgate.data.runs.folder import RunFolder
 
     folders = sorted(path.parent for path in BENCHMARKS.rglob("labels.jsonl.gz"))
     assert len(folders) >= 24

@@ -17,7 +17,7 @@ class CachedEmbedder:
     """The embedding model, asked once per text."""
 
     def __init__(self) -> None:
-        from knowgate.embedding import SentenceEmbedder
+        from knowgate.retrieval.embeddings import SentenceEmbedder
 
         self.inner, self.known = SentenceEmbedder(), {}  # type: ignore[var-annotated]
 
@@ -34,10 +34,10 @@ class CachedEmbedder:
 
 def makers(embedder: Any) -> dict[str, tuple[str, Callable[[Any], Any]]]:
     """name -> (target, fit)."""
-    from knowgate.fitting.adaptive import fit_adaptive
-    from knowgate.fitting.fusion import fit_fusion
-    from knowgate.fitting.judges.ik import fit_ik_text
-    from knowgate.fitting.probe import fit_probe
+    from knowgate.training.adaptive import fit_adaptive
+    from knowgate.training.fusion import fit_fusion
+    from knowgate.training.judges.ik import fit_ik_text
+    from knowgate.training.probe import fit_probe
 
     return {
         "probe": ("known", lambda ex: fit_probe(ex, layer="mid", kind="mlp")),
@@ -70,8 +70,8 @@ class FittedOnce:
 
     def _fit(self, train: Path) -> Iterator[tuple[str, Path]]:
         from knowgate.errors import KnowgateError
-        from knowgate.fitting.examples import load_examples
-        from knowgate.fitting.save import save_fitted
+        from knowgate.training.examples import load_examples
+        from knowgate.training.gate_artifact import save_fitted
 
         for name, (target, make) in makers(self.embedder).items():
             start, folder = time.perf_counter(), self.scratch / train.name / name
@@ -87,16 +87,18 @@ class FittedOnce:
 
 def scored_needs(name: str, folder: Path, trial: Any, about: str, embedder: Any = None) -> Iterator[Any]:
     """What a fitted gate says of a test run, before and after calibration; nothing where it cannot."""
+    from knowgate.data.runs.records import RecordedNeeds
     from knowgate.errors import KnowgateError
-    from knowgate.gates import far_share, load_gate, measure_distances, score_both
-    from knowgate.runs.needs import RecordedNeeds
+    from knowgate.gates import load_gate
+    from knowgate.gates.artifacts.drift import compute_far_share
+    from knowgate.gates.scoring import measure_distances, score_with_raw
 
     try:
         gate = load_gate(str(folder), plug_in=True)
         if embedder is not None and hasattr(gate, "embedder"):
             gate = replace(gate, embedder=embedder)  # type: ignore[type-var]
-        scores = score_both(gate, trial.questions, trial.readings)
-        far = far_share(measure_distances(gate, trial.questions, trial.readings))
+        scores = score_with_raw(gate, trial.questions, trial.readings)
+        far = compute_far_share(measure_distances(gate, trial.questions, trial.readings))
     except KnowgateError as error:
         print(f"  left out: {name}: {error}")
         return
@@ -107,17 +109,17 @@ def scored_needs(name: str, folder: Path, trial: Any, about: str, embedder: Any 
 
 def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> list[Any]:
     """SKR with the train run as its log, in both forms."""
+    from knowgate.data.history.sqlite_store import SqliteHistory
+    from knowgate.data.runs.folder import RunFolder
+    from knowgate.data.runs.records import RecordedNeeds
     from knowgate.errors import KnowgateError
-    from knowgate.gates import score_questions
+    from knowgate.gates.scoring import score_questions
     from knowgate.gates.skr import SkrGate
-    from knowgate.history.sqlite import SqliteHistory
-    from knowgate.labels.logbook import entries_of, scope_of
-    from knowgate.runs.needs import RecordedNeeds
-    from knowgate.runs.run_folder import RunFolder
+    from knowgate.labels.history_entries import entries_from_rows, scope_from_settings
 
     log = SqliteHistory(scratch / f"{train.name}.db", embedder=embedder)
-    scope = scope_of(RunFolder(train).manifest()["settings"])
-    log.add(list(entries_of(RunFolder(train).rows(), scope)))
+    scope = scope_from_settings(RunFolder(train).manifest()["settings"])
+    log.add(list(entries_from_rows(RunFolder(train).rows(), scope)))
     try:
         near = SkrGate(log, scope=scope).recall(trial.questions)
     except KnowgateError as error:

@@ -17,16 +17,16 @@ def pack(full: Path, out: Path, needs: Sequence[Any]) -> None:
 
     Questions that some gate was not asked, as it was fitted on them, are left out.
     """
-    from knowgate.files import write_json
-    from knowgate.runs import read_use, write_needs, write_use
-    from knowgate.runs.rows import to_json
-    from knowgate.runs.run_folder import RunFolder
+    from knowgate.core.files import write_json
+    from knowgate.data.runs.folder import RunFolder
+    from knowgate.data.runs.records import read_usefulness, write_needs, write_usefulness
+    from knowgate.data.runs.rows import row_to_json
 
     out.mkdir(parents=True, exist_ok=True)
     foreign = str(RunFolder(full).manifest()["settings"]["model"]).startswith("recorded:")
     rows = [row for row in RunFolder(full).rows() if all(row.id in one.needs for one in needs)]
     needs = [_only(one, {row.id for row in rows}) for one in needs]
-    lines = [json.dumps(to_json(packed(row, foreign)), ensure_ascii=False) for row in rows]
+    lines = [json.dumps(row_to_json(packed(row, foreign)), ensure_ascii=False) for row in rows]
     with gzip.GzipFile(out / "labels.jsonl.gz", "wb", mtime=0) as file:
         file.write(("\n".join(lines) + "\n").encode())
     manifest = RunFolder(full).manifest()
@@ -34,8 +34,8 @@ def pack(full: Path, out: Path, needs: Sequence[Any]) -> None:
     (out / "needs.jsonl").unlink(missing_ok=True)  # of an earlier recording
     if needs:
         write_needs(out, needs)
-    for use in read_use(full):
-        write_use(out, use)
+    for use in read_usefulness(full):
+        write_usefulness(out, use)
 
 
 def _only(said: Any, ids: set[str]) -> Any:
@@ -45,11 +45,11 @@ def _only(said: Any, ids: set[str]) -> Any:
 
 def _named(manifest: dict[str, Any], model: str, questions: int) -> dict[str, Any]:
     """The LLM by its name, not by the file it was read from."""
-    from knowgate.runs.run_folder import settings_hash
+    from knowgate.data.runs.folder import hash_settings
 
     rest = {key: value for key, value in manifest["settings"].items() if key != "hash"}
     rest |= {"model": model, "questions": questions}
-    return {**manifest, "settings": {**rest, "hash": settings_hash(rest)}}
+    return {**manifest, "settings": {**rest, "hash": hash_settings(rest)}}
 
 
 def packed(row: Any, foreign: bool) -> Any:

@@ -13,14 +13,14 @@ from benchmarks.tables.names import of_another, recorded_name
 
 def said_already(run: Path) -> list[Any]:
     """Needs recorded in the run. Paths of folders and logs are not kept."""
-    from knowgate.runs import read_needs
+    from knowgate.data.runs.records import read_needs
 
     return [replace(one, gate=recorded_name(one.gate) + of_another(one.about)) for one in read_needs(run)]
 
 
 def asked_needs(files: Sequence[Path], run: str) -> list[Any]:
     """Of the form {"NAME-test|gate": {id: need}}."""
-    from knowgate.runs.needs import RecordedNeeds
+    from knowgate.data.runs.records import RecordedNeeds
 
     found = []
     for file in files:

@@ -82,9 +82,9 @@ def _alignment(answers: dict[str, Any], top: str) -> str:
 
 def _betas() -> Iterator[str]:
     """Accuracy (retrieval rate) where confidence is not above beta, on the runs themselves (BM25, no reranker)."""
-    from knowgate.evaluation.beta_table import unsure
-    from knowgate.evaluation.sweeps import BETAS
-    from knowgate.gates import score_gate
+    from knowgate.gates.offline_scoring import score_gate
+    from knowgate.papers.cbdr_tables import select_unsure_questions
+    from knowgate.papers.sweeps import BETAS
 
     found = {}
     for name in (*OPEN, *CHOICE):
@@ -102,7 +102,11 @@ def _betas() -> Iterator[str]:
         "LLM answers 17 % of the questions above .95.\n"
     )
     rows: Rows = [
-        (f"{beta:g}", PAPER_BETA.get(beta, "–"), *(decided(trial, unsure(one, beta)) for trial, one in found.values()))
+        (
+            f"{beta:g}",
+            PAPER_BETA.get(beta, "–"),
+            *(decided(trial, select_unsure_questions(one, beta)) for trial, one in found.values()),
+        )
         for beta in BETAS
     ]
     yield table(("beta", "paper", *found), rows)

@@ -55,26 +55,26 @@ def _first(cell: str) -> float:
 @cache
 def trial_of(model: str, name: str) -> Any:
     """The test run of a data set, with what is on record under the names of the tables; None where it was not made."""
-    from knowgate.runs import load_trial
+    from knowgate.data.runs.table import load_label_table
 
     run = RUNS / model / f"{name}-test"
     if not run.is_dir():
         return None
-    trial = load_trial([run], layers=())
+    trial = load_label_table([run], layers=())
     return replace(trial, recorded=with_names(trial.recorded))
 
 
 @cache
 def evaluation(model: str, name: str) -> Any:
     """A data set of a model with all gates on record and all that rows allow; None where it was not recorded."""
-    from knowgate.evaluation.comparison.evaluation import compare
-    from knowgate.gates import score_gates
+    from knowgate.evaluation.gate_comparison import compare_gates
+    from knowgate.gates.offline_scoring import score_gates
 
     trial = trial_of(model, name)
     if trial is None or trial.open_right is None:
         return None
     scored = [one for one in score_gates(trial, ["auto"]) if is_main(one.name)]
-    return compare(trial, scored, resamples=RESAMPLES)
+    return compare_gates(trial, scored, resamples=RESAMPLES)
 
 
 def evaluations(model: str, names: Sequence[str] = DATA) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def _log_of(trials: dict[str, Any]) -> str:
 
 def _cell(trial: Any, gate: str) -> str:
     from knowgate.errors import KnowgateError
-    from knowgate.gates import score_gate
+    from knowgate.gates.offline_scoring import score_gate
 
     if gate in ("never", "always"):
         return decided(trial, np.full(len(trial.rows), gate == "always"), with_random=False)
@@ -117,11 +117,11 @@ def _order(name: str) -> tuple[bool, int, str]:
 
 
 def _with_auroc(trial: Any, gate: str) -> str:
-    from knowgate.evaluation.sweeps import auroc_shown
-    from knowgate.gates import score_gate
+    from knowgate.gates.offline_scoring import score_gate
+    from knowgate.papers.sweeps import format_auroc
 
     cell = _cell(trial, gate)
-    return cell if cell == "–" else f"{cell}, {auroc_shown(trial, score_gate(trial, gate))}"
+    return cell if cell == "–" else f"{cell}, {format_auroc(trial, score_gate(trial, gate))}"
 
 
 # --- Table 3 --------------------------------------------------------------------------------------

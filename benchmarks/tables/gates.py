@@ -90,7 +90,7 @@ def _group_tables(found: dict[str, Any]) -> Iterator[str]:
 
 def fusion_against_parts(found: dict[str, Any]) -> Iterator[str]:
     """Where fusion is above each of its parts, and where not; paired over the same resamples."""
-    from knowgate.statistics import estimate, p_value
+    from knowgate.stats.bootstrap import bootstrap_p_value, summarize_resamples
 
     parts = ("logprob:first", "logprob:mean", "logprob:min", "logprob:entropy", "logprob:margin", "prompt", "seakr",
              "probe", "probe, linear", "probe after draft")  # fmt: skip
@@ -104,10 +104,10 @@ def fusion_against_parts(found: dict[str, Any]) -> Iterator[str]:
             continue
         best = max(inside, key=lambda gate: gate.measures["auroc"].value)
         difference = have["fusion"].drawn["auroc"] - best.drawn["auroc"]
-        gap = estimate(difference)
+        gap = summarize_resamples(difference)
         verdict = "above" if gap.low > 0 else "below" if gap.high < 0 else "not told apart"
         interval = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
         own, other = (f"{gate.measures['auroc'].value:.3f}" for gate in (have["fusion"], best))
-        rows.append((name, own, best.gate, other, interval, f"{p_value(difference):.3f}", verdict))
+        rows.append((name, own, best.gate, other, interval, f"{bootstrap_p_value(difference):.3f}", verdict))
     yield "\n**Fusion against the best of its parts on that data set** (AUROC; paired bootstrap).\n"
     yield table(("data set", "fusion", "best part", "its AUROC", "difference", "p", "fusion is"), rows)

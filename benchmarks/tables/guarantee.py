@@ -16,16 +16,16 @@ DELTA = 0.05
 
 
 def guarantee_table() -> Iterator[str]:
-    from knowgate.gates import score_gate
-    from knowgate.runs import load_trial
-    from knowgate.thresholds.guarantee import learn_then_test
-    from knowgate.thresholds.outcomes import Outcomes
+    from knowgate.data.runs.table import load_label_table
+    from knowgate.gates.calibration.guarantee import learn_then_test
+    from knowgate.gates.calibration.threshold_choice import GateOutcomes
+    from knowgate.gates.offline_scoring import score_gate
 
     names = [name for name in DATA if trial_of(QWEN, name) is not None]
     judges = [set(trial_of(QWEN, name).recorded) for name in names]
     if not names:
         return
-    trial = load_trial([RUNS / QWEN / f"{name}-test" for name in names], layers=())
+    trial = load_label_table([RUNS / QWEN / f"{name}-test" for name in names], layers=())
     trial = replace(trial, recorded=with_names(trial.recorded))
     shared = [gate for gate in trial.recorded if all(gate in had for had in judges)]
     assert trial.open_right is not None
@@ -51,7 +51,7 @@ def guarantee_table() -> Iterator[str]:
             for _ in range(DRAWS):
                 drawn = rng.integers(0, n, n // 2)
                 chosen = learn_then_test(
-                    Outcomes(needs[drawn], trial.closed_right[drawn], trial.open_right[drawn]), epsilon, DELTA
+                    GateOutcomes(needs[drawn], trial.closed_right[drawn], trial.open_right[drawn]), epsilon, DELTA
                 )
                 skip = needs <= chosen.threshold
                 right = np.where(skip, trial.closed_right, trial.open_right)

@@ -53,12 +53,12 @@ def _lines(name: str, trial: Any) -> Rows:
 
 
 def _line(name: str, trial: Any, judge: str) -> tuple[str, ...]:
-    from knowgate.evaluation import majority_share
-    from knowgate.gates import score_gate
+    from knowgate.evaluation.gate_results import compute_majority_share
+    from knowgate.gates.offline_scoring import score_gate
 
     scores = score_gate(trial, judge)
     retrieve = scores.needs > scores.threshold
-    right, majority = float((retrieve == ~trial.closed_right).mean()), majority_share(trial)
+    right, majority = float((retrieve == ~trial.closed_right).mean()), compute_majority_share(trial)
     return (
         name, judge, f"{right:.3f}", f"{majority:.3f}", f"{100 * (right - majority):+.1f}", at_threshold(trial, scores),
         f"{100 * trial.always_right.mean():.1f}", f"{100 * (1 - retrieve.mean()):.1f} %",
@@ -66,11 +66,11 @@ def _line(name: str, trial: Any, judge: str) -> tuple[str, ...]:
 
 
 def _thresholds(trial: Any) -> Iterator[str]:
-    from knowgate.display import markdown_tables
-    from knowgate.evaluation import sweep_thresholds
-    from knowgate.gates import score_gate
+    from knowgate.core.display import render_markdown_tables
+    from knowgate.gates.offline_scoring import score_gate
+    from knowgate.papers.sweeps import sweep_thresholds
 
     named = [name for name in judges(trial) if not name.endswith(OWN)] if trial is not None else []
     if named:
         yield f"\n### Thresholds from .1 to .9 ({SWEPT}); the paper takes .3 to .7\n"
-        yield markdown_tables([sweep_thresholds(trial, score_gate(trial, named[0]))])
+        yield render_markdown_tables([sweep_thresholds(trial, score_gate(trial, named[0]))])

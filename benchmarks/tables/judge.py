@@ -23,10 +23,10 @@ from benchmarks.judge_cascade import (
 )
 from benchmarks.tables.common import RUNS, Rows, table
 from benchmarks.tables.judge_speed import speed_table
-from knowgate.display import COLOURS, GREY, Axis, Curve, Frame, fitting_axis, line_chart
-from knowgate.display import Point as Place
-from knowgate.evaluation.comparison.frontier import frontier
-from knowgate.statistics import Estimate, estimate, estimate_auroc
+from knowgate.core.chart import COLORS, GRAY, Axis, ChartFrame, Curve, fit_axis, render_line_chart
+from knowgate.core.chart import ChartPoint as Place
+from knowgate.evaluation.frontier import compute_frontier
+from knowgate.stats.bootstrap import Estimate, estimate_auroc, summarize_resamples
 
 TEXT_GATES = ("skr", "ik, text", "adaptive", "fusion", "fusion on benefit")
 RUN = RUNS / "llama3.1-8b" / "gate_llama3_8b-test"
@@ -116,7 +116,7 @@ def _random(answers: Answers, rate: float) -> float:
 
 def _text_needs(answers: Answers) -> dict[str, Floats]:
     """Needs of the text gates on record, in the order of the answers."""
-    from knowgate.runs import read_needs
+    from knowgate.data.runs.records import read_needs
 
     if not RUN.is_dir():
         return {}
@@ -130,7 +130,7 @@ def _text_needs(answers: Answers) -> dict[str, Floats]:
 
 
 def _text_row(name: str, needs: Floats, answers: Answers) -> tuple[str, ...]:
-    curve = frontier(answers.closed, answers.open, needs)
+    curve = compute_frontier(answers.closed, answers.open, needs)
     return (f"text gate: {name}", _share(answers.open), *(_cell(curve.at(rate)) for rate in RATES))
 
 
@@ -197,7 +197,7 @@ def _by_set(judge: Judge) -> Iterator[str]:
             retrieve = needs_of(judge.test, points[rate].rule) > points[rate].threshold
             right = np.where(retrieve, judge.test.given, answers.closed)[inside]
             against = measured({"right": right, "always": answers.open[inside]})
-            gap = estimate(against["right"] - against["always"])
+            gap = summarize_resamples(against["right"] - against["always"])
             cells.append(f"{_interval(gap, signed=True)} @ {retrieve[inside].mean():.0%}")
         parts = [answers.closed, answers.open, answers.closed | answers.open, judge.test.given]
         rows.append((f"{name} ({inside.sum()})", *(_share(part[inside]) for part in parts), *cells))
@@ -210,9 +210,9 @@ def _by_set(judge: Judge) -> Iterator[str]:
 
 
 def _guarantees(judge: Judge) -> Iterator[str]:
-    from knowgate.gates import ALWAYS
-    from knowgate.thresholds.guarantee import learn_then_test
-    from knowgate.thresholds.outcomes import Outcomes, try_threshold
+    from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
+    from knowgate.gates.calibration.guarantee import learn_then_test
+    from knowgate.gates.calibration.threshold_choice import GateOutcomes, evaluate_threshold
 
     yield "### With a guarantee\n"
     yield (
@@ -222,13 +222,13 @@ def _guarantees(judge: Judge) -> Iterator[str]:
     rule, rows = best_rule(judge, "judge", KEPT), Rows()
     for arbiter, name in (("none", "judge"), ("rules", "judge, then rules"), ("judge", "cascade")):
         dev, test = (
-            Outcomes(needs_of(part, rule), part.answers.closed, part.answers.open, after(part, arbiter))
+            GateOutcomes(needs_of(part, rule), part.answers.closed, part.answers.open, after(part, arbiter))
             for part in (judge.dev, judge.test)
         )
         for epsilon, form in GOALS:
             found = learn_then_test(dev, epsilon, DELTA, form=form)  # type: ignore[arg-type]
-            came = try_threshold(test, found.threshold)
-            proven = "nothing" if found.threshold == ALWAYS else f"need <= {found.threshold:g} is skipped"
+            came = evaluate_threshold(test, found.threshold)
+            proven = "nothing" if found.threshold == ALWAYS_RETRIEVE else f"need <= {found.threshold:g} is skipped"
             rows.append((name, form, f"{100 * epsilon:g}", proven, f"{came.rate:.1%}", f"{100 * came.loss:+.2f}",
                          f"{100 * came.harmed / came.n:.2f}"))  # fmt: skip
     columns = ("", "form", "at most lost, points", "proven", "retrieved for, test", "lost, test", "harmed, test")
@@ -266,7 +266,7 @@ def _judge_row(judge: Judge) -> tuple[str, ...]:
     about, cells = judge.about, ["-"] * (1 + len(JUDGE_RATES))
     if "known" in judge.test.columns:
         closed = judge.test.answers.closed
-        curve = frontier(closed, judge.test.answers.open, 1 - judge.test.columns["known"])
+        curve = compute_frontier(closed, judge.test.answers.open, 1 - judge.test.columns["known"])
         ranked = estimate_auroc(closed, judge.test.columns["known"])
         cells = [_plain(ranked), *(_cell(curve.at(rate)) for rate in JUDGE_RATES)]
     arbiter = _share(judge.test.given) if judge.test.can_choose else "-"
@@ -322,20 +322,20 @@ def figure(judge: Judge) -> str:
     ends = [Place(0.0, float(answers.closed.mean())), Place(1.0, float(answers.open.mean()))]
     always = [Place(0.0, ends[1].y), Place(1.0, ends[1].y)]
     curves = [
-        _curve("cascade: judge, then arbiter", needs, answers.closed, judge.test.given, COLOURS[1]),
-        _curve("judge, then rules", needs, answers.closed, after(judge.test, "rules"), COLOURS[2]),
-        _curve("judge", needs, answers.closed, answers.open, COLOURS[0]),
+        _curve("cascade: judge, then arbiter", needs, answers.closed, judge.test.given, COLORS[1]),
+        _curve("judge, then rules", needs, answers.closed, after(judge.test, "rules"), COLORS[2]),
+        _curve("judge", needs, answers.closed, answers.open, COLORS[0]),
     ]
     if text := _text_needs(answers):
-        name, best = max(text.items(), key=lambda item: frontier(answers.closed, answers.open, item[1]).area)
-        curves.append(_curve(f"best text gate ({name})", best, answers.closed, answers.open, COLOURS[3]))
-    curves += [Curve("always retrieve", always, "currentColor", dashed=True), Curve("random", ends, GREY, dashed=True)]
+        name, best = max(text.items(), key=lambda item: compute_frontier(answers.closed, answers.open, item[1]).area)
+        curves.append(_curve(f"best text gate ({name})", best, answers.closed, answers.open, COLORS[3]))
+    curves += [Curve("always retrieve", always, "currentColor", dashed=True), Curve("random", ends, GRAY, dashed=True)]
     heights = [point.y for curve in curves for point in curve.points]
-    frame = Frame(Axis("share of questions retrieved for"), fitting_axis("accuracy", heights), width=420, height=280)
-    return line_chart(curves, frame)
+    frame = ChartFrame(Axis("share of questions retrieved for"), fit_axis("accuracy", heights), width=420, height=280)
+    return render_line_chart(curves, frame)
 
 
 def _curve(name: str, needs: Floats, closed: Bools, given: Bools, colour: str) -> Curve:
-    found = frontier(closed, given, needs)
+    found = compute_frontier(closed, given, needs)
     steps: Sequence[float] = [step / STEPS for step in range(STEPS + 1)]
     return Curve(name, [Place(rate, found.at(rate)) for rate in steps], colour)

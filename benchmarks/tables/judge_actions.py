@@ -7,13 +7,13 @@ import numpy as np
 from benchmarks.judge_answers import Judge, Predicted
 from benchmarks.judge_cascade import RESAMPLES, needs_of
 from benchmarks.tables.common import Rows
-from knowgate.evaluation.actions import PRICES, ActionRows, action_lines
-from knowgate.statistics import Draws, Estimate
+from knowgate.evaluation.retrieval_actions import SEARCH_PRICES, ActionOutcomes, measure_actions
+from knowgate.stats.bootstrap import Bootstrap, Estimate
 
 
 def action_rows(judge: Judge) -> Rows:
-    draws = Draws(len(judge.test.answers), RESAMPLES)
-    lines = action_lines(judge.name, _rows(judge.dev), _rows(judge.test), PRICES, draws)
+    draws = Bootstrap(len(judge.test.answers), RESAMPLES)
+    lines = measure_actions(judge.name, _rows(judge.dev), _rows(judge.test), SEARCH_PRICES, draws)
     return [
         (f"{100 * line.price:g}", *(f"{share:.0%}" for share in line.shares), f"{line.searches:.2f}",
          _points(line.accuracy), _points(line.against_always, signed=True),
@@ -22,10 +22,10 @@ def action_rows(judge: Judge) -> Rows:
     ]  # fmt: skip
 
 
-def _rows(part: Predicted) -> ActionRows:
+def _rows(part: Predicted) -> ActionOutcomes:
     answers = part.answers
     right = np.stack([answers.closed, part.given, answers.several], axis=1)
-    return ActionRows(needs_of(part, "known"), right, answers.open)
+    return ActionOutcomes(needs_of(part, "known"), right, answers.open)
 
 
 def _points(value: Estimate, *, signed: bool = False) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.judge_answers import HOME, JUDGES, Judge, read_judge
 from benchmarks.tables.common import table
 from benchmarks.tables.judge_speed import SPEED
-from knowgate.evaluation.comparison.frontier import frontier
-from knowgate.statistics import estimate_auroc
+from knowgate.evaluation.frontier import compute_frontier
+from knowgate.stats.bootstrap import estimate_auroc
 
 RATES = (0.75, 0.6, 0.5)
 SIZES = {  # predictions -> what it is, and its name in the record of speed
@@ -78,7 +78,7 @@ def _quality(judge: Judge) -> list[str]:
     """AUROC with its interval, then the share of right answers by the exact curve of the test rows."""
     answers, known = judge.test.answers, judge.test.columns["known"]
     ranked = estimate_auroc(answers.closed, known)
-    curve = frontier(answers.closed, answers.open, 1 - known)
+    curve = compute_frontier(answers.closed, answers.open, 1 - known)
     told = f"{ranked.value or 0:.3f} [{ranked.low or 0:.3f}, {ranked.high or 0:.3f}]"
     return [told, *(f"{100 * curve.at(rate):.1f} %" for rate in RATES)]
 

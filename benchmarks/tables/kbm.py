@@ -85,7 +85,7 @@ def _judge(trial: Any, head: str) -> str:
 
 def _cell(trial: Any, gate: str) -> str:
     from knowgate.errors import KnowgateError
-    from knowgate.gates import score_gate
+    from knowgate.gates.offline_scoring import score_gate
 
     try:
         return at_threshold(trial, score_gate(trial, gate))
@@ -134,7 +134,7 @@ def _rate(marks: Any, inside: Any) -> str:
 
 
 def _all_gates(trial: Any) -> list[Any]:
-    from knowgate.gates import score_gates
+    from knowgate.gates.offline_scoring import score_gates
 
     return [one for one in score_gates(trial, ["auto"]) if is_main(one.name)]
 
@@ -150,7 +150,7 @@ def _long_tail(trials: dict[str, Any]) -> Iterator[str]:
 
 
 def _thirds(name: str, trial: Any) -> Rows:
-    from knowgate.gates import score_gate
+    from knowgate.gates.offline_scoring import score_gate
 
     judge = judge_of(trial, "mastery")
     if judge is None or trial.open_right is None:
@@ -171,11 +171,11 @@ def _thirds(name: str, trial: Any) -> Rows:
 
 
 def _second_looks(trials: dict[str, Any]) -> Iterator[str]:
-    from knowgate.runs import read_use
+    from knowgate.data.runs.records import read_usefulness
 
     boundary = trial_of(QWEN, BOUNDARY)
     asked = trials if boundary is None else {**trials, BOUNDARY: boundary}
-    found = [(name, trial, one) for name, trial in asked.items() for one in read_use(Path(trial.runs[0]))]
+    found = [(name, trial, one) for name, trial in asked.items() for one in read_usefulness(Path(trial.runs[0]))]
     if not found:
         return
     yield "\n### Second judgement (Figure 8): passages that the judge finds useless are dropped\n"
@@ -189,7 +189,7 @@ def _second_looks(trials: dict[str, Any]) -> Iterator[str]:
 
 
 def _second(name: str, trial: Any, use: Any) -> Iterator[tuple[str, ...]]:
-    from knowgate.gates import score_gate
+    from knowgate.gates.offline_scoring import score_gate
 
     useful = np.array([bool(use.useful.get(row.id, True)) for row in trial.rows])
     judge = next((one for one in trial.recorded if one.startswith(use.judge) and one.endswith(OWN)), None)
@@ -210,9 +210,10 @@ def _second(name: str, trial: Any, use: Any) -> Iterator[tuple[str, ...]]:
 
 def _boundary() -> Iterator[str]:
     """Of runs whose answers with passages were sampled, too."""
-    from knowgate.display import markdown_tables
-    from knowgate.evaluation import INDICATORS, read_runs
-    from knowgate.report.boundary import sheets
+    from knowgate.core.display import render_markdown_tables
+    from knowgate.evaluation.boundary import read_run_reports
+    from knowgate.evaluation.boundary_measures import INDICATORS
+    from knowgate.evaluation.report import boundary_tables as sheets
 
     folders = [run for run in sorted((RUNS / QWEN).glob("*")) if run.is_dir() and _is_sampled(run)]
     if not folders:
@@ -220,17 +221,17 @@ def _boundary() -> Iterator[str]:
     yield "\n### The knowledge boundary (Figures 1 to 3)\n"
     yield "The paper's Pearson's r of mastery and certainty is .64 (section 3.2).\n"
     for run in folders:
-        reports = read_runs([run])
-        made: list[Any] = [sheets.accuracy(reports), sheets.correlation(reports)]
-        for side in ("closed", *sheets.sampled_sides(reports)):
-            made += [sheets.effects(reports, indicator, side) for indicator in INDICATORS]
-        made += [sheets.savings(reports, "mastery"), sheets.copying(reports)]
+        reports = read_run_reports([run])
+        made: list[Any] = [sheets.build_accuracy_table(reports), sheets.build_correlation_table(reports)]
+        for side in ("closed", *sheets.list_sampled_sides(reports)):
+            made += [sheets.build_effect_table(reports, indicator, side) for indicator in INDICATORS]
+        made += [sheets.build_saving_table(reports, "mastery"), sheets.build_copy_rate_table(reports)]
         yield f"\n**{run.name}**\n"
-        yield markdown_tables(made)
+        yield render_markdown_tables(made)
 
 
 def _is_sampled(run: Path) -> bool:
-    from knowgate.runs import RunFolder
+    from knowgate.data.runs.folder import RunFolder
 
     settings: dict[str, Any] = RunFolder(run).manifest()["settings"]
     return bool(settings.get("open_samples", settings.get("samples"))) and bool(settings.get("mask"))

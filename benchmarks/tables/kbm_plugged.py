@@ -76,7 +76,7 @@ def _judge(trial: Any, head: str, llm: str, teacher: str) -> str | None:
 
 def _cell(trial: Any, gate: str | None) -> str:
     from knowgate.errors import KnowgateError
-    from knowgate.gates import score_gate
+    from knowgate.gates.offline_scoring import score_gate
 
     try:
         return at_threshold(trial, score_gate(trial, gate)) if gate else "–"
@@ -85,7 +85,7 @@ def _cell(trial: Any, gate: str | None) -> str:
 
 
 def _ranked(trial: Any, gate: str | None) -> str:
-    from knowgate.evaluation.sweeps import auroc_shown
-    from knowgate.gates import score_gate
+    from knowgate.gates.offline_scoring import score_gate
+    from knowgate.papers.sweeps import format_auroc
 
-    return auroc_shown(trial, score_gate(trial, gate)) if gate else "–"
+    return format_auroc(trial, score_gate(trial, gate)) if gate else "–"

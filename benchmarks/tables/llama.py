@@ -12,9 +12,9 @@ LLAMA = ("skr", "ik, text", "adaptive", "fusion", "fusion on benefit")
 
 
 def llama_tables() -> Iterator[str]:
-    from knowgate.evaluation.comparison.evaluation import compare
-    from knowgate.gates import score_gates
-    from knowgate.runs import load_trial
+    from knowgate.data.runs.table import load_label_table
+    from knowgate.evaluation.gate_comparison import compare_gates
+    from knowgate.gates.offline_scoring import score_gates
 
     run = RUNS / "llama3.1-8b" / "gate_llama3_8b-test"
     if not run.is_dir():
@@ -29,13 +29,13 @@ def llama_tables() -> Iterator[str]:
         "at the same rate. Tuned: threshold chosen on 30 % of the rows, realised on the others, in points against the "
         "better of never and always there.\n"
     )
-    trial = load_trial([run], layers=())
+    trial = load_label_table([run], layers=())
     kinds = [str(row.meta.get("dataset", "-")) for row in trial.rows]
     rows: Rows = []
     for kind in ["all", *sorted(set(kinds))]:
         places = [place for place, own in enumerate(kinds) if kind in ("all", own)]
         part = trial.subset(places)
-        found = compare(part, score_gates(part, LLAMA), resamples=RESAMPLES)
+        found = compare_gates(part, score_gates(part, LLAMA), resamples=RESAMPLES)
         lines = " / ".join(
             f"{found.gate(name).measures['accuracy'].value:.3f}" for name in ("never", "always", "oracle")
         )

@@ -37,7 +37,7 @@ def _line(model: str, name: str) -> Rows:
 
 
 def _manifest(run: Path) -> dict[str, Any] | None:
-    from knowgate.runs import RunFolder
+    from knowgate.data.runs.folder import RunFolder
 
     return RunFolder(run).manifest() if run.is_dir() else None
 

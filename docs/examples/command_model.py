@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Sequence
 
 from knowgate.errors import ModelError, NotOffered
-from knowgate.models import Backend
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Vector, Want
+from knowgate.models.backend import Backend
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
 
 class CommandModel(Backend):
@@ -21,7 +21,7 @@ class CommandModel(Backend):
         self.fingerprint = hashlib.sha256(self.name.encode()).hexdigest()[:16]
         self._command = shlex.split(command)
 
-    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
         if want.layers or want.samples:
             raise NotOffered(f"{self.name} drafts answers and gives nothing else.")
         return [Reading(self._answer(prompt) if want.draft_tokens else None) for prompt in prompts]

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.fitting import Examples, FitResult
-from knowgate.gates import FittedGate
-from knowgate.types import Question, Reading, Want
+from knowgate.gates.fitted_gate import FittedGate
+from knowgate.training.examples import Examples
+from knowgate.training.fit_function import FitResult
+from knowgate.types import Question, Reading, SignalRequest
 
 Unit = Literal["words", "characters"]
 Floats = NDArray[np.float64]
@@ -41,7 +42,7 @@ def fit_length(
     def raw(places: Sequence[int]) -> Floats:
         return need(counted[list(places)], curve)
 
-    return FitResult("length", {"unit": unit}, frozenset(), Want(), {"curve": curve}, raw)
+    return FitResult("length", {"unit": unit}, frozenset(), SignalRequest(), {"curve": curve}, raw)
 
 
 def lengths(questions: Sequence[Question], unit: Unit) -> Floats:

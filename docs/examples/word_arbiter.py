@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate import Arbiter, Belief, BothAnswers
+from knowgate.types import AnswerPair, Arbiter, Belief
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class WordArbiter(Arbiter):
     name = "word"
     fingerprint = "word-1"  # another one for whatever chooses otherwise
 
-    def believe(self, answers: Sequence[BothAnswers]) -> list[Belief]:
+    def believe(self, answers: Sequence[AnswerPair]) -> list[Belief]:
         return [Belief(1 / (1 + words(both.closed.text)), 1 / (1 + words(both.open.text))) for both in answers]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from docs.from_code.tables import code, table
-from knowgate.cli import app
+from knowgate.cli.main import app
 
 PLAIN = "Commands"
 

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from docs.from_code.api import target_of
 from docs.from_code.tables import code, table
-from knowgate.pipeline import Settings
+from knowgate.pipeline.settings import Settings
 
 
 def markdown() -> str:
@@ -21,7 +21,7 @@ def _row(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
 
 
 def meaning(key: str) -> str:
-    settings = target_of("knowgate.pipeline.Settings")
+    settings = target_of("knowgate.pipeline.settings.Settings")
     docstring = settings.members[key].docstring if settings else None
     return docstring.value if docstring else ""
 

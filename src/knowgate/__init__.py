@@ -12,77 +12,128 @@ The names below are the public ones. Each is loaded when it is first used, so `i
     rag.answer("Who wrote Faust?")
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from knowgate.lazy import hand_on
-from knowgate.version import VERSION
+from knowgate.core import VERSION
 
 if TYPE_CHECKING:
-    from knowgate.arbiters import FittedArbiter, load_arbiter
-    from knowgate.datasets import load_questions
+    from knowgate.data.questions import load_questions
+    from knowgate.data.runs.folder import RunFolder, open_run
     from knowgate.errors import KnowgateError
-    from knowgate.evaluation import Evaluation, evaluate
-    from knowgate.fitting import fit, fit_arbiter
-    from knowgate.gates import FittedGate, default_gate, load_gate
-    from knowgate.labels import label
-    from knowgate.models import Backend, load_model
-    from knowgate.pipeline import (
-        AdaptiveRAG,
-        Settings,
-        TrafficLog,
-        answer_record,
-        build_pipeline,
-        decision_record,
-        load_settings,
-    )
-    from knowgate.report import write_report
-    from knowgate.retrieval import build_index, load_retriever
-    from knowgate.runs import RunFolder, open_run
-    from knowgate.thresholds import Calibration, calibrate
+    from knowgate.evaluation.gate_comparison import Evaluation
+    from knowgate.evaluation.gate_evaluation import evaluate
+    from knowgate.evaluation.report.report_folder import write_report
+    from knowgate.gates import default_gate, load_gate
+    from knowgate.gates.arbiters import load_arbiter
+    from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter
+    from knowgate.gates.calibration.threshold_calibration import Calibration, calibrate
+    from knowgate.gates.fitted_gate import FittedGate
+    from knowgate.labels.labeling import label
+    from knowgate.models import load_model
+    from knowgate.models.backend import Backend
+    from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+    from knowgate.pipeline.answer_json import answer_record, decision_record
+    from knowgate.pipeline.builder import build_pipeline
+    from knowgate.pipeline.settings import Settings, load_settings
+    from knowgate.pipeline.traffic_log import TrafficLog
+    from knowgate.retrieval import load_retriever
+    from knowgate.retrieval.index import build_index
+    from knowgate.training.arbiter import fit_arbiter
+    from knowgate.training.gate import fit
     from knowgate.types import (
         Answer,
         AnswerEvent,
+        AnswerPair,
         Arbiter,
+        ArbiterChoice,
         Belief,
-        BothAnswers,
-        Choice,
         Completion,
         Decision,
         DecisionEvent,
+        DecisionNote,
         Gate,
-        Note,
         Passage,
         PassagesEvent,
         Question,
         Reading,
         Sampling,
         Signal,
+        SignalRequest,
         TextEvent,
-        Want,
     )
-else:
-    __getattr__, __dir__ = hand_on(__name__)
+
+# The module each public name is loaded from when it is first used. A test compares this with the imports above.
+_MODULES = {
+    "knowgate.data.questions": ["load_questions"],
+    "knowgate.data.runs.folder": ["RunFolder", "open_run"],
+    "knowgate.errors": ["KnowgateError"],
+    "knowgate.evaluation.gate_comparison": ["Evaluation"],
+    "knowgate.evaluation.gate_evaluation": ["evaluate"],
+    "knowgate.evaluation.report.report_folder": ["write_report"],
+    "knowgate.gates": ["default_gate", "load_gate"],
+    "knowgate.gates.arbiters": ["load_arbiter"],
+    "knowgate.gates.arbiters.fitted_arbiter": ["FittedArbiter"],
+    "knowgate.gates.calibration.threshold_calibration": ["Calibration", "calibrate"],
+    "knowgate.gates.fitted_gate": ["FittedGate"],
+    "knowgate.labels.labeling": ["label"],
+    "knowgate.models": ["load_model"],
+    "knowgate.models.backend": ["Backend"],
+    "knowgate.pipeline.adaptive_rag": ["AdaptiveRAG"],
+    "knowgate.pipeline.answer_json": ["answer_record", "decision_record"],
+    "knowgate.pipeline.builder": ["build_pipeline"],
+    "knowgate.pipeline.settings": ["Settings", "load_settings"],
+    "knowgate.pipeline.traffic_log": ["TrafficLog"],
+    "knowgate.retrieval": ["load_retriever"],
+    "knowgate.retrieval.index": ["build_index"],
+    "knowgate.training.arbiter": ["fit_arbiter"],
+    "knowgate.training.gate": ["fit"],
+    "knowgate.types": [
+        "Answer",
+        "AnswerEvent",
+        "AnswerPair",
+        "Arbiter",
+        "ArbiterChoice",
+        "Belief",
+        "Completion",
+        "Decision",
+        "DecisionEvent",
+        "DecisionNote",
+        "Gate",
+        "Passage",
+        "PassagesEvent",
+        "Question",
+        "Reading",
+        "Sampling",
+        "Signal",
+        "SignalRequest",
+        "TextEvent",
+    ],
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+# Names of version 0.1 and what they are called now. They warn, and go away in 0.4.
+_RENAMED = {"BothAnswers": "AnswerPair", "Choice": "ArbiterChoice", "Note": "DecisionNote", "Want": "SignalRequest"}
 
 __version__ = VERSION
 __all__ = [
     "AdaptiveRAG",
     "Answer",
     "AnswerEvent",
+    "AnswerPair",
     "Arbiter",
+    "ArbiterChoice",
     "Backend",
     "Belief",
-    "BothAnswers",
     "Calibration",
-    "Choice",
     "Completion",
     "Decision",
     "DecisionEvent",
+    "DecisionNote",
     "Evaluation",
     "FittedArbiter",
     "FittedGate",
     "Gate",
     "KnowgateError",
-    "Note",
     "Passage",
     "PassagesEvent",
     "Question",
@@ -91,9 +142,9 @@ __all__ = [
     "Sampling",
     "Settings",
     "Signal",
+    "SignalRequest",
     "TextEvent",
     "TrafficLog",
-    "Want",
     "answer_record",
     "build_index",
     "build_pipeline",
@@ -113,3 +164,20 @@ __all__ = [
     "open_run",
     "write_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        import warnings
+
+        warnings.warn(f"knowgate.{name} is now knowgate.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
+    if name not in _HOMES:
+        raise AttributeError(f"module 'knowgate' has no attribute '{name}'")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

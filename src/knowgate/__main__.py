@@ -1,6 +1,6 @@
 """`python -m knowgate` is the command `knowgate`."""
 
-from knowgate.cli import main
+from knowgate.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -76,7 +76,7 @@ class NotOffered(ModelError):
     pass
 
 
-class WrappedError(KnowgateError):
+class AdapterError(KnowgateError):
     pass
 
 
@@ -88,5 +88,5 @@ class BrokenIndex(KnowgateError):
     pass
 
 
-class ArtefactError(KnowgateError):
+class ArtifactError(KnowgateError):
     pass

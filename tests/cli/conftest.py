@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.cli import run
+from knowgate.cli.main import run
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from knowgate.cli import HarmlessLines
-from knowgate.cli.console import plain_console, print_json
-from knowgate.cli.made_by import made_by
-from knowgate.pipeline import load_settings
+from knowgate.cli.console import create_console, print_json
+from knowgate.cli.main import SanitizingFormatter
+from knowgate.cli.options import format_command_line
+from knowgate.pipeline.settings import load_settings
 from tests.support.hostile_server import HostileServer, http
 
 LOUD = """
@@ -30,14 +30,14 @@ list(tqdm(range(3)))
 
 @pytest.mark.parametrize("text", ["[red]x[/red] :smile: [/] 0.5", "a\\[b"])
 def test_a_text_is_no_markup(text):
-    console = plain_console()
+    console = create_console()
     console.file = io.StringIO()
     console.print(text)
     assert console.file.getvalue() == f"{text}\n"
 
 
 def test_a_text_steers_no_terminal():
-    console = plain_console()
+    console = create_console()
     console.file = io.StringIO()
     console.print("a\x1b[2J\x9bb\u202ec")
     assert console.file.getvalue() == "a\\x1b[2J\\x9bb\\u202ec\n"
@@ -53,7 +53,7 @@ def test_json_is_read_back_as_it_was(capsys):
 
 def test_a_log_line_steers_no_terminal():
     record = logging.LogRecord("knowgate", logging.INFO, "", 0, "skipped %s", ("a\x1b[2J.txt",), None)
-    assert HarmlessLines().format(record) == "skipped a\\x1b[2J.txt"
+    assert SanitizingFormatter().format(record) == "skipped a\\x1b[2J.txt"
 
 
 def test_other_packages_are_silent_beside_a_command():
@@ -66,7 +66,7 @@ def test_other_packages_are_silent_beside_a_command():
 
 def test_a_card_shows_no_login_and_no_key_of_an_address(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["knowgate", "fit", "skr", "--index", "http:https://me:pw@x.test/s?api_key=k1"])
-    assert made_by() == "knowgate fit skr --index 'http:https://***@x.test/s?***'"
+    assert format_command_line() == "knowgate fit skr --index 'http:https://***@x.test/s?***'"
 
 
 SECRETS = ("hunter22", "kk-secret", "sk-secret")

@@ -7,22 +7,32 @@ from dataclasses import replace
 
 import pytest
 
-from knowgate.cli.demo_record import WIDEST, Record, Recorded, chart, conclusion, read_demo_record
-from knowgate.cli.demo_shown import MESSAGE, SLOWER, WIDTH, verdict
-from knowgate.cli.demo_tour import NEXT
-from knowgate.cli.demo_traffic import (
-    PAIR,
-    WAYS,
-    Distant,
-    Outcome,
-    Total,
-    after_search,
+from knowgate.cli.demo.comparison import (
+    MODES,
+    PAIR_FILE,
+    DelayedRetriever,
+    DemoOutcome,
+    OutcomeTotals,
     demo_folder,
     demo_messages,
-    from_memory,
+    extract_closed_book_answer,
+    extract_open_book_answer,
 )
-from knowgate.cli.waiting import waiting
-from knowgate.types import Answer, Choice, Completion, Decision, Passage, Question
+from knowgate.cli.demo.tour import (
+    MAX_BAR_WIDTH,
+    MESSAGE_WIDTH,
+    NEXT_STEPS,
+    PAGE_WIDTH,
+    SLOWER_NOTE,
+    DemoRecord,
+    RecordedPoint,
+    read_demo_record,
+    render_chart,
+    summarize_record,
+    summarize_totals,
+)
+from knowgate.cli.progress import show_waiting
+from knowgate.types import Answer, ArbiterChoice, Completion, Decision, Passage, Question
 from tests.cli.conftest import Call
 from tests.support import command_lines
 
@@ -30,15 +40,15 @@ QUICK = ("demo", "--model", "fake", "--search-seconds", "0")
 
 
 @pytest.fixture(scope="module")
-def record() -> Record:
+def record() -> DemoRecord:
     return read_demo_record()
 
 
-def outcome(*, retrieve: bool = False, right: bool | None = None, seconds: float = 1.0, **rest: object) -> Outcome:
+def outcome(*, retrieve: bool = False, right: bool | None = None, seconds: float = 1.0, **rest: object) -> DemoOutcome:
     asked = Question("q?", answers=() if right is None else ("yes",))
     decision = Decision(retrieve, 0.5, 0.5, "g", "")
     answer = Answer(asked, "yes" if right else "no", decision, seconds={"total": seconds})
-    return Outcome(replace(answer, **rest))  # type: ignore[arg-type]
+    return DemoOutcome(replace(answer, **rest))  # type: ignore[arg-type]
 
 
 STAGES = {"read": 1.0, "gate": 2.0, "retrieve": 4.0, "fit": 8.0, "answer": 16.0, "total": 31.0}
@@ -63,14 +73,14 @@ def test_demo_tells_all_four_parts_in_order(call: Call):
 def test_demo_is_short_and_no_line_is_wider_than_80_columns(call: Call):
     lines = call(*QUICK).out.splitlines()
     assert len(lines) <= 71
-    assert [line for line in lines if len(line.rstrip()) > WIDTH] == []
+    assert [line for line in lines if len(line.rstrip()) > PAGE_WIDTH] == []
 
 
 def test_every_message_has_a_row_with_three_marks(call: Call):
     lines = call(*QUICK).out.splitlines()
     for message in demo_messages():
-        (row,) = [line for line in lines if line.startswith(f"  {message.text}") and "s" in line[MESSAGE:]]
-        marks = row[MESSAGE + 2 :].split()[:3]
+        (row,) = [line for line in lines if line.startswith(f"  {message.text}") and "s" in line[MESSAGE_WIDTH:]]
+        marks = row[MESSAGE_WIDTH + 2 :].split()[:3]
         assert set(marks) <= ({"right", "wrong"} if message.answers else {"-"})
 
 
@@ -94,7 +104,7 @@ def test_demo_says_what_it_is_about_before_anything_heavy_loads():
     assert subprocess.run([sys.executable, "-c", said], capture_output=True, text=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("line", NEXT.values(), ids=NEXT)
+@pytest.mark.parametrize("line", NEXT_STEPS.values(), ids=NEXT_STEPS)
 def test_what_to_type_next_can_be_typed(line: str):
     (words,) = command_lines.programs(line)
     command_lines.check(command_lines.root(), words[1:])
@@ -110,10 +120,10 @@ def test_the_stream_is_mixed_as_traffic_is():
 
 
 def test_every_message_fits_its_column():
-    assert [message.text for message in demo_messages() if len(message.text) >= MESSAGE] == []
+    assert [message.text for message in demo_messages() if len(message.text) >= MESSAGE_WIDTH] == []
 
 
-@pytest.mark.parametrize("name", ["messages.jsonl", PAIR])
+@pytest.mark.parametrize("name", ["messages.jsonl", PAIR_FILE])
 def test_what_the_handbook_is_asked_stands_in_it(name: str):
     for message in demo_messages(name=name):
         if doc := message.meta.get("doc"):
@@ -132,7 +142,7 @@ def test_a_distant_search_waits_and_finds_the_same():
             return [[Passage("p", "text")] for _ in queries]
 
     start = time.perf_counter()
-    assert Distant(Near(), 0.05).search(["q"], 1) == [[Passage("p", "text")]]
+    assert DelayedRetriever(Near(), 0.05).search(["q"], 1) == [[Passage("p", "text")]]
     assert time.perf_counter() - start >= 0.05
 
 
@@ -145,65 +155,67 @@ def test_tokens_are_those_of_draft_passages_and_answer():
 
 def test_what_the_gate_skipped_is_the_answer_from_memory_without_the_gate():
     gated = Answer(Question("q?"), "yes", Decision(False, 0.1, 0.5, "g", ""), seconds=STAGES, draft=Completion("y"))
-    shared = from_memory(gated, 32)
+    shared = extract_closed_book_answer(gated, 32)
     assert shared is not None
     assert (shared.text, shared.seconds["total"], shared.draft) == ("yes", 1 + 16, None)
-    assert after_search(gated) is None
+    assert extract_open_book_answer(gated) is None
 
 
 def test_what_the_gate_searched_for_is_the_answer_after_a_search_without_draft_and_gate():
     gated = searched(Completion("from memory", n_tokens=3, finished=True))
-    shared = after_search(gated)
+    shared = extract_open_book_answer(gated)
     assert shared is not None
     assert (shared.text, shared.seconds["total"], shared.draft) == ("open", 4 + 8 + 16, None)
 
 
 def test_a_whole_draft_is_the_answer_from_memory_and_half_a_draft_is_not():
-    whole = from_memory(searched(Completion("from memory", n_tokens=3, finished=True)), 32)
+    whole = extract_closed_book_answer(searched(Completion("from memory", n_tokens=3, finished=True)), 32)
     assert whole is not None
     assert (whole.text, whole.n_tokens, whole.passages, whole.decision.retrieve) == ("from memory", 3, (), False)
     assert whole.seconds["total"] == 1
-    assert from_memory(searched(Completion("from", n_tokens=1, finished=False)), 32) is None
+    assert extract_closed_book_answer(searched(Completion("from", n_tokens=1, finished=False)), 32) is None
 
 
 def test_after_a_search_counts_what_the_passages_gave_though_an_arbiter_gave_the_draft():
-    choice = Choice(True, "rules", "", closed="from memory", open="I cannot tell")
-    shared = after_search(replace(searched(Completion("from memory")), text="from memory", choice=choice))
+    choice = ArbiterChoice(True, "rules", "", closed="from memory", open="I cannot tell")
+    shared = extract_open_book_answer(replace(searched(Completion("from memory")), text="from memory", choice=choice))
     assert shared is not None
     assert shared.text == "I cannot tell"
 
 
 def test_small_talk_is_neither_right_nor_wrong():
-    total = Total([outcome(), outcome(right=True), outcome(right=False, retrieve=True)])
+    total = OutcomeTotals([outcome(), outcome(right=True), outcome(right=False, retrieve=True)])
     assert (total.right, total.graded, total.searches) == (1, 2, 1)
 
 
 def test_the_verdict_tells_searches_answers_and_seconds():
-    always = Total([outcome(retrieve=True, right=False, seconds=9), outcome(retrieve=True, right=True, seconds=9)])
-    gated = Total([outcome(right=True, seconds=2), outcome(retrieve=True, right=True, seconds=10)])
-    sums = dict(zip(WAYS, (gated, always, gated), strict=True))
-    assert verdict(sums) == "The gate saved 1 of 2 searches, with 1 more right answers, in 12 s instead of 18."
+    always = OutcomeTotals(
+        [outcome(retrieve=True, right=False, seconds=9), outcome(retrieve=True, right=True, seconds=9)]
+    )
+    gated = OutcomeTotals([outcome(right=True, seconds=2), outcome(retrieve=True, right=True, seconds=10)])
+    sums = dict(zip(MODES, (gated, always, gated), strict=True))
+    assert summarize_totals(sums) == "The gate saved 1 of 2 searches, with 1 more right answers, in 12 s instead of 18."
 
 
 def test_the_verdict_says_why_gated_is_slower_where_it_is():
-    always, gated = Total([outcome(retrieve=True, seconds=1)]), Total([outcome(seconds=2)])
-    assert SLOWER in verdict(dict(zip(WAYS, (gated, always, gated), strict=True)))
+    always, gated = OutcomeTotals([outcome(retrieve=True, seconds=1)]), OutcomeTotals([outcome(seconds=2)])
+    assert SLOWER_NOTE in summarize_totals(dict(zip(MODES, (gated, always, gated), strict=True)))
 
 
 # --- records --------------------------------------------------------------------------------------
 
 
-def test_the_chart_has_a_bar_for_every_way(record: Record):
-    lines = list(chart(record, "#"))
+def test_the_chart_has_a_bar_for_every_way(record: DemoRecord):
+    lines = list(render_chart(record, "#"))
     assert [line.split()[0] for line in lines[1:]] == ["never", "gated", "gated", "gated", "always", "arbiter"]
     assert f"{record.always:.1%}" in lines[-2]
-    assert lines[-2].count("#") == round(WIDEST * record.always / record.oracle)
+    assert lines[-2].count("#") == round(MAX_BAR_WIDTH * record.always / record.oracle)
     assert f"{record.weighed:.1%}" in lines[-1]
 
 
 def test_the_conclusion_names_the_fewest_searches_and_the_fewest_that_are_surely_better():
-    points = (Recorded(0.5, 0.4, 0.01, -0.01, 0.03), Recorded(0.8, 0.42, 0.03, 0.01, 0.05))
-    said = conclusion(Record("p", 10, 0.3, 0.39, 0.41, 0.5, points))
+    points = (RecordedPoint(0.5, 0.4, 0.01, -0.01, 0.03), RecordedPoint(0.8, 0.42, 0.03, 0.01, 0.05))
+    said = summarize_record(DemoRecord("p", 10, 0.3, 0.39, 0.41, 0.5, points))
     assert "+1.0 [-1.0, +3.0] with 50% of the searches; +3.0 [+1.0, +5.0] with 80% of the searches" in said
     assert said.endswith("The first saves about 50,000 of 100,000 searches.")
 
@@ -212,14 +224,14 @@ def test_the_conclusion_names_the_fewest_searches_and_the_fewest_that_are_surely
 
 
 def test_waiting_speaks_at_once_and_again_while_it_lasts(capsys: pytest.CaptureFixture[str]):
-    with waiting("Loading", every=0.02):
+    with show_waiting("Loading", every=0.02):
         assert capsys.readouterr().err == "Loading ...\n"
         time.sleep(0.2)
     assert capsys.readouterr().err.startswith("  0 s\n")
 
 
 def test_waiting_stops_when_what_it_waits_for_fails(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(ValueError, match="broken"), waiting("Loading", every=0.02):
+    with pytest.raises(ValueError, match="broken"), show_waiting("Loading", every=0.02):
         raise ValueError("broken")
     capsys.readouterr()
     time.sleep(0.1)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import knowgate.cli.first_run as command
+import knowgate.cli.start as command
 from tests.cli.conftest import Call, Outcome
-from tests.firstrun.conftest import asked, hue, said, table
+from tests.training.first_run.conftest import asked, hue, said, table
 
 N = 40
 
@@ -132,7 +132,7 @@ def test_interrupted_while_the_llm_is_loaded_what_was_said_is_not_asked_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr("knowgate.firstrun.steps.as_model", interrupted)
+        broken.setattr("knowgate.evaluation.first_run.runner.resolve_model", interrupted)
         assert started(call).code == 130
     outcome = call("start")
     assert outcome.code == 0
@@ -166,4 +166,4 @@ def test_a_document_that_cannot_be_read_is_named_and_the_rest_goes_on(call: Call
     [("", "questions.txt"), ("hub:trivia", "questions.txt"), ("jsonl:q.jsonl.gz", "questions.txt"), ("lines:q", "q")],
 )
 def test_the_file_to_type_is_the_users_own_where_ask_can_read_it(questions: str, file: str):
-    assert command.own_file(questions) == file
+    assert command.question_file_name(questions) == file

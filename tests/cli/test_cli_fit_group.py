@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.gates import FITTED
+from knowgate.gates import FITTED_GATES
 from tests.cli.conftest import Call
 from tests.support.planted_run import planted_rows, write_run
 
@@ -24,13 +24,13 @@ def narrow(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 def test_the_group_lists_the_gates_with_their_summaries(call: Call):
     shown = call("fit", "--help").out
-    for name, entry in FITTED.items():
+    for name, entry in FITTED_GATES.items():
         assert f"{name} " in shown
         assert entry.summary in shown
     assert "reranker" in shown
 
 
-@pytest.mark.parametrize("name", [*FITTED])
+@pytest.mark.parametrize("name", [*FITTED_GATES])
 def test_the_help_of_a_gate_has_the_shared_options_and_fits_a_screen(narrow: Call, name: str):
     shown = narrow("fit", name, "--help")
     assert shown.code == 0
@@ -58,11 +58,11 @@ def test_help_needs_no_training_package():
         "import sys\n"
         "for name in ('sklearn', 'scipy', 'peft', 'torch', 'transformers', 'threadpoolctl'):\n"
         "    sys.modules[name] = None\n"
-        "from knowgate.cli import run\n"
+        "from knowgate.cli.main import run\n"
         "sys.exit(sum(run(['fit', name, '--help']) for name in sys.argv[1:]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *FITTED, "reranker"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *FITTED_GATES, "reranker"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.fitting import fit
+from knowgate.training.gate import fit
 from tests.cli.conftest import Call
 from tests.support.outside_package import write_package
 from tests.support.planted_run import planted_rows, write_run

@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from knowgate import __version__
-from knowgate.cli import app
-from knowgate.cli.verbs import ASK, FIT, MEASURE, PROVE, TOOLS, VERBS
+from knowgate.cli.commands import ASK_PANEL, COMMANDS, FIT_PANEL, MEASURE_PANEL, PROVE_PANEL, TOOLS_PANEL
+from knowgate.cli.main import app
 from tests.cli.conftest import Call
 
 PLAIN = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
@@ -27,14 +27,14 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 def test_the_first_page_has_five_panels_in_the_order_of_the_work(call: Call):
     shown = call("--help").out
-    places = [shown.index(f"─ {panel} ─") for panel in (ASK, MEASURE, FIT, PROVE, TOOLS)]
+    places = [shown.index(f"─ {panel} ─") for panel in (ASK_PANEL, MEASURE_PANEL, FIT_PANEL, PROVE_PANEL, TOOLS_PANEL)]
     assert places == sorted(places)
 
 
 def test_every_verb_has_one_line(call: Call, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "100")
     lines = call("--help").out.splitlines()
-    for name, verb in VERBS.items():
+    for name, verb in COMMANDS.items():
         assert [line for line in lines if re.match(rf"│ {name} +{re.escape(verb.summary)} +│$", line)], name
 
 
@@ -94,9 +94,9 @@ def test_the_help_says_how_to_get_completion(call: Call):
 
 
 def test_the_first_page_loads_no_command_and_nothing_heavy():
-    code = "import sys; from knowgate.cli import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
+    code = "import sys; from knowgate.cli.main import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
     loaded = set(python("-c", code).stderr.split())
-    assert not {verb.target.partition(":")[0] for verb in VERBS.values()} & loaded
+    assert not {verb.target.partition(":")[0] for verb in COMMANDS.values()} & loaded
     assert not {"numpy", "torch", "safetensors", "httpx", "knowgate.gates", "knowgate.models"} & loaded
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from knowgate.cli import app
+from knowgate.cli.main import app
 
 
 def commands(command: Any, path: str = "knowgate") -> Iterator[tuple[str, Any]]:

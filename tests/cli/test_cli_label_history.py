@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from knowgate.cli import run
-from knowgate.embedding import SentenceEmbedder
+from knowgate.cli.main import run
+from knowgate.retrieval.embeddings import SentenceEmbedder
 from tests.support.hash_embedder import HashEmbedder
 
 TOWNS = ["Paris", "Lima", "Oslo", "Rome", "Cairo", "Quito", "Bern", "Accra"]

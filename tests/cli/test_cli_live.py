@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.cli import run
+from knowgate.cli.main import run
 
 SKIP = "  skip need 0.00 is not above"
 

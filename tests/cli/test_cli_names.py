@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.cli.fit import RENAMED, RENAMED_OF
-from knowgate.cli.verbs import VERBS
+from knowgate.cli.commands import COMMANDS
+from knowgate.cli.fit import RENAMED_GATE_OPTIONS, RENAMED_OPTIONS
 from tests.cli.conftest import Call
 
 OLD = [
-    *((name, old, new) for name, verb in VERBS.items() for old, new in verb.renamed.items()),
-    *(("fit ik", old, new) for old, new in RENAMED.items()),
-    *((f"fit {gate}", old, new) for gate, names in RENAMED_OF.items() for old, new in names.items()),
+    *((name, old, new) for name, verb in COMMANDS.items() for old, new in verb.renamed.items()),
+    *(("fit ik", old, new) for old, new in RENAMED_OPTIONS.items()),
+    *((f"fit {gate}", old, new) for gate, names in RENAMED_GATE_OPTIONS.items() for old, new in names.items()),
 ]
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.cli.doctor import verdict
-from knowgate.cli.findings import Finding
+from knowgate.cli.doctor import Finding, summarize_findings
 from tests.cli.conftest import Call
 
 KEYS = {"question", "answer", "retrieve", "need", "threshold", "gate", "model", "passages", "tokens"}
@@ -109,9 +108,9 @@ def test_the_verdict_of_the_doctor_counts_what_is_broken_first():
         Finding("b", "", "pip install b"),
         Finding("c", ""),
     )
-    assert verdict([broken, missing, good]).plain.startswith("Not ready: 1 broken.")
-    assert verdict([missing, good]).plain.startswith("Ready but for 1,")
-    assert verdict([good]).plain == "All 1 checks are good. Next: knowgate demo"
+    assert summarize_findings([broken, missing, good]).plain.startswith("Not ready: 1 broken.")
+    assert summarize_findings([missing, good]).plain.startswith("Ready but for 1,")
+    assert summarize_findings([good]).plain == "All 1 checks are good. Next: knowgate demo"
 
 
 def test_index_says_what_it_did_on_stderr(call: Call, docs: Path):

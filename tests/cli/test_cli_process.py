@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from knowgate.models.openai.wire import Patience
+from knowgate.models.openai.client import RetryPolicy
 from tests.cli.conftest import Call
 from tests.support.processes import PATIENCE, child, until
 
-COMMAND = [sys.executable, "-c", "from knowgate.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from knowgate.cli.main import main; main()"]
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def test_interrupting_gives_one_line_and_130():
     ):
         until(asked.is_set, process)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=0.9 * Patience().timeout)  # the silent server is not waited for
+        out, err = process.communicate(timeout=0.9 * RetryPolicy().timeout)  # the silent server is not waited for
     assert (process.returncode, out, err) == (130, "", "Error: interrupted.\n")
 
 

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 import pytest
 from rich.console import Console
 
-from knowgate.cli.fit_parts import Watching
-from knowgate.cli.progress import Begun, Lines, duration, line, pace_of, progress
+from knowgate.cli.fit import FitProgressBar
+from knowgate.cli.progress import (
+    ProgressLines,
+    StageStart,
+    format_duration,
+    format_pace,
+    format_progress_line,
+    show_progress,
+)
 
 
 @dataclass
@@ -28,7 +35,7 @@ class Job:
     written: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.lines = Lines("labelling", "questions", self.written.append, self.clock)
+        self.lines = ProgressLines("labelling", "questions", self.written.append, self.clock)
 
     def at(self, second: float, done: int, total: int = 1000, **more: str) -> None:
         self.clock.now = 100.0 + second
@@ -88,23 +95,23 @@ def test_the_end_is_left_to_the_summary_of_the_command(job: Job):
 
 
 def test_before_anything_is_done_there_is_no_pace():
-    assert line("training", 0, 10, "examples", 0.0) == "training: 0 of 10 examples"
+    assert format_progress_line("training", 0, 10, "examples", 0.0) == "training: 0 of 10 examples"
 
 
 @pytest.mark.parametrize(("rate", "shown"), [(0.04, "0.04 q/s"), (3.21, "3.2 q/s"), (1234.5, "1,234 q/s")])
 def test_a_pace_has_two_figures_or_none_behind_the_point(rate: float, shown: str):
-    assert shown in line("job", 1, 9, "q", rate)
+    assert shown in format_progress_line("job", 1, 9, "q", rate)
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"), [(0.2, "1 s"), (89, "89 s"), (91, "2 min"), (3600, "60 min"), (9000, "2.5 h")]
 )
 def test_durations_are_told_in_the_unit_one_thinks_in(seconds: float, said: str):
-    assert duration(seconds) == said
+    assert format_duration(seconds) == said
 
 
 def run_on(console: Console) -> str:
-    with progress("labelling", "questions", console) as show:
+    with show_progress("labelling", "questions", console) as show:
         for done in range(3):
             show(done, 3)
         show.say("epoch 1 [done]")
@@ -122,8 +129,8 @@ def test_elsewhere_there_is_no_bar():
 
 
 def test_a_bar_without_a_pace_of_its_own_shows_the_rate():
-    assert pace_of(Begun(10, 5.0).rate(16, 8.0), "examples") == "2 examples/s"
-    assert pace_of(Begun(10, 5.0).rate(16, 5.0), "examples") == ""
+    assert format_pace(StageStart(10, 5.0).rate(16, 8.0), "examples") == "2 examples/s"
+    assert format_pace(StageStart(10, 5.0).rate(16, 5.0), "examples") == ""
 
 
 @dataclass(frozen=True)
@@ -138,8 +145,8 @@ class Milestone:
 
 def test_what_was_told_as_it_was_reached_is_not_told_again_at_the_end():
     written = io.StringIO()
-    with progress("fitting", "examples", Console(file=written, width=100)) as show:
-        watching = Watching(show)
+    with show_progress("fitting", "examples", Console(file=written, width=100)) as show:
+        watching = FitProgressBar(show)
         watching(Milestone("epoch 0.5, loss 0.612, 3.1 examples/s"))
         watching(Milestone("epoch 1, loss 0.5", is_milestone=False))
     assert written.getvalue() == "epoch 0.5, loss 0.612, 3.1 examples/s\n"

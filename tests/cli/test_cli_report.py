@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from knowgate.cli.report import report
-from knowgate.errors import ArtefactError, BadInput
+from knowgate.errors import ArtifactError, BadInput
 from tests.support.runs_by_hand import varied_rows, write_run
 
 app = typer.Typer()
@@ -52,7 +52,7 @@ def test_a_folder_of_runs_is_refused_with_the_runs_in_it_and_what_to_type(tmp_pa
         write_run(tmp_path / "first run" / "labels" / "cd34" / "agreed" / name, varied_rows(3))
     labels = tmp_path / "first run" / "labels"
     named = [f"'{labels / run}'" for run in ("ab12/fit-1", "ab12/test-1", "cd34/agreed/fit-1", "cd34/agreed/test-1")]
-    with pytest.raises(ArtefactError) as refused:
+    with pytest.raises(ArtifactError) as refused:
         report([tmp_path / "first run"], html=False)
     assert "It holds 4 label runs." in str(refused.value)
     assert f"knowgate report {' '.join(named)} - or: " in str(refused.value)

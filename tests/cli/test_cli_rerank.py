@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.cli import run
-from knowgate.cli.eval_rerank import named, with_base
+from knowgate.cli.eval_rerank import add_base_reranker, parse_named_specs
+from knowgate.cli.main import run
+from knowgate.data.preferences import PreferenceFolder
+from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadSetting
-from knowgate.preferences import prefer as prefer_labelled
-from knowgate.preferences.record import PreferenceFolder
-from knowgate.runs import RunFolder
+from knowgate.training.preference_run import measure_preferences as prefer_labelled
 
 pytest.importorskip("sentence_transformers")
 
@@ -63,7 +63,7 @@ def prefer(call, *options: str):
 def test_a_reranker_is_aligned_measured_and_used(call, made, tmp_path, monkeypatch):
     from tests.support.tiny_models import save_tiny_cross_encoder
 
-    monkeypatch.setattr("knowgate.cli.progress.FIRST", 0.0)  # every step is a line
+    monkeypatch.setattr("knowgate.cli.progress.FIRST_LINE_SECONDS", 0.0)  # every step is a line
     done = prefer(call, "--gate", "probe", "--data", "jsonl:data.jsonl")
     assert done.code == 0, done.err
     assert "measuring: 0 of 80 questions" in done.err
@@ -206,19 +206,19 @@ def test_the_preset_takes_an_aligned_reranker_and_one_threshold(call, made, tmp_
 
 
 def test_rerankers_are_named_by_their_folders_or_as_one_likes():
-    assert named(["runs/aligned", "mine=runs/aligned", "api:m@https://host/rerank"]) == {
+    assert parse_named_specs(["runs/aligned", "mine=runs/aligned", "api:m@https://host/rerank"]) == {
         "aligned": "runs/aligned", "mine": "runs/aligned", "rerank": "api:m@https://host/rerank",
     }  # fmt: skip
     with pytest.raises(BadSetting, match="--rerank one=a/r --rerank two=b/r"):
-        named(["a/r", "b/r"])
+        parse_named_specs(["a/r", "b/r"])
 
 
 def test_the_base_comes_first_and_is_the_one_given_or_kept(tmp_path):
     (tmp_path / "aligned" / "base").mkdir(parents=True)
     spec = str(tmp_path / "aligned")
-    assert next(iter(with_base({"aligned": spec}, None).items())) == ("base", f"{spec}/base")
-    assert with_base({"aligned": spec}, "other")["base"] == "other"
-    assert list(with_base({"aligned": spec, "base": "mine"}, None)) == ["base", "aligned"]
+    assert next(iter(add_base_reranker({"aligned": spec}, None).items())) == ("base", f"{spec}/base")
+    assert add_base_reranker({"aligned": spec}, "other")["base"] == "other"
+    assert list(add_base_reranker({"aligned": spec, "base": "mine"}, None)) == ["base", "aligned"]
 
 
 def test_label_and_eval_take_a_reranker(call, made, tmp_path):

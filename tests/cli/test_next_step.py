@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from knowgate import errors
-from knowgate.cli.next_step import names_a_next_step, with_next_step
+from knowgate.cli.error_messages import add_next_step, has_next_step
 from tests.cli.conftest import Call
 from tests.support import house
 
@@ -29,7 +29,7 @@ def raised_messages() -> Iterator[tuple[str, str]]:
 def test_every_error_of_the_command_line_says_what_to_do():
     messages = list(raised_messages())
     assert len(messages) > 20
-    assert [where for where, message in messages if not names_a_next_step(message)] == []
+    assert [where for where, message in messages if not has_next_step(message)] == []
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_every_error_of_the_command_line_says_what_to_do():
     ],
 )
 def test_a_message_that_says_what_to_do_is_left_alone(message: str):
-    assert with_next_step(message, ["ask"], {"ask": None}) == message
+    assert add_next_step(message, ["ask"], {"ask": None}) == message
 
 
 def test_the_help_of_the_command_is_named_where_a_message_says_nothing():
     group = SimpleNamespace(commands={"fusion": None})
-    said = with_next_step("the file is damaged.", ["--debug", "fit", "fusion", "x"], {"fit": group})
+    said = add_next_step("the file is damaged.", ["--debug", "fit", "fusion", "x"], {"fit": group})
     assert said == "the file is damaged. See: knowgate fit fusion --help"
 
 
@@ -84,4 +84,4 @@ def test_what_goes_wrong_on_the_way_ends_with_what_to_type(call: Call, docs: Pat
     outcome = call(*arguments)
     assert outcome.code in (1, 2)
     assert len(outcome.err.splitlines()) == 1
-    assert names_a_next_step(outcome.err) or "--help" in outcome.err, outcome.err
+    assert has_next_step(outcome.err) or "--help" in outcome.err, outcome.err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.cli.unexpected import details, error_id, without_secrets
+from knowgate.cli.error_messages import compute_error_id, format_error_report, redact_secrets
 from tests.cli.conftest import Call
 
 
@@ -19,7 +19,7 @@ def broken(monkeypatch: pytest.MonkeyPatch):
         def raise_it(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr("knowgate.cli.lists.print_table", raise_it)
+        monkeypatch.setattr("knowgate.cli.catalog.print_table", raise_it)
 
     return breaks
 
@@ -99,7 +99,7 @@ def test_an_error_while_explaining_an_error_ends_here_too(call: Call, broken, mo
     def no_home() -> Path:
         raise RuntimeError("no home")
 
-    monkeypatch.setattr("knowgate.cli.cache_dir", no_home)
+    monkeypatch.setattr("knowgate.cli.main.cache_dir", no_home)
     broken(FileNotFoundError(2, "no such file", "x"))
     assert call("gates").code == 70
 
@@ -119,8 +119,8 @@ def test_a_full_disk_says_to_make_room(call: Call, broken):
 
 
 def test_one_defect_has_one_id():
-    assert error_id(_raised("a")) == error_id(_raised("b"))
-    assert error_id(_raised("a")) != error_id(ValueError())
+    assert compute_error_id(_raised("a")) == compute_error_id(_raised("b"))
+    assert compute_error_id(_raised("a")) != compute_error_id(ValueError())
 
 
 def _raised(words: str) -> Exception:
@@ -142,14 +142,14 @@ def _raised(words: str) -> Exception:
     ],
 )
 def test_secrets_are_blotted_out(text: str):
-    assert "hush-hush" not in without_secrets(text, {"KNOWGATE_API_KEY": "hush-hush"})
+    assert "hush-hush" not in redact_secrets(text, {"KNOWGATE_API_KEY": "hush-hush"})
     if not text.startswith("the key"):  # only the environment tells that this is one
-        assert "hush" not in without_secrets(text, {})
+        assert "hush" not in redact_secrets(text, {})
 
 
 def test_the_details_hold_no_key(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "hush-hush")
-    written = details(_raised("refused hush-hush"), ["ask", "--model", "openai:m@http://me:pw@host/v1"])
+    written = format_error_report(_raised("refused hush-hush"), ["ask", "--model", "openai:m@http://me:pw@host/v1"])
     assert "hush-hush" not in written
     assert "me:pw" not in written
     assert "openai:m@http://[hidden]@host/v1" in written

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from knowgate.data.runs.rows import GradedAnswer
+from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting
-from knowgate.evaluation import evaluate, evaluation_json
-from knowgate.evaluation.actions import ActionRows, choose_actions, expected
-from knowgate.report import all_sheets
-from knowgate.report.comparison.sheets import HOW
-from knowgate.runs import load_trial
-from knowgate.runs.rows import GradedAnswer
+from knowgate.evaluation.gate_comparison import evaluation_to_dict
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.evaluation.report.evaluation_tables import COLUMN_DEFINITIONS, build_evaluation_tables
+from knowgate.evaluation.retrieval_actions import ActionOutcomes, choose_actions, predict_action_success
 from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import pair_rows
 from tests.support.processes import python
@@ -35,7 +35,7 @@ def test_chances_follow_need_where_it_tells_anything():
     rng = np.random.default_rng(0)
     needs = rng.uniform(size=4000)
     right = np.stack([rng.uniform(size=4000) < 1 - needs, rng.uniform(size=4000) < 0.6, np.ones(4000, dtype=bool)], 1)
-    found = expected(ActionRows(needs, right, right[:, 1]), np.array([0.2, 0.8]))
+    found = predict_action_success(ActionOutcomes(needs, right, right[:, 1]), np.array([0.2, 0.8]))
     assert found[0, 0] == pytest.approx(0.8, abs=0.04)
     assert found[1, 0] == pytest.approx(0.2, abs=0.04)
     assert found[:, 1] == pytest.approx([0.6, 0.6], abs=0.04)
@@ -62,9 +62,9 @@ def test_a_wrong_answer_that_costs_more_pays_for_more_searches(run):
 
 def test_the_table_and_the_json_have_them(run):
     found = evaluate("logprob:first", run, price_retrieval=0.05, arbiter="rules", resamples=20)
-    sheet = next(one for one in all_sheets(found) if one.title.startswith("Skip"))
-    assert set(sheet.columns) - {"gate"} <= set(HOW)
-    assert evaluation_json(found)["actions"][0]["price"] == 0.05
+    sheet = next(one for one in build_evaluation_tables(found) if one.title.startswith("Skip"))
+    assert set(sheet.columns) - {"gate"} <= set(COLUMN_DEFINITIONS)
+    assert evaluation_to_dict(found)["actions"][0]["price"] == 0.05
 
 
 def test_rows_without_such_answers_are_refused(tmp_path):
@@ -81,7 +81,7 @@ def test_prices_that_are_none_are_refused(run, prices, said):
 def test_a_row_that_found_nothing_counts_as_it_was_answered(tmp_path):
     rows = [replace(row, iterative=GradedAnswer("all", correct=True)) for row in pair_rows(20)]
     rows[0] = replace(rows[0], open=None, iterative=None, benefit=None)
-    trial = load_trial([write_rows(tmp_path / "run", rows)])
+    trial = load_label_table([write_rows(tmp_path / "run", rows)])
     assert trial.iterative_right[0] == trial.closed_right[0]
     assert trial.rounds == 3.0
 

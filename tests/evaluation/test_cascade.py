@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting
-from knowgate.evaluation import evaluate, evaluation_json
-from knowgate.evaluation.traffic.log import event_of, read_run
-from knowgate.report import all_sheets
-from knowgate.report.comparison.sheets import HOW
-from knowgate.runs import load_trial
+from knowgate.evaluation.gate_comparison import evaluation_to_dict
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.evaluation.report.evaluation_tables import COLUMN_DEFINITIONS, build_evaluation_tables
+from knowgate.evaluation.traffic_log import parse_event, read_label_run_traffic
 from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import Prefers, pair_row, pair_rows, pair_run
 
@@ -46,10 +46,10 @@ def test_a_gate_before_it_skips_and_leaves_the_rest_to_it(evaluated):
 
 
 def test_the_table_and_the_json_have_it(evaluated):
-    sheet = next(one for one in all_sheets(evaluated) if one.title.startswith("Cascade"))
+    sheet = next(one for one in build_evaluation_tables(evaluated) if one.title.startswith("Cascade"))
     assert sheet.title == "Cascade: the arbiter prefers chooses after retrieval"
-    assert set(sheet.columns) - {"gate"} <= set(HOW)
-    record = evaluation_json(evaluated)["cascade"]
+    assert set(sheet.columns) - {"gate"} <= set(COLUMN_DEFINITIONS)
+    record = evaluation_to_dict(evaluated)["cascade"]
     assert record["fingerprint"] == "prefers-pick"
     assert record["lines"][0]["at_rate"].keys() == {"0.90", "0.80", "0.70", "0.60", "0.50"}
 
@@ -57,7 +57,7 @@ def test_the_table_and_the_json_have_it(evaluated):
 def test_without_an_arbiter_there_is_none(tmp_path):
     plain = evaluate("logprob:first", write_rows(tmp_path / "run", ROWS), resamples=10)
     assert plain.cascade is None
-    assert "cascade" not in evaluation_json(plain)
+    assert "cascade" not in evaluation_to_dict(plain)
 
 
 def test_what_is_on_record_is_enough_for_rows_without_texts(tmp_path):
@@ -84,14 +84,14 @@ def test_an_arbiter_needs_open_book_answers(tmp_path):
 
 def test_a_label_run_is_replayed_with_its_arbiter(tmp_path):
     run = write_rows(tmp_path / "run", [row for row in ROWS if row.id != "e"])
-    alone = [event.loses for event in read_run(run, "logprob:first").events]
+    alone = [event.loses for event in read_label_run_traffic(run, "logprob:first").events]
     assert alone == [False, True, False, True]
-    assert load_trial([run]).rows[1].id == "b"
+    assert load_label_table([run]).rows[1].id == "b"
     (run / "beliefs.jsonl").write_text(
         '{"arbiter": "picky", "fingerprint": "f", "closed": {"a": 1, "b": 1, "c": 1, "d": 0}, '
         '"open": {"a": 0, "b": 0, "c": 0, "d": 1}}\n'
     )
-    chosen = [event.loses for event in read_run(run, "logprob:first", "picky").events]
+    chosen = [event.loses for event in read_label_run_traffic(run, "logprob:first", "picky").events]
     assert chosen == [False, False, False, True]  # b is wrong either way
 
 
@@ -105,8 +105,8 @@ def test_a_logged_answer_that_was_the_draft_loses_nothing_by_skipping():
         "passages": [{"id": "p", "title": "", "text": "nothing"}],
         "choice": {"given": "draft", "arbiter": "rules", "reason": "r", "open_answer": "not mentioned"},
     }
-    assert event_of(line).loses is False
-    assert event_of({**line, "answer": "Rome"}).loses is True
+    assert parse_event(line).loses is False
+    assert parse_event({**line, "answer": "Rome"}).loses is True
 
 
 def test_the_arbiter_is_asked_once_for_all_gates(tmp_path):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from knowgate.data.history.entries import KnowledgeLabel, LogEntry
+from knowgate.data.history.sqlite_store import SqliteHistory
+from knowgate.data.runs.records import read_needs
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.dhicl_tables import Variants, history_tables
-from knowgate.evaluation.latency import latency_sheet, time_gates
 from knowgate.gates.dhicl import DhiclGate
-from knowgate.history.entries import Known, LogEntry
-from knowgate.history.sqlite import SqliteHistory
-from knowgate.labels import label
-from knowgate.labels.logbook import scope_of
+from knowgate.labels.history_entries import scope_from_settings
+from knowgate.labels.labeling import label
 from knowgate.models.fake import FakeModel
-from knowgate.prompts import AnswerPrompts
-from knowgate.runs.needs import read_needs
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.papers.dhicl_tables import DhiclVariants, build_dhicl_tables
+from knowgate.papers.sweeps import build_latency_table, time_gates
 from knowgate.types import Passage, Question
 from tests.support.counting import CountingModel
 from tests.support.hash_embedder import HashEmbedder
@@ -22,7 +22,7 @@ from tests.support.hash_embedder import HashEmbedder
 
 @pytest.fixture(autouse=True)
 def light_embedding(monkeypatch):
-    from knowgate.embedding import SentenceEmbedder
+    from knowgate.retrieval.embeddings import SentenceEmbedder
 
     monkeypatch.setattr(SentenceEmbedder, "fingerprint", "hash")
     monkeypatch.setattr(SentenceEmbedder, "embed", lambda self, texts: HashEmbedder().embed(texts))
@@ -54,10 +54,15 @@ def model():
 def made(tmp_path, model):
     run = label(questions(), model=model, out=tmp_path / "run", samples=0, layers="none")
     log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
-    scope = scope_of(run.settings())
-    log.add([LogEntry(f"Where is lake {i}?", Known.KNOWN if i % 2 else Known.UNKNOWN, scope) for i in range(30)])
-    log.add([LogEntry(f"Where is lord {i} now?", Known.TIME_SENSITIVE, scope) for i in range(5)])
-    return run.path, Variants(str(log.path), counts=(5, 20), words=("true/false", "1/2"))
+    scope = scope_from_settings(run.settings())
+    log.add(
+        [
+            LogEntry(f"Where is lake {i}?", KnowledgeLabel.KNOWN if i % 2 else KnowledgeLabel.UNKNOWN, scope)
+            for i in range(30)
+        ]
+    )
+    log.add([LogEntry(f"Where is lord {i} now?", KnowledgeLabel.TIME_SENSITIVE, scope) for i in range(5)])
+    return run.path, DhiclVariants(str(log.path), counts=(5, 20), words=("true/false", "1/2"))
 
 
 def cells(sheet):
@@ -66,7 +71,7 @@ def cells(sheet):
 
 def test_every_table_has_accuracy_with_retrieval_rate_beside_never_always_and_random(made, model):
     run, variants = made
-    main, ablations, cold, counts, words = history_tables([run], variants, model=model, others=["logprob:min"])
+    main, ablations, cold, counts, words = build_dhicl_tables([run], variants, model=model, others=["logprob:min"])
     assert main.columns == ("gate", "run", "random", "AUROC")
     assert list(cells(main)) == ["never", "always", "logprob:min", "dhicl"]
     assert cells(main)["never"] == ("50.0 % (0.0 %)", "50.0 %", "–")
@@ -86,33 +91,35 @@ def test_every_table_has_accuracy_with_retrieval_rate_beside_never_always_and_ra
 def test_without_calibration_the_cells_are_those_worked_out_by_hand(made, model):
     """The fake model claims to know rivers 0-3, of which it answers 0 and 2 right; 4-7 are retrieved for."""
     run, variants = made
-    ablations = history_tables([run], variants, model=model)[1]
+    ablations = build_dhicl_tables([run], variants, model=model)[1]
     assert cells(ablations)["dhicl:sign=none"][:2] == ("75.0 % (50.0 %)", "75.0 %")
 
 
 def test_what_is_on_record_is_read_without_the_llm_and_not_asked_again(made, model):
     run, variants = made
-    first = history_tables([run], variants, model=model)
+    first = build_dhicl_tables([run], variants, model=model)
     before = list(model.calls)
-    assert history_tables([run], variants, model=model) == first
-    assert history_tables([run], variants) == first
+    assert build_dhicl_tables([run], variants, model=model) == first
+    assert build_dhicl_tables([run], variants) == first
     assert model.calls == before
     assert {said.about for said in read_needs(run)} == {"log of 35 questions"}
 
 
 def test_a_log_that_has_grown_is_asked_anew(made, model, tmp_path):
     run, variants = made
-    history_tables([run], variants, model=model)
-    scope = scope_of({"model_fingerprint": model.fingerprint, "prompts_fingerprint": AnswerPrompts().fingerprint})
-    SqliteHistory(tmp_path / "log.db", HashEmbedder()).add([LogEntry("Where is hill 1?", Known.KNOWN, scope)])
-    history_tables([run], variants, model=model)
+    build_dhicl_tables([run], variants, model=model)
+    scope = scope_from_settings(
+        {"model_fingerprint": model.fingerprint, "prompts_fingerprint": AnswerPrompts().fingerprint}
+    )
+    SqliteHistory(tmp_path / "log.db", HashEmbedder()).add([LogEntry("Where is hill 1?", KnowledgeLabel.KNOWN, scope)])
+    build_dhicl_tables([run], variants, model=model)
     assert {said.about for said in read_needs(run)} == {"log of 36 questions"}
 
 
 def test_signs_share_one_pass(made, model):
     run, variants = made
     said: list[str] = []
-    history_tables([run], variants, model=model, say=said.append)
+    build_dhicl_tables([run], variants, model=model, say=said.append)
     assert "run: dhicl, dhicl:sign=none, dhicl:sign=code" in said
     assert len(said) == 6  # that one, no time-sensitive rows, no history, cold, 5 examples, other words
 
@@ -128,7 +135,7 @@ def test_words_that_the_model_refuses_are_left_out_and_said(made, model, monkeyp
 
     monkeypatch.setattr(FakeModel, "label_logits", picky)
     said: list[str] = []
-    words = history_tables([run], variants, model=model, say=said.append)[-1]
+    words = build_dhicl_tables([run], variants, model=model, say=said.append)[-1]
     assert "left out: the labels begin with the same token." in said
     assert cells(words)["dhicl:words=1/2"] == ("–", "–", "–")
 
@@ -136,17 +143,17 @@ def test_words_that_the_model_refuses_are_left_out_and_said(made, model, monkeyp
 def test_without_needs_on_record_the_message_says_what_to_type(made):
     run, variants = made
     with pytest.raises(BadInput, match=r"no needs of dhicl on record\. Let the LLM decide: --model fake"):
-        history_tables([run], variants)
+        build_dhicl_tables([run], variants)
 
 
 def test_a_run_of_another_llm_is_refused(made):
     run, variants = made
     with pytest.raises(BadSetting, match=r"the run was made by fake .* not by fake"):
-        history_tables([run], variants, model=FakeModel({"x": "y"}))
+        build_dhicl_tables([run], variants, model=FakeModel({"x": "y"}))
 
 
 def test_a_gate_is_named_by_what_makes_it_special():
-    variants = Variants("log.db", k=10)
+    variants = DhiclVariants("log.db", k=10)
     assert variants.name(variants.plain) == "dhicl:k=10"
     assert variants.name(DhiclGate("log.db", cold=True, words="1/2")) == "dhicl:words=1/2,cold=true"
 
@@ -155,7 +162,7 @@ def test_gates_are_timed_one_question_at_a_time_and_the_first_ones_do_not_count(
     found = time_gates(["prompt", "logprob:min"], questions(), model, AnswerPrompts())
     assert [(one.gate, len(one.seconds)) for one in found] == [("prompt", 6), ("logprob:min", 6)]
     assert all(0 < one.at(0.5) <= one.at(0.95) for one in found)
-    assert [row[0] for row in latency_sheet(found).rows] == ["prompt", "logprob:min"]
+    assert [row[0] for row in build_latency_table(found).rows] == ["prompt", "logprob:min"]
 
 
 def test_too_few_questions_cannot_be_timed(model):

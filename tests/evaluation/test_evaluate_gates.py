@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.records import read_needs
+from knowgate.data.signals.confidence import ASSESSMENT_LABELS
 from knowgate.errors import BadSetting, NotOffered, UnknownName
-from knowgate.evaluation import evaluate
+from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.gates import load_gate
 from knowgate.models import load_model
-from knowgate.prompts import load_answer_prompts, self_assessment
-from knowgate.runs import RunFolder, read_needs
-from knowgate.signals import ASSESSMENT_LABELS
-from knowgate.types import Gate, Signal, Want
+from knowgate.models.prompts.answers import load_answer_prompts
+from knowgate.models.prompts.judges import build_self_assessment_prompt
+from knowgate.types import Gate, Signal, SignalRequest
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
 from tests.support.invented import write_invented
 from tests.support.trials_by_hand import trial_run, varied_run
@@ -22,7 +24,7 @@ class Numbered(Gate):
 
     name = "numbered"
     needs = frozenset()
-    want = Want()
+    want = SignalRequest()
     threshold = 0.5
 
     def __init__(self, high=1.0):
@@ -196,7 +198,7 @@ class Asking(Gate):
 
     def ask(self, questions, readings):
         self.asked += len(questions)
-        return [self_assessment(question, *self.labels) for question in questions]
+        return [build_self_assessment_prompt(question, *self.labels) for question in questions]
 
     def score(self, questions, readings):
         return [float(reading.labels[self.name][-1][0] < reading.labels[self.name][-1][1]) for reading in readings]

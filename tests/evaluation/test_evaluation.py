@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from knowgate.cli import run as knowgate
-from knowgate.cli.gate_specs import split_specs
-from knowgate.errors import ArtefactError, BadInput, BadSetting, NotOffered
-from knowgate.evaluation.comparison.evaluation import compare, evaluation_json
-from knowgate.fitting.examples import load_examples
-from knowgate.fitting.probe import fit_probe
-from knowgate.fitting.save import save_fitted
-from knowgate.gates.recorded import score_gate, score_gates, without_seen
+from knowgate.cli.gate_specs import split_gate_specs
+from knowgate.cli.main import run as knowgate
+from knowgate.data.runs.records import NEEDS_FILE, RecordedNeeds, read_needs, write_needs
+from knowgate.data.runs.table import load_label_table
+from knowgate.errors import ArtifactError, BadInput, BadSetting, NotOffered
+from knowgate.evaluation.gate_comparison import compare_gates, evaluation_to_dict
+from knowgate.evaluation.report import evaluation_tables as eval_sheets
+from knowgate.evaluation.report.evaluation_page import write_evaluation_page
+from knowgate.gates.offline_scoring import drop_seen_rows, score_gate, score_gates
 from knowgate.models.fake import FakeModel
-from knowgate.prompts.answer import AnswerPrompts
-from knowgate.report.comparison import sheets as eval_sheets
-from knowgate.report.comparison.page import write_eval_page
-from knowgate.runs.needs import FILE, RecordedNeeds, read_needs, write_needs
-from knowgate.runs.trial import load_trial
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.training.examples import load_examples
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.probe import fit_probe
 from knowgate.types import Question
 from tests.support.chromium import needs_browser, open_page
 from tests.support.planted_run import planted_rows
@@ -27,8 +27,8 @@ from tests.support.trials_by_hand import SETTINGS, four_rows, trial_run, varied_
 
 
 def evaluated(*runs, gates=("auto",), resamples=50):
-    trial = load_trial(runs)
-    return compare(trial, score_gates(trial, gates), resamples=resamples)
+    trial = load_label_table(runs)
+    return compare_gates(trial, score_gates(trial, gates), resamples=resamples)
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_never_always_and_oracle_are_always_there(tmp_path):
 
 def test_where_nothing_was_found_the_answer_is_the_closed_book_one(tmp_path):
     rows = [*four_rows(), row("q4", side(True), None)]
-    trial = load_trial([trial_run(tmp_path / "run", rows)])
+    trial = load_label_table([trial_run(tmp_path / "run", rows)])
     assert trial.unopened == 1
     assert trial.open_right is not None
     assert bool(trial.open_right[-1]) is True
@@ -70,7 +70,7 @@ def test_where_nothing_was_found_the_answer_is_the_closed_book_one(tmp_path):
 
 def test_failed_and_ungraded_rows_are_counted_not_scored(tmp_path):
     rows = [*four_rows(), row("bad", error="timeout"), row("free", side(None), side(None))]
-    trial = load_trial([trial_run(tmp_path / "run", rows)])
+    trial = load_label_table([trial_run(tmp_path / "run", rows)])
     assert len(trial.rows) == 4
     assert trial.left_out == {"failed": 1, "not graded": 1}
 
@@ -105,7 +105,7 @@ def test_a_threshold_is_chosen_on_dev_rows_and_realised_on_the_others(tmp_path):
 
 
 def test_the_summary_is_plain_json(tmp_path):
-    found = json.loads(json.dumps(evaluation_json(evaluated(varied_run(tmp_path / "a")))))
+    found = json.loads(json.dumps(evaluation_to_dict(evaluated(varied_run(tmp_path / "a")))))
     assert [gate["gate"] for gate in found["gates"]] == ["never", "always", "good", "poor", "oracle"]
 
 
@@ -123,15 +123,15 @@ def test_a_recorded_gate_that_lacks_questions_is_refused(tmp_path):
     run = trial_run(tmp_path / "run")
     write_needs(run, [RecordedNeeds("good", 0.5, {"q0": 0.5})])
     with pytest.raises(BadSetting, match="lacks 3 of 4 questions"):
-        score_gate(load_trial([run]), "good")
+        score_gate(load_label_table([run]), "good")
 
 
 @pytest.mark.parametrize("line", ['{"gate": "x"}', '{"gate": "x", "threshold": 0.5, "needs": {"a": 2}}', "[]"])
 def test_broken_needs_are_an_error_with_the_place(tmp_path, line):
     run = trial_run(tmp_path / "run")
-    (run / FILE).write_text(line + "\n")
-    with pytest.raises((ArtefactError, BadInput), match=FILE):
-        load_trial([run])
+    (run / NEEDS_FILE).write_text(line + "\n")
+    with pytest.raises((ArtifactError, BadInput), match=NEEDS_FILE):
+        load_label_table([run])
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -140,14 +140,14 @@ def test_broken_needs_are_an_error_with_the_place(tmp_path, line):
 def test_runs_of_different_models_are_not_mixed(tmp_path):
     runs = [trial_run(tmp_path / "a"), trial_run(tmp_path / "b", model_fingerprint="other")]
     with pytest.raises(BadSetting, match="different models"):
-        load_trial(runs)
+        load_label_table(runs)
 
 
 def test_runs_of_different_rerankers_are_not_mixed(tmp_path):
     chosen = {"reranker": "aligned", "reranker_fingerprint": "r1", "candidates": 20}
     runs = [trial_run(tmp_path / "a"), trial_run(tmp_path / "b", **chosen)]
     with pytest.raises(BadSetting, match=r"different rerankers .*side by side: knowgate sweep beta"):
-        load_trial(runs)
+        load_label_table(runs)
 
 
 def test_a_manifest_that_was_edited_is_named_with_what_it_lacks(tmp_path):
@@ -155,8 +155,8 @@ def test_a_manifest_that_was_edited_is_named_with_what_it_lacks(tmp_path):
     manifest = json.loads((run / "run.json").read_text())
     del manifest["settings"]["prompts_fingerprint"]
     (run / "run.json").write_text(json.dumps(manifest))
-    with pytest.raises(ArtefactError, match="lacks prompts_fingerprint"):
-        load_trial([run])
+    with pytest.raises(ArtifactError, match="lacks prompts_fingerprint"):
+        load_label_table([run])
 
 
 def test_one_kind_of_question_without_open_book_answers_cannot_be_evaluated(tmp_path):
@@ -168,18 +168,22 @@ def test_with_open_book_answers_one_kind_has_all_but_measures_of_rank(tmp_path):
     found = evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), side(True)) for i in range(3)]))
     assert found.gate("good").measures["accuracy"].value == 1.0
     assert found.gate("good").measures["auroc"].value is None
-    assert {row[0]: row[1] for row in eval_sheets.ranking(found).rows} == {"good": "–", "poor": "–", "majority": "–"}
+    assert {row[0]: row[1] for row in eval_sheets.build_ranking_table(found).rows} == {
+        "good": "–",
+        "poor": "–",
+        "majority": "–",
+    }
 
 
 def test_a_run_without_graded_rows_is_said_to_be_empty(tmp_path):
     run = write_run(tmp_path / "run", [row("a", error="timeout")], **SETTINGS)
     with pytest.raises(BadInput, match="no graded row"):
-        load_trial([run])
+        load_label_table([run])
 
 
 def test_a_gate_that_asks_the_llm_is_refused_with_the_command_that_can(tmp_path):
     with pytest.raises(NotOffered, match="knowgate label"):
-        score_gate(load_trial([trial_run(tmp_path / "run")]), "prompt")
+        score_gate(load_label_table([trial_run(tmp_path / "run")]), "prompt")
 
 
 @pytest.fixture
@@ -195,12 +199,12 @@ def fitted(tmp_path):
 def test_a_gate_is_refused_on_questions_it_was_fitted_on(fitted):
     run, gate, tested = fitted
     with pytest.raises(BadSetting, match=f"was fitted on {120 - tested} of these 120 questions.*--drop-seen"):
-        score_gate(load_trial([run]), gate)
+        score_gate(load_label_table([run]), gate)
 
 
 def test_rows_packed_without_their_texts_are_recognised_by_id(fitted):
     run, gate, tested = fitted
-    trial = load_trial([run])
+    trial = load_label_table([run])
     packed = replace(trial, rows=[replace(row, question="") for row in trial.rows])
     with pytest.raises(BadSetting, match=f"was fitted on {120 - tested} of these"):
         score_gate(packed, gate)
@@ -208,7 +212,7 @@ def test_rows_packed_without_their_texts_are_recognised_by_id(fitted):
 
 def test_seen_questions_can_be_left_out_and_are_counted(fitted):
     run, gate, tested = fitted
-    trial = without_seen(load_trial([run]), [gate, "never"])
+    trial = drop_seen_rows(load_label_table([run]), [gate, "never"])
     assert len(trial.rows) == len(trial.closed_right) == tested
     assert trial.left_out["seen by a gate"] == 120 - tested
     assert len(score_gate(trial, gate).needs) == tested
@@ -261,22 +265,22 @@ def test_gates_may_be_repeated_and_must_be_named(tmp_path, capsys):
 
 def test_a_recorded_gate_with_commas_in_its_name_can_be_named(tmp_path):
     run = varied_run(tmp_path / "a")
-    needs = {one.id: 0.5 for one in load_trial([run]).rows}
+    needs = {one.id: 0.5 for one in load_label_table([run]).rows}
     write_needs(run, [RecordedNeeds(name, 0.5, needs) for name in ("fusion", "fusion, cheap", "k=5, old")])
-    assert split_specs(["fusion, cheap,good,fusion"], [run]) == ["fusion, cheap", "good", "fusion"]
-    assert split_specs(["good,k=5, old"], [run]) == ["good", "k=5, old"]
+    assert split_gate_specs(["fusion, cheap,good,fusion"], [run]) == ["fusion, cheap", "good", "fusion"]
+    assert split_gate_specs(["good,k=5, old"], [run]) == ["good", "k=5, old"]
     command = ["eval", "--labels", str(run), "--resamples", "0", "--gates", "fusion, cheap,fusion"]
     assert knowgate(command) == 0
 
 
 def test_commas_inside_options_do_not_split_a_gate():
-    assert split_specs(["flare,dhicl:k=5,words=1/2, my-gate"]) == ["flare", "dhicl:k=5,words=1/2", "my-gate"]
+    assert split_gate_specs(["flare,dhicl:k=5,words=1/2, my-gate"]) == ["flare", "dhicl:k=5,words=1/2", "my-gate"]
 
 
 @needs_browser
 def test_every_chart_is_drawn_in_a_real_browser(tmp_path):
     page = tmp_path / "report.html"
-    write_eval_page(evaluated(varied_run(tmp_path / "a")), page)
+    write_evaluation_page(evaluated(varied_run(tmp_path / "a")), page)
     opened = open_page(page, tmp_path / "profile")
     shutil.rmtree(tmp_path / "profile", ignore_errors=True)
     assert opened.console == []

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from knowgate.cli import run as knowgate
+from knowgate.cli.main import run as knowgate
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation import sweep_ik
-from knowgate.evaluation.ik_ablations import needed_by
-from knowgate.fitting import load_examples
-from knowgate.runs import GradedAnswer, LabelRow
+from knowgate.papers.ik_ablations import compute_needed, sweep_ik
+from knowgate.training.examples import load_examples
 from knowgate.types import Token
 from tests.support.judge_data import quick
 from tests.support.planted_run import write_run
@@ -57,9 +56,9 @@ def test_a_line_for_each_variant_and_the_majority_beside_them(run, tmp_path):
 
 def test_labels_can_be_made_by_another_grader(run):
     examples = load_examples([run])
-    assert needed_by(examples, "contains", None).tolist() == examples.needed.tolist()
+    assert compute_needed(examples, "contains", None).tolist() == examples.needed.tolist()
     with pytest.raises(BadInput, match="by 'exact' 0 questions are known and 240 unknown"):
-        needed_by(examples, "exact", None)
+        compute_needed(examples, "exact", None)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def test_labels_can_be_made_by_another_grader(run):
 )
 def test_a_grader_that_is_not_to_be_had_is_refused_with_what_to_type(run, grade, message):
     with pytest.raises(BadSetting, match=message):
-        needed_by(load_examples([run]), grade, None)
+        compute_needed(load_examples([run]), grade, None)
 
 
 @pytest.mark.parametrize("option", [["--tokens", "8,many"], ["--rows", "none"], ["--tokens", ","]])

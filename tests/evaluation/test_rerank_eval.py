@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from knowgate.data.preferences import CandidatePassage, Preference
 from knowgate.errors import BadInput
-from knowgate.evaluation.reranking.answers import Answering
-from knowgate.evaluation.reranking.compare import HeldOut, compare_rerankers
-from knowgate.evaluation.reranking.controls import PassageMeans, ShortestFirst
-from knowgate.evaluation.reranking.kept_scores import KeptScores
-from knowgate.evaluation.reranking.tables import prediction_lines, rerank_json, rerank_sheets
+from knowgate.evaluation.rankers import PassageMeanRanker, ShortestFirstRanker
+from knowgate.evaluation.reranker_cache import CachedAnswerer, CachedReranker
+from knowgate.evaluation.reranker_comparison import (
+    HeldOutPreferences,
+    build_reranker_tables,
+    compare_rerankers,
+    iter_prediction_lines,
+    reranker_comparison_to_dict,
+)
 from knowgate.labels.grading import StringGrader
 from knowgate.models.fake import FakeModel
-from knowgate.preferences.record import Candidate, Preference
 from knowgate.types import Passage
 from tests.support.counting import CountingModel
 
@@ -38,7 +42,7 @@ class Table:
 
 def row(name: str, shifts: dict[str, float], *, scores: tuple[float, ...] = (9.0, 8.0, 7.0)) -> Preference:
     candidates = tuple(
-        Candidate(key, f"text {key}", score=score, shift=shift)
+        CandidatePassage(key, f"text {key}", score=score, shift=shift)
         for (key, shift), score in zip(shifts.items(), scores, strict=True)
     )
     places = range(len(candidates))
@@ -60,16 +64,18 @@ BOTH = {"base": BASE, "aligned": ALIGNED}
 ANSWERS = {f"what is {name}?": {"closed": "no", "open": "gold", "when": f"text {name}2"} for name in "abc"}
 
 
-def held(rows: Sequence[Preference] = ROWS, name: str = "confidence", learnt: Sequence[Preference] = ()) -> HeldOut:
-    return HeldOut(name, "m", {"nq": list(rows)}, list(learnt))
+def held(
+    rows: Sequence[Preference] = ROWS, name: str = "confidence", learnt: Sequence[Preference] = ()
+) -> HeldOutPreferences:
+    return HeldOutPreferences(name, "m", {"nq": list(rows)}, list(learnt))
 
 
-def compared(*sets: HeldOut, **options):
-    return rerank_json(compare_rerankers(sets or [held()], **options))
+def compared(*sets: HeldOutPreferences, **options):
+    return reranker_comparison_to_dict(compare_rerankers(sets or [held()], **options))
 
 
-def answering(tmp_path: Path, model=None) -> Answering:
-    return Answering(model or FakeModel(ANSWERS), StringGrader(), tmp_path / "answers.jsonl")
+def answering(tmp_path: Path, model=None) -> CachedAnswerer:
+    return CachedAnswerer(model or FakeModel(ANSWERS), StringGrader(), tmp_path / "answers.jsonl")
 
 
 def test_measures_of_every_ranker_by_hand():
@@ -89,10 +95,10 @@ def test_without_a_base_rankers_are_held_against_the_retriever():
 
 def test_the_margin_rule_keeps_the_retrievers_order_where_it_is_sure():
     found = compare_rerankers([held()], {"aligned": ALIGNED}, margin=0.5)
-    ranking = rerank_json(found)["rankings"]["confidence"]
+    ranking = reranker_comparison_to_dict(found)["rankings"]["confidence"]
     assert ranking["margin_share"] == pytest.approx(1 / 3)  # question b, whose first score leads by 8/9
     assert ranking["values"]["P@1"]["aligned, margin 0.5"]["value"] == 1.0
-    assert "the margin 0.5 skips 33.3%" in rerank_sheets(found)[0].title
+    assert "the margin 0.5 skips 33.3%" in build_reranker_tables(found)[0].title
 
 
 def test_answers_are_graded_and_asked_once(tmp_path: Path):
@@ -110,11 +116,11 @@ def test_answers_are_graded_and_asked_once(tmp_path: Path):
 
 
 def test_every_llm_and_data_set_has_its_rows_and_columns(tmp_path: Path):
-    both = HeldOut("confidence", "m", {"nq": ROWS[:1], "hotpotqa": ROWS[1:]}, [])
+    both = HeldOutPreferences("confidence", "m", {"nq": ROWS[:1], "hotpotqa": ROWS[1:]}, [])
     knowing = FakeModel({f"what is {name}?": "gold" for name in "abc"}, name="knowing")
     llms = {"fake": answering(tmp_path), "knowing": answering(tmp_path, knowing)}
     found = compare_rerankers([both], BOTH, answering=llms)
-    right, less = rerank_sheets(found)[-2:]
+    right, less = build_reranker_tables(found)[-2:]
     assert right.columns == ("LLM", "ranker", "nq, top 1", "nq, top 3", "hotpotqa, top 1", "hotpotqa, top 3")
     cells = {line[:2]: line[2:] for line in right.rows}
     assert cells["knowing", "no passages"][0] == "100.0 % [100.0, 100.0]"
@@ -144,7 +150,7 @@ def test_each_source_has_a_table_and_its_own_order_answers_too(tmp_path: Path):
 def test_controls_read_no_question():
     learnt = [row("z", {"a2": 0.5, "b1": -0.5, "x": 0.1})]
     found = compare_rerankers([held(learnt=learnt)], BOTH, controls=True)
-    values = rerank_json(found)["rankings"]["confidence"]
+    values = reranker_comparison_to_dict(found)["rankings"]["confidence"]
     assert values["values"]["P@1"]["passage means"]["value"] == 0.5  # a2 first for a; for b anything but b1
     assert values["seen_by_passage_means"] == pytest.approx(2 / 9)
     assert "shortest first" in values["values"]["P@1"]
@@ -152,17 +158,19 @@ def test_controls_read_no_question():
 
 def test_controls_by_hand():
     passages = [[Passage("1", "long text"), Passage("2", "short")]]
-    assert ShortestFirst().score(["q"], passages) == [[-9.0, -5.0]]
+    assert ShortestFirstRanker().score(["q"], passages) == [[-9.0, -5.0]]
     rows = [row("z", {"1": 0.5, "x": 0.1, "y": 0.0}), row("y", {"1": -0.1, "x": 0.1, "y": 0.0})]
-    assert PassageMeans(rows).score(["q"], passages) == [[pytest.approx(0.2), 0.0]]
+    assert PassageMeanRanker(rows).score(["q"], passages) == [[pytest.approx(0.2), 0.0]]
 
 
 def test_scores_are_kept_and_not_asked_for_again(tmp_path: Path):
     questions, passages = ["a?", "b?"], [[Passage("a1", "x"), Passage("a2", "y")], [Passage("b1", "z")]]
     seen: list[tuple[int, int]] = []
-    first = KeptScores(ALIGNED, tmp_path / "s.jsonl", lambda *how_far: seen.append(how_far)).score(questions, passages)
+    first = CachedReranker(ALIGNED, tmp_path / "s.jsonl", lambda *how_far: seen.append(how_far)).score(
+        questions, passages
+    )
     fresh = Table(**ALIGNED.scores)
-    again = KeptScores(fresh, tmp_path / "s.jsonl")
+    again = CachedReranker(fresh, tmp_path / "s.jsonl")
     assert again.score([*questions, "c?"], [*passages, [Passage("c1", "w")]]) == [*first, [0.0]]
     assert fresh.asked == ["c?"]
     assert seen == [(2, 2)]
@@ -170,22 +178,24 @@ def test_scores_are_kept_and_not_asked_for_again(tmp_path: Path):
 
 def test_a_line_torn_by_a_kill_is_asked_for_again(tmp_path: Path):
     file = tmp_path / "s.jsonl"
-    found = KeptScores(ALIGNED, file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]])
+    found = CachedReranker(ALIGNED, file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]])
     file.write_bytes(file.read_bytes()[:-9])
-    assert KeptScores(Table(**ALIGNED.scores), file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]]) == found
+    assert (
+        CachedReranker(Table(**ALIGNED.scores), file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]]) == found
+    )
     assert len(file.read_text().splitlines()) == 3  # the whole line, and both scores anew
 
 
 def test_kept_scores_of_other_weights_are_other_scores(tmp_path: Path):
-    KeptScores(ALIGNED, tmp_path / "s.jsonl").score(["a?"], [[Passage("a1", "x")]])
+    CachedReranker(ALIGNED, tmp_path / "s.jsonl").score(["a?"], [[Passage("a1", "x")]])
     other = Table(a1=7.0)
     other.fingerprint = "retrained"
-    assert KeptScores(other, tmp_path / "s.jsonl").score(["a?"], [[Passage("a1", "x")]]) == [[7.0]]
+    assert CachedReranker(other, tmp_path / "s.jsonl").score(["a?"], [[Passage("a1", "x")]]) == [[7.0]]
 
 
 def test_predictions_hold_no_texts_and_are_enough_for_the_measures(tmp_path: Path):
     found = compare_rerankers([held()], BOTH, answering={"fake": answering(tmp_path)})
-    lines = [json.loads(line) for line in prediction_lines(found)]
+    lines = [json.loads(line) for line in iter_prediction_lines(found)]
     hits = {line["ranker"]: line["hits"] for line in lines if "hits" in line}
     assert hits["base"] == {"a": "001", "b": "01"}
     right = next(line["right"] for line in lines if line.get("ranker") == "aligned" and line.get("shown") == "top 1")
@@ -194,7 +204,7 @@ def test_predictions_hold_no_texts_and_are_enough_for_the_measures(tmp_path: Pat
 
 
 def test_the_tables_say_what_they_are_measured_on():
-    first, second = rerank_sheets(compare_rerankers([held()], BOTH))
+    first, second = build_reranker_tables(compare_rerankers([held()], BOTH))
     assert first.title == (
         "Rankers: preferences by confidence, 2 questions with passages of both kinds; a random order has P@1 0.417"
     )

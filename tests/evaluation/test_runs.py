@@ -2,58 +2,58 @@ import json
 
 import pytest
 
-from knowgate.errors import ArtefactError, BadSetting
-from knowgate.evaluation.boundary.run_report import read_runs, run_report_json
+from knowgate.errors import ArtifactError, BadSetting
+from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
 from knowgate.types import Passage
 from tests.support.runs_by_hand import row, side, write_run
 
 
 def test_runs_are_named_by_model_where_that_tells_them_apart(tmp_path):
     first, second = write_run(tmp_path / "a", [], model="small"), write_run(tmp_path / "b", [], model="large")
-    assert [run.name for run in read_runs([first, second])] == ["small", "large"]
+    assert [run.name for run in read_run_reports([first, second])] == ["small", "large"]
 
 
 def test_the_address_of_a_server_is_no_part_of_the_name(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "a", [], model="openai:qwen@http://localhost:8000/v1")])
+    (run,) = read_run_reports([write_run(tmp_path / "a", [], model="openai:qwen@http://localhost:8000/v1")])
     assert (run.name, run.model) == ("openai:qwen", "openai:qwen@http://localhost:8000/v1")
 
 
 def test_runs_of_one_model_are_named_by_folder(tmp_path):
     paths = [write_run(tmp_path / name, []) for name in ("a", "b")]
-    assert [run.name for run in read_runs(paths)] == ["a", "b"]
+    assert [run.name for run in read_run_reports(paths)] == ["a", "b"]
 
 
 def test_runs_of_one_model_in_like_folders_are_named_by_path(tmp_path):
     paths = [write_run(tmp_path / name / "run", []) for name in ("a", "b")]
-    assert [run.name for run in read_runs(paths)] == [str(path) for path in paths]
+    assert [run.name for run in read_run_reports(paths)] == [str(path) for path in paths]
 
 
 def test_a_run_named_twice_is_refused(tmp_path):
     path = write_run(tmp_path / "a", [])
     with pytest.raises(BadSetting, match="named twice"):
-        read_runs([path, tmp_path / "b" / ".." / "a"])
+        read_run_reports([path, tmp_path / "b" / ".." / "a"])
 
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path):
-    with pytest.raises(ArtefactError, match="not a label run"):
-        read_runs([tmp_path])
+    with pytest.raises(ArtifactError, match="not a label run"):
+        read_run_reports([tmp_path])
 
 
 def test_the_graders_are_those_of_the_rows(tmp_path):
     path = write_run(tmp_path / "a", [row("a", side()), row("b", side()), row("c", side(), grader="choice")])
-    (run,) = read_runs([path])
+    (run,) = read_run_reports([path])
     assert run.grader == "contains (2), choice (1)"
 
 
 def test_the_grader_of_a_run_without_rows_is_its_setting(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / "a", [], grade="exact")])
+    (run,) = read_run_reports([write_run(tmp_path / "a", [], grade="exact")])
     assert run.grader == "exact"
 
 
 def test_json_holds_the_numbers_and_the_extremes_in_brief(tmp_path):
     harmed = row("a", side(True, 1.0), side(False, 0.25, text="Lyon"), passages=(Passage("p1", "long text"),))
-    (run,) = read_runs([write_run(tmp_path / "a", [harmed])])
-    record = json.loads(json.dumps(run_report_json(run), allow_nan=False))
+    (run,) = read_run_reports([write_run(tmp_path / "a", [harmed])])
+    record = json.loads(json.dumps(run_report_to_dict(run), allow_nan=False))
     assert record["accuracy"]["closed"]["value"] == 1.0
     assert record["correlation"] == {"n": 1, "r": None}
     assert record["savings"]["mastery"]["points"][1]["saved"] == 1.0

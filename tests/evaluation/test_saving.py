@@ -1,12 +1,12 @@
 import pytest
 
-from knowgate.evaluation.boundary.boundary import measure
+from knowgate.evaluation.boundary import measure_boundary
 from tests.support.runs_by_hand import row, side
 
 
 def found(cases, indicator="mastery"):
     rows = [row(str(i), side(closed, value, 0.5), side(opened)) for i, (value, closed, opened) in enumerate(cases)]
-    return measure(rows).savings[indicator]
+    return measure_boundary(rows).savings[indicator]
 
 
 # closed right on the two highest, open right on the two lowest and one of the highest
@@ -46,8 +46,8 @@ def test_marks_are_thresholds_whether_or_not_a_question_has_them():
 
 def test_questions_without_a_graded_open_answer_are_left_out():
     rows = [row("a", side(True, 1.0), side(True)), row("b", side(True, 1.0)), row("c", side(None, None), side(None))]
-    assert measure(rows).savings["mastery"].n == 1
+    assert measure_boundary(rows).savings["mastery"].n == 1
 
 
 def test_a_closed_book_run_has_no_curve():
-    assert measure([row("a", side())]).savings == {"mastery": None, "certainty": None}
+    assert measure_boundary([row("a", side())]).savings == {"mastery": None, "certainty": None}

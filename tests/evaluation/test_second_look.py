@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError, BadSetting
-from knowgate.evaluation import second_sheet
-from knowgate.evaluation.compare_gates import evaluate
-from knowgate.evaluation.second_look import judged, second_lines
-from knowgate.gates import GateScores
-from knowgate.runs import load_trial, read_use
-from knowgate.statistics import Draws
+from knowgate.data.runs.records import read_usefulness
+from knowgate.data.runs.table import load_label_table
+from knowgate.errors import ArtifactError, BadSetting
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.evaluation.post_retrieval import build_second_look_table, evaluate_second_look, judge_run_passages
+from knowgate.gates.offline_scoring import GateScores
+from knowgate.stats.bootstrap import Bootstrap
 from knowgate.types import Passage
 from tests.support.hand_gate import graded_row, write_gate, write_rows
 
@@ -40,26 +40,26 @@ def run(tmp_path):
 
 
 def test_dropped_passages_leave_the_closed_book_answer(run):
-    trial = load_trial([run])
+    trial = load_label_table([run])
     always = GateScores("always", np.ones(4), 0.5)
-    (line,) = second_lines(trial, [always], np.array([True, True, False, False]), Draws(4, 50))
+    (line,) = evaluate_second_look(trial, [always], np.array([True, True, False, False]), Bootstrap(4, 50))
     assert (line.once, line.twice, line.rate, line.shown) == (0.75, 0.75, 1.0, 0.5)
     assert line.random == pytest.approx(0.5 * 0.75 + 0.5 * 0.25)
     assert (line.words_once, line.words_twice) == (4.0, 2.0)
-    assert second_sheet([line]).rows[0][:4] == ("always", "100.0 %", "75.0 %", "75.0 %")
+    assert build_second_look_table([line]).rows[0][:4] == ("always", "100.0 %", "75.0 %", "75.0 %")
 
 
 def test_a_gate_that_skips_is_not_looked_at_twice(run):
-    trial = load_trial([run])
+    trial = load_label_table([run])
     skips_c = GateScores("mine", np.array([1.0, 1.0, 0.0, 1.0]), 0.5)
-    (line,) = second_lines(trial, [skips_c], np.array([True, True, True, False]), Draws(4, 50))
+    (line,) = evaluate_second_look(trial, [skips_c], np.array([True, True, True, False]), Bootstrap(4, 50))
     assert (line.once, line.twice) == (1.0, 0.75)
 
 
 def test_without_open_book_answers_there_is_nothing_to_drop(tmp_path):
-    trial = load_trial([write_rows(tmp_path / "run", [graded_row("a", 0.8, False, None)])])
+    trial = load_label_table([write_rows(tmp_path / "run", [graded_row("a", 0.8, False, None)])])
     with pytest.raises(BadSetting, match="Label with passages"):
-        second_lines(trial, [], np.array([True]), Draws(1, 50))
+        evaluate_second_look(trial, [], np.array([True]), Bootstrap(1, 50))
 
 
 # --- the judge's verdicts on record ---------------------------------------------------------------
@@ -67,33 +67,33 @@ def test_without_open_book_answers_there_is_nothing_to_drop(tmp_path):
 
 def test_the_judge_is_asked_once_and_its_verdicts_are_kept_beside_the_rows(run, tmp_path):
     folder, judge = str(write_gate(tmp_path / "judge")), FirstWord()
-    trial = load_trial([run])
-    first = judged(run, trial.rows, folder, judge)
+    trial = load_label_table([run])
+    first = judge_run_passages(run, trial.rows, folder, judge)
     assert first == {"a": True, "b": True, "c": False, "d": False}
-    assert judged(run, trial.rows, folder, judge) == first
+    assert judge_run_passages(run, trial.rows, folder, judge) == first
     assert judge.asked == ["a", "b", "c", "d"]
-    assert read_use(run)[0].judge == "judge"
+    assert read_usefulness(run)[0].judge == "judge"
 
 
 def test_a_judge_that_was_fitted_anew_is_asked_anew(run, tmp_path):
-    judge, trial = FirstWord(), load_trial([run])
-    judged(run, trial.rows, str(write_gate(tmp_path / "judge")), judge)
-    judged(run, trial.rows, str(write_gate(tmp_path / "judge", threshold=0.4)), judge)
+    judge, trial = FirstWord(), load_label_table([run])
+    judge_run_passages(run, trial.rows, str(write_gate(tmp_path / "judge")), judge)
+    judge_run_passages(run, trial.rows, str(write_gate(tmp_path / "judge", threshold=0.4)), judge)
     assert len(judge.asked) == 8
-    assert len(read_use(run)) == 1
+    assert len(read_usefulness(run)) == 1
 
 
 def test_a_run_without_texts_is_refused(tmp_path):
     bare = [replace(row, passages=()) for row in rows()]
     run = write_rows(tmp_path / "run", bare)
     with pytest.raises(BadSetting, match=r"packed without questions or passages \(4 rows\)"):
-        judged(run, bare, str(write_gate(tmp_path / "judge")), FirstWord())
+        judge_run_passages(run, bare, str(write_gate(tmp_path / "judge")), FirstWord())
 
 
 def test_verdicts_that_are_none_are_refused(run):
     (run / "useful.jsonl").write_text(json.dumps({"judge": "j", "fingerprint": "f", "useful": {"a": 0.7}}) + "\n")
-    with pytest.raises(ArtefactError, match="not true or false"):
-        read_use(run)
+    with pytest.raises(ArtifactError, match="not true or false"):
+        read_usefulness(run)
 
 
 def test_a_gate_that_cannot_judge_passages_is_refused(run, tmp_path):

@@ -1,8 +1,8 @@
-from knowgate.evaluation.self_assessment import assess_direct
-from knowgate.gates.live import read_questions
 from knowgate.gates.prompt import PromptGate
+from knowgate.gates.scoring import read_questions
 from knowgate.models.fake import FakeModel
-from knowgate.prompts.answer import AnswerPrompts
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.papers.self_assessment import assess_direct
 from knowgate.types import Question
 
 QUESTIONS = [Question(f"Question {i}?", id=str(i), meta={"known": i % 3 == 0}) for i in range(20)]

@@ -1,14 +1,13 @@
 import pytest
 
-from knowgate.evaluation.boundary.boundary import measure
-from knowgate.evaluation.boundary.facts import slice_values
-from knowgate.evaluation.boundary.run_report import read_runs
-from knowgate.report.boundary.sheets import slices
+from knowgate.data.runs.rows import list_slices
+from knowgate.evaluation.boundary import measure_boundary, read_run_reports
+from knowgate.evaluation.report.boundary_tables import build_run_slice_tables
 from tests.support.runs_by_hand import row, side, write_run
 
 
 def parts(rows, dimension):
-    return {part.value: part for part in measure(rows).slices if part.dimension == dimension}
+    return {part.value: part for part in measure_boundary(rows).slices if part.dimension == dimension}
 
 
 def test_a_slice_has_its_own_numbers():
@@ -44,7 +43,7 @@ def test_questions_whose_data_set_says_nothing_are_a_part_of_their_own():
     ],
 )
 def test_hops_come_from_what_the_data_set_calls_them(meta, hops):
-    assert slice_values(row("a", meta=meta)).get("hops") == hops
+    assert list_slices(row("a", meta=meta)).get("hops") == hops
 
 
 def test_terciles_of_answer_frequency():
@@ -66,13 +65,13 @@ def test_choice_and_open_questions_are_told_apart():
 
 def test_a_dimension_with_one_value_has_no_table(tmp_path):
     run = write_run(tmp_path / "r", [row("a", side()), row("b", side(), lang="zh")])
-    assert [sheet.title for sheet in slices(read_runs([run]))] == ["By language"]
+    assert [sheet.title for sheet in build_run_slice_tables(read_run_reports([run]))] == ["By language"]
 
 
 def test_a_slice_another_run_has_is_shown_as_empty(tmp_path):
     both = write_run(tmp_path / "both", [row("a", side()), row("b", side(), lang="zh")])
     english = write_run(tmp_path / "english", [row("a", side())])
-    (sheet,) = slices(read_runs([both, english]))
+    (sheet,) = build_run_slice_tables(read_run_reports([both, english]))
     assert [line[:5] for line in sheet.rows] == [
         ("en", "both", "1", "0", "100.0 %"),
         ("", "english", "1", "0", "100.0 %"),

@@ -1,14 +1,14 @@
 import pytest
 
-from knowgate.cli import run as knowgate
+from knowgate.cli.main import run as knowgate
+from knowgate.data.runs.records import RecordedNeeds, write_needs
+from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput, KnowgateError
-from knowgate.evaluation import sweeps
-from knowgate.fitting.examples import load_examples
-from knowgate.fitting.probe import fit_probe
-from knowgate.fitting.save import save_fitted
-from knowgate.gates.recorded import score_gate
-from knowgate.runs.needs import RecordedNeeds, write_needs
-from knowgate.runs.trial import load_trial
+from knowgate.gates.offline_scoring import score_gate
+from knowgate.papers import sweeps
+from knowgate.training.examples import load_examples
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.probe import fit_probe
 from tests.support.planted_run import planted_rows
 from tests.support.planted_run import write_run as planted_run
 from tests.support.runs_by_hand import row, side
@@ -20,7 +20,7 @@ def cells(sheet):
 
 
 def test_each_threshold_shows_what_it_would_come_to(tmp_path):
-    trial = load_trial([trial_run(tmp_path / "run")])
+    trial = load_label_table([trial_run(tmp_path / "run")])
     found = cells(sweeps.sweep_thresholds(trial, score_gate(trial, "good")))
     assert list(found) == [*(f"0.{digit}" for digit in range(1, 10)), "majority"]
     assert found["0.1"]["retrieval"] == "100.0 %"  # needs are 0.2 and 0.8
@@ -33,13 +33,13 @@ def test_each_threshold_shows_what_it_would_come_to(tmp_path):
 
 def test_the_majority_verdict_stands_beside_the_others(tmp_path):
     rows = [row(f"q{i}", side(i == 0), side(True)) for i in range(4)]
-    trial = load_trial([trial_run(tmp_path / "run", rows)])
+    trial = load_label_table([trial_run(tmp_path / "run", rows)])
     found = cells(sweeps.sweep_thresholds(trial, score_gate(trial, "good")))["majority"]
     assert (found["judged right"], found["retrieval"], found["accuracy"]) == ("75.0 %", "100.0 %", "100.0 %")
 
 
 def test_confidence_must_be_above_beta_to_answer_directly(tmp_path):
-    trial = load_trial([trial_run(tmp_path / "run")])
+    trial = load_label_table([trial_run(tmp_path / "run")])
     found = cells(sweeps.sweep_betas(trial, score_gate(trial, "good")))
     assert found["0.7"]["retrieval"] == "50.0 %"  # confidence .8 is above .7
     assert found["0.8"]["retrieval"] == "100.0 %"  # and not above .8
@@ -49,7 +49,7 @@ def test_variants_on_record_stand_side_by_side(tmp_path):
     run = trial_run(tmp_path / "run")
     needs = {f"q{i}": 0.1 * i for i in range(4)}
     write_needs(run, [RecordedNeeds(f"dhicl:k={k}", 0.15, needs) for k in (5, 20)])
-    found = cells(sweeps.sweep_variants(load_trial([run]), "dhicl"))
+    found = cells(sweeps.sweep_variants(load_label_table([run]), "dhicl"))
     assert list(found) == ["dhicl:k=5", "dhicl:k=20"]
     assert found["dhicl:k=5"]["AUROC"] == "0.750"  # wrong: q1, q3; right: q0, q2
     assert found["dhicl:k=5"]["retrieval"] == "50.0 %"
@@ -57,7 +57,7 @@ def test_variants_on_record_stand_side_by_side(tmp_path):
 
 def test_without_variants_the_message_names_what_is_there(tmp_path):
     with pytest.raises(BadInput, match="On record: good, poor"):
-        sweeps.sweep_variants(load_trial([trial_run(tmp_path / "run")]), "dhicl")
+        sweeps.sweep_variants(load_label_table([trial_run(tmp_path / "run")]), "dhicl")
 
 
 def test_a_gate_fitted_on_one_run_is_tested_on_others_and_on_questions_of_its_own_it_has_not_seen(tmp_path):

@@ -5,17 +5,17 @@ import math
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.traffic.replay import Cost, Event, Prices, Traffic, TrafficSaving, replay
+from knowgate.evaluation.replay import EventCost, Prices, Traffic, TrafficEvent, TrafficSaving, replay_traffic
 
-READ, CLOSED, OPENED = Cost(1.0, 10.0, 2.0), Cost(0.5, 0.0, 4.0), Cost(3.0, 100.0, 5.0)
+READ, CLOSED, OPENED = EventCost(1.0, 10.0, 2.0), EventCost(0.5, 0.0, 4.0), EventCost(3.0, 100.0, 5.0)
 
 
 def event(need, retrieved=None, loses=None, **costs):
-    return Event(need, retrieved, **{"read": READ, "closed": CLOSED, "opened": OPENED, **costs}, loses=loses)
+    return TrafficEvent(need, retrieved, **{"read": READ, "closed": CLOSED, "opened": OPENED, **costs}, loses=loses)
 
 
 def line(events, threshold, prices=None):
-    return replay(Traffic(events), [threshold], prices or Prices())[0]
+    return replay_traffic(Traffic(events), [threshold], prices or Prices())[0]
 
 
 def test_what_is_not_above_the_threshold_is_not_retrieved():
@@ -46,18 +46,22 @@ def test_money_is_searches_and_tokens_at_their_prices():
 
 
 def test_a_way_a_question_did_not_go_is_taken_at_the_mean_of_those_that_did():
-    events = [event(0.2, False, opened=Cost()), event(0.8, True, opened=Cost(2.0)), event(0.9, True, opened=Cost(4.0))]
+    events = [
+        event(0.2, False, opened=EventCost()),
+        event(0.8, True, opened=EventCost(2.0)),
+        event(0.9, True, opened=EventCost(4.0)),
+    ]
     assert line(events, 0.5).savings["seconds"] == TrafficSaving(9 - (3 + 0.5 + 2 + 4), 9)
     assert Traffic(events).known("opened") == 2
 
 
 def test_what_nobody_recorded_is_not_known():
-    found = line([event(0.2, False, opened=Cost())], 0.5, Prices(input_token=1.0))
+    found = line([event(0.2, False, opened=EventCost())], 0.5, Prices(input_token=1.0))
     assert (found.savings["seconds"], found.savings["tokens"], found.savings["money"]) == (None, None, None)
 
 
 def test_searches_have_a_price_even_where_tokens_are_unknown():
-    assert line([Event(0.2, False)], 0.5, Prices(retrieval=2.0)).savings["money"] == TrafficSaving(2, 2)
+    assert line([TrafficEvent(0.2, False)], 0.5, Prices(retrieval=2.0)).savings["money"] == TrafficSaving(2, 2)
 
 
 def test_risk_is_the_share_of_checked_questions_that_a_skip_would_answer_otherwise():
@@ -78,7 +82,7 @@ def test_audited_skips_and_graded_rows_are_counted_apart():
 
 
 def test_thresholds_come_once_and_in_order():
-    assert [found.threshold for found in replay(Traffic([event(0.5)]), [0.9, 0.1, 0.9], Prices())] == [0.1, 0.9]
+    assert [found.threshold for found in replay_traffic(Traffic([event(0.5)]), [0.9, 0.1, 0.9], Prices())] == [0.1, 0.9]
 
 
 def test_always_retrieving_is_a_threshold_too():

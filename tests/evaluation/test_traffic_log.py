@@ -7,8 +7,8 @@ import math
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.traffic.log import agrees, event_of, read_log, read_run
-from knowgate.evaluation.traffic.replay import Prices, Traffic, replay
+from knowgate.evaluation.replay import Prices, Traffic, replay_traffic
+from knowgate.evaluation.traffic_log import answers_agree, parse_event, read_label_run_traffic, read_traffic_log
 from tests.support.hand_gate import graded_row, write_gate, write_rows
 
 SKIPPED = {
@@ -49,7 +49,7 @@ def costs(cost):
 
 
 def test_a_skipped_line_says_what_reading_and_going_on_took():
-    event = event_of(SKIPPED)
+    event = parse_event(SKIPPED)
     assert costs(event.read) == (1.5, 30, 4)
     assert costs(event.closed) == (2.0, 0, 6)
     assert math.isnan(event.opened.seconds)
@@ -57,53 +57,55 @@ def test_a_skipped_line_says_what_reading_and_going_on_took():
 
 
 def test_what_a_rule_decided_it_would_decide_at_any_threshold():
-    assert event_of({**SKIPPED, "need": 0.9, "rule": "thanks"}).need == 0.0
-    assert event_of({**RETRIEVED, "need": 0.1, "rule": "fresh events"}).need == 1.0
+    assert parse_event({**SKIPPED, "need": 0.9, "rule": "thanks"}).need == 0.0
+    assert parse_event({**RETRIEVED, "need": 0.1, "rule": "fresh events"}).need == 1.0
 
 
 def test_empty_lines_of_what_was_asked_are_no_traffic(tmp_path):
-    log = read_log(write_log(tmp_path / "log", {"id": "1", "question": "", "skipped": "the line is empty"}, SKIPPED))
+    log = read_traffic_log(
+        write_log(tmp_path / "log", {"id": "1", "question": "", "skipped": "the line is empty"}, SKIPPED)
+    )
     assert (len(log.events), log.bad) == (1, {})
 
 
 def test_questions_answered_together_have_no_seconds_of_their_own():
     batch = {key: value for key, value in SKIPPED.items() if key != "seconds"} | {"batch": 4}
-    assert math.isnan(event_of(batch).read.seconds)
+    assert math.isnan(parse_event(batch).read.seconds)
 
 
 def test_a_retrieved_line_says_what_looking_up_took():
-    event = event_of(RETRIEVED)
+    event = parse_event(RETRIEVED)
     assert costs(event.opened) == (3.25, 80, 6)
     assert costs(event.closed) == (0, 0, 0)  # the draft is the whole closed-book answer
 
 
 def test_a_retrieved_line_without_a_whole_draft_does_not_know_the_closed_book_answer():
-    event = event_of({key: value for key, value in RETRIEVED.items() if key != "draft"})
+    event = parse_event({key: value for key, value in RETRIEVED.items() if key != "draft"})
     assert math.isnan(event.closed.seconds)
     assert event.loses is None
 
 
 def test_draft_and_answer_that_disagree_are_a_loss():
-    assert event_of(RETRIEVED).loses is True
-    assert event_of({**RETRIEVED, "draft": "bob"}).loses is False
+    assert parse_event(RETRIEVED).loses is True
+    assert parse_event({**RETRIEVED, "draft": "bob"}).loses is False
 
 
 def test_an_audited_skip_is_compared_with_its_audit():
-    assert event_of({**SKIPPED, "audit": "Bob"}).loses is True
-    assert event_of({**SKIPPED, "audit": "It was Ann."}).loses is False
+    assert parse_event({**SKIPPED, "audit": "Bob"}).loses is True
+    assert parse_event({**SKIPPED, "audit": "It was Ann."}).loses is False
 
 
 def test_where_nothing_was_found_both_answers_are_closed_book():
-    assert event_of({**RETRIEVED, "passages": []}).loses is None
+    assert parse_event({**RETRIEVED, "passages": []}).loses is None
 
 
 def test_a_decision_alone_has_a_need_and_no_costs():
-    event = event_of(DECIDED)
+    event = parse_event(DECIDED)
     assert (event.need, event.retrieved, math.isnan(event.read.seconds)) == (0.2, False, True)
 
 
 def test_prompts_that_were_not_counted_are_measured_by_their_text():
-    event = event_of({**RETRIEVED, "tokens": {"draft": 4, "answer": 6}})
+    event = parse_event({**RETRIEVED, "tokens": {"draft": 4, "answer": 6}})
     assert event.read.prompt == math.ceil(len("who wrote it?") / 4)
     assert event.opened.prompt == event.read.prompt + math.ceil(len(" Bob wrote it.") / 4)
 
@@ -113,7 +115,7 @@ def test_prompts_that_were_not_counted_are_measured_by_their_text():
     [("Paris", "It is Paris.", True), ("It is Paris.", "paris", True), ("Rome", "Paris", False), ("", "", False)],
 )
 def test_answers_agree_when_one_holds_the_other(one, other, same):
-    assert agrees(one, other) is same
+    assert answers_agree(one, other) is same
 
 
 # --- logs -----------------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ def test_bad_lines_are_counted_with_the_first_of_their_kind(tmp_path):
         {**SKIPPED, "answer": 3},
         '{"need": NaN, "retrieve": true}',
     ]
-    log = read_log(write_log(tmp_path / "log.jsonl", SKIPPED, *bad, "", RETRIEVED))
+    log = read_traffic_log(write_log(tmp_path / "log.jsonl", SKIPPED, *bad, "", RETRIEVED))
     assert len(log.events) == 2
     assert log.bad == {
         "not JSON": [2, 10],
@@ -147,29 +149,29 @@ def test_bad_lines_are_counted_with_the_first_of_their_kind(tmp_path):
 def test_bytes_that_are_no_text_are_a_bad_line(tmp_path):
     file = write_log(tmp_path / "log.jsonl", SKIPPED)
     file.write_bytes(file.read_bytes() + b"\xff\xfe\x00\n")
-    assert list(read_log(file).bad) == ["not JSON"]
+    assert list(read_traffic_log(file).bad) == ["not JSON"]
 
 
 def test_a_packed_log_is_read(tmp_path):
     with gzip.open(tmp_path / "log.jsonl.gz", "wt") as file:
         file.write(json.dumps(SKIPPED) + "\n")
-    assert len(read_log(tmp_path / "log.jsonl.gz").events) == 1
+    assert len(read_traffic_log(tmp_path / "log.jsonl.gz").events) == 1
 
 
 @pytest.mark.parametrize(("lines", "reason"), [([], "it is empty"), (["x"], "none of its lines can be used")])
 def test_a_log_without_traffic_is_refused(tmp_path, lines, reason):
     with pytest.raises(BadInput, match=reason):
-        read_log(write_log(tmp_path / "log.jsonl", *lines))
+        read_traffic_log(write_log(tmp_path / "log.jsonl", *lines))
 
 
 @pytest.mark.parametrize("key", ["gate", "model"])
 def test_a_log_of_several_gates_or_models_is_refused(tmp_path, key):
     with pytest.raises(BadInput, match=f"several {key}s"):
-        read_log(write_log(tmp_path / "log.jsonl", SKIPPED, {**RETRIEVED, key: "other"}))
+        read_traffic_log(write_log(tmp_path / "log.jsonl", SKIPPED, {**RETRIEVED, key: "other"}))
 
 
 def test_the_threshold_it_ran_with_is_kept(tmp_path):
-    assert read_log(write_log(tmp_path / "log.jsonl", SKIPPED, RETRIEVED)).thresholds == {0.5: 2}
+    assert read_traffic_log(write_log(tmp_path / "log.jsonl", SKIPPED, RETRIEVED)).thresholds == {0.5: 2}
 
 
 # --- label runs -----------------------------------------------------------------------------------
@@ -177,8 +179,8 @@ def test_the_threshold_it_ran_with_is_kept(tmp_path):
 
 def test_a_label_run_has_graded_risk(tmp_path):
     rows = [graded_row("a", 0.2, True, True), graded_row("b", 0.3, False, True), graded_row("c", 0.8, False, True)]
-    log = read_run(write_rows(tmp_path / "run", rows), str(write_gate(tmp_path / "gate")))
-    line = replay(Traffic(log.events), [0.5], Prices())[0]
+    log = read_label_run_traffic(write_rows(tmp_path / "run", rows), str(write_gate(tmp_path / "gate")))
+    line = replay_traffic(Traffic(log.events), [0.5], Prices())[0]
     assert (line.retrieved, line.risks["graded"].hits, line.risks["graded"].n) == (1, 1, 3)
     assert line.savings["seconds"] is None
     assert line.savings["tokens"].saved > 0
@@ -187,19 +189,19 @@ def test_a_label_run_has_graded_risk(tmp_path):
 
 def test_a_label_run_needs_a_gate(tmp_path):
     with pytest.raises(BadSetting, match="say whose to try"):
-        read_run(write_rows(tmp_path / "run", [graded_row("a", 0.2, True, True)]), None)
+        read_label_run_traffic(write_rows(tmp_path / "run", [graded_row("a", 0.2, True, True)]), None)
 
 
 def test_questions_the_gate_was_fitted_on_are_left_out(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row("a", 0.2, True, True), graded_row("b", 0.3, False, True)])
-    log = read_run(run, str(write_gate(tmp_path / "gate", seen=["question a?"])))
+    log = read_label_run_traffic(run, str(write_gate(tmp_path / "gate", seen=["question a?"])))
     assert (len(log.events), log.left_out) == (1, {"fitted on": 1})
     with pytest.raises(BadInput, match="fitted on every question"):
-        read_run(run, str(write_gate(tmp_path / "all", seen=["question a?", "question b?"])))
+        read_label_run_traffic(run, str(write_gate(tmp_path / "all", seen=["question a?", "question b?"])))
 
 
 def test_a_label_run_without_open_book_answers_has_no_risk(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row("a", 0.2, True, None, passages=())])
-    log = read_run(run, str(write_gate(tmp_path / "gate")))
+    log = read_label_run_traffic(run, str(write_gate(tmp_path / "gate")))
     assert log.events[0].loses is None
-    assert replay(Traffic(log.events), [0.5], Prices())[0].savings["tokens"] is None
+    assert replay_traffic(Traffic(log.events), [0.5], Prices())[0].savings["tokens"] is None

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knowgate.datasets import load_questions
-from knowgate.embedding_api import RemoteEmbedder
-from knowgate.integrations.elastic import ElasticRetriever
-from knowgate.integrations.engine import read_spec
-from knowgate.integrations.web import WebOptions, WebRetriever, open_web
-from knowgate.rerank.remote import TeiReranker
+from knowgate.data.questions import load_questions
+from knowgate.retrieval.embeddings import RemoteEmbedder
+from knowgate.retrieval.engines.base import parse_collection_spec
+from knowgate.retrieval.engines.elastic import ElasticRetriever
+from knowgate.retrieval.engines.web import WebOptions, WebRetriever, open_web
+from knowgate.retrieval.rerankers.remote import TeiReranker
 from knowgate.types import Passage
-from tests.datasets.test_exports import LANGFUSE, LANGSMITH, PHOENIX
+from tests.data.questions.test_exports import LANGFUSE, LANGSMITH, PHOENIX
 from tests.integrations.test_web import BRAVE, SEARXNG, TAVILY
 from tests.support.fuzz import attempt, trying
 from tests.support.hostile_replies import texts
@@ -96,7 +96,7 @@ def test_damaged_replies_of_web_search_are_refused_or_read(engine, good, folder,
 @trying(40, 1000)
 @given(st.text(st.characters(), max_size=60) | st.from_regex(r"(http://h/|/f/)?c(\?[a-z.]{1,9}=[ -~]{0,9}){0,2}"))
 def test_any_text_is_a_spec_or_refused(text):
-    attempt("retriever specs", "texts at random", lambda: read_spec("qdrant", text))
+    attempt("retriever specs", "texts at random", lambda: parse_collection_spec("qdrant", text))
     if not text.startswith("replay"):
         attempt("retriever specs", "texts at random, of the web", lambda: open_web(text))
 

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from knowgate.core.text import _normalize_cached, normalize, parse_choice_letter
+from knowgate.data.signals.vectors import truncate_words
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.kbsat import ENTITY
 from knowgate.labels.mask import mask_passages
-from knowgate.prompts import detect_language
-from knowgate.retrieval import build_index
+from knowgate.models.prompts.templates import detect_language
+from knowgate.papers.kb_sat import ENTITY_PATTERN
+from knowgate.retrieval.chunking import count_words, split_text
 from knowgate.retrieval.documents import find_documents
-from knowgate.retrieval.html import read_html
-from knowgate.retrieval.passages import cut_text, size
-from knowgate.retrieval.tokens import Tokenizer
-from knowgate.signals.sentences import first_pieces
-from knowgate.text import _remembered, chosen_letter, normalise
+from knowgate.retrieval.file_formats import read_html
+from knowgate.retrieval.index import build_index
+from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Passage, Question
 from tests.support.fuzz import attempt, tries, trying
 
@@ -37,17 +37,17 @@ HARD = [
 ]  # fmt: skip
 READERS = {
     "page": read_html,
-    "passages": cut_text,
-    "passages of long texts": lambda text: cut_text("word " * 300 + text + "x" + " word" * 300),
+    "passages": split_text,
+    "passages of long texts": lambda text: split_text("word " * 300 + text + "x" + " word" * 300),
     "terms": Tokenizer(stem=False),
-    "answer, normalised": normalise,
+    "answer, normalised": normalize,
     "answer, graded": lambda text: StringGrader().grade(
         [text], [Question(text[::2], answers=(text, text[: len(text) // 2]))]
     ),
-    "answer, a letter": lambda text: chosen_letter(text, (text, text[:9])),
+    "answer, a letter": lambda text: parse_choice_letter(text, (text, text[:9])),
     "answer, masked": lambda text: mask_passages([Passage("a", text)], [text[:300]]),
-    "answer, its beginning": lambda text: first_pieces(text, 9),
-    "question, its names": ENTITY.findall,
+    "answer, its beginning": lambda text: truncate_words(text, 9),
+    "question, its names": ENTITY_PATTERN.findall,
     "question, its language": detect_language,
 }
 SHAPES = (lambda text: text, lambda text: f"x {text}y", lambda text: f"# {text}\n<p>{text}")
@@ -66,7 +66,7 @@ def test_the_time_of_reading_grows_with_the_length_of_the_text(reader):
 
 
 def seconds(reader, text):
-    _remembered.cache_clear()
+    _normalize_cached.cache_clear()
     start = time.process_time()
     attempt(DOOR, f"40 to 160 KB of one thing, as {reader.partition(',')[0]}", lambda: READERS[reader](text))
     return time.process_time() - start
@@ -83,9 +83,9 @@ PAGES = st.lists(
 def test_any_page_gives_plain_text_whose_passages_hold_all_its_words(markup):
     page = attempt(DOOR, "HTML pages at random", lambda: read_html(markup)).value
     assert not re.search(r"\n\n\n|  ", page.text.replace("\u3000", ""))
-    cut = cut_text(page.text, 5)
+    cut = split_text(page.text, 5)
     assert "".join("".join(cut).split()) == "".join(page.text.split())
-    assert all(size(text) <= 5 for text in cut if len(text.split()) > 1)
+    assert all(count_words(text) <= 5 for text in cut if len(text.split()) > 1)
 
 
 FILES = st.dictionaries(

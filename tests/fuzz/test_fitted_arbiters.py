@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.arbiters import both_answers, load_arbiter
-from knowgate.arbiters.artefact import checksum
+from knowgate.core.artifacts import compute_digests
 from knowgate.errors import KnowgateError
-from knowgate.fitting import fit_arbiter
-from knowgate.folders import file_digests
-from knowgate.types import Belief, BothAnswers
+from knowgate.gates.arbiters import load_arbiter
+from knowgate.gates.arbiters.fitted_arbiter import compute_arbiter_checksum
+from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
+from knowgate.training.arbiter import fit_arbiter
+from knowgate.types import AnswerPair, Belief
 from tests.support.fuzz import attempt, tries
 from tests.support.mutations import damaged_copies
 from tests.support.pairs_by_hand import pair_rows, pair_run
@@ -27,10 +28,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fit_arbiter(pair_run(place / "run"), out=place / "arbiter").artefact.path
 
 
-PAIRS = [both_answers(row) for row in pair_rows(8, seed=5)]
+PAIRS = [get_answer_pair(row) for row in pair_rows(8, seed=5)]
 
 
-def used(folder: Path, answers: list[BothAnswers] = PAIRS) -> list[Belief]:
+def used(folder: Path, answers: list[AnswerPair] = PAIRS) -> list[Belief]:
     arbiter = load_arbiter(str(folder))
     assert repr(arbiter)
     assert isinstance(arbiter.wants_passages, bool)
@@ -41,8 +42,8 @@ def used(folder: Path, answers: list[BothAnswers] = PAIRS) -> list[Belief]:
 def sign(folder: Path) -> None:
     """As a forger would: every digest and checksum fits again."""
     manifest = json.loads((folder / "arbiter.json").read_text())
-    manifest["files"] = file_digests(folder, leave=["arbiter.json", "README.md"])
-    manifest["checksum"] = checksum(manifest)
+    manifest["files"] = compute_digests(folder, leave=["arbiter.json", "README.md"])
+    manifest["checksum"] = compute_arbiter_checksum(manifest)
     (folder / "arbiter.json").write_text(json.dumps(manifest))
 
 

@@ -14,15 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.fitting import fit
-from knowgate.fitting.examples import load_examples
-from knowgate.fitting.save import save_fitted
-from knowgate.fitting.uar import fit_heads
-from knowgate.folders import file_digests
-from knowgate.gates import FittedGate, load_gate, read_artefact, revise_artefact, seen_by
-from knowgate.gates.fitted.artefact import checksum
-from knowgate.runs import Trial, load_trial
-from knowgate.thresholds import Deployment, promise
+from knowgate.core.artifacts import compute_digests
+from knowgate.data.runs.table import LabelTable, load_label_table
+from knowgate.gates import load_gate
+from knowgate.gates.artifacts.gate_folder import compute_checksum, read_artifact, revise_artifact
+from knowgate.gates.calibration.deployment import Deployment, describe_guarantee
+from knowgate.gates.fitted_gate import FittedGate
+from knowgate.gates.offline_scoring import mark_seen_rows
+from knowgate.training.examples import load_examples
+from knowgate.training.gate import fit
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.uar import fit_uar_heads
 from tests.support.fitted_gates import CRITERIA, MODEL, label_facts
 from tests.support.fuzz import attempt, tries
 from tests.support.hash_embedder import HashEmbedder
@@ -41,8 +43,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The gates as they were fitted once, and under `sealed` the same as they are written now."""
     home = Path(shutil.copytree(OLD, tmp_path_factory.mktemp("gates") / "old"))
     for name in [*NUMPY, *JUDGES]:
-        artefact = read_artefact(home / name)
-        revise_artefact(artefact, artefact.manifest, {}, home / "sealed" / name)
+        artefact = read_artifact(home / name)
+        revise_artifact(artefact, artefact.manifest, {}, home / "sealed" / name)
     return home
 
 
@@ -52,11 +54,11 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def trial(home: Path) -> Trial:
-    return load_trial([home / "run"]).subset(range(12))
+def trial(home: Path) -> LabelTable:
+    return load_label_table([home / "run"]).subset(range(12))
 
 
-def used(folder: Path, trial: Trial) -> tuple[list[float], float, list[bool]]:
+def used(folder: Path, trial: LabelTable) -> tuple[list[float], float, list[bool]]:
     """Everything that is done with a gate: needs, threshold, what it has seen; and it is shown."""
     gate = load_gate(str(folder))
     assert isinstance(gate, FittedGate)
@@ -64,12 +66,12 @@ def used(folder: Path, trial: Trial) -> tuple[list[float], float, list[bool]]:
         gate = replace(gate, embedder=HashEmbedder(384, MINILM))  # type: ignore[call-arg]
     assert repr(gate)
     assert gate._repr_html_()
-    assert isinstance(promise(gate, Deployment(retriever="another", k=3)), str)
+    assert isinstance(describe_guarantee(gate, Deployment(retriever="another", k=3)), str)
     assert gate.want.draft_tokens >= 0
     needs = gate.score(trial.questions, trial.readings)
     distances = gate.distances(trial.questions, trial.readings)
     assert all(one is None or 0 <= one < math.inf for one in distances)
-    return needs, gate.threshold, seen_by(trial, folder)
+    return needs, gate.threshold, mark_seen_rows(trial, folder)
 
 
 def sign(folder: Path) -> None:
@@ -78,13 +80,13 @@ def sign(folder: Path) -> None:
     weights = folder / "weights.safetensors"
     data = weights.read_bytes() if weights.is_file() else b""
     if "files" in manifest:
-        manifest["files"] = file_digests(folder, leave=["gate.json", "README.md"])
+        manifest["files"] = compute_digests(folder, leave=["gate.json", "README.md"])
     manifest["weights_sha256"] = hashlib.sha256(data).hexdigest()
-    manifest["checksum"] = checksum(manifest)
+    manifest["checksum"] = compute_checksum(manifest)
     (folder / "gate.json").write_text(json.dumps(manifest))
 
 
-def try_gate(folder: Path, place: Path, trial: Trial, count: int, *, sealed: bool) -> None:
+def try_gate(folder: Path, place: Path, trial: LabelTable, count: int, *, sealed: bool) -> None:
     whole, name = used(folder, trial), folder.name
     for mutation in damaged_copies(folder, place, count, len(name), sign):
         forged = " with checksums that fit" if mutation.signed else ""
@@ -103,13 +105,15 @@ def try_gate(folder: Path, place: Path, trial: Trial, count: int, *, sealed: boo
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NUMPY)
-def test_a_damaged_gate_is_refused_or_the_same(name: str, form: str, home: Path, trial: Trial, tmp_path: Path) -> None:
+def test_a_damaged_gate_is_refused_or_the_same(
+    name: str, form: str, home: Path, trial: LabelTable, tmp_path: Path
+) -> None:
     folder = home / "sealed" / name if form == FORMS[0] else home / name
     try_gate(folder, tmp_path / "gate", trial, tries(4, 60), sealed=form == FORMS[0])
 
 
 @pytest.mark.parametrize("name", JUDGES)
-def test_a_damaged_judge_is_refused_or_the_same(name: str, home: Path, trial: Trial, tmp_path: Path) -> None:
+def test_a_damaged_judge_is_refused_or_the_same(name: str, home: Path, trial: LabelTable, tmp_path: Path) -> None:
     try_gate(home / "sealed" / name, tmp_path / "gate", trial.subset(range(2)), tries(1, 15), sealed=True)
 
 
@@ -117,12 +121,14 @@ def test_a_damaged_gate_of_uar_as_it_is_fitted_now_is_refused_or_the_same(tmp_pa
     """Heads with a mean and a scale of their own; the folder of an earlier version has one number for all."""
     run = label_facts(tmp_path / "run")
     examples = load_examples([run], target="known")
-    save_fitted(fit_heads(examples, MODEL, CRITERIA), examples, tmp_path / "uar")
-    assert "knowledge.mean" in read_artefact(tmp_path / "uar").tensors
-    try_gate(tmp_path / "uar", tmp_path / "gate", load_trial([run]).subset(range(12)), tries(4, 60), sealed=True)
+    save_fitted(fit_uar_heads(examples, MODEL, CRITERIA), examples, tmp_path / "uar")
+    assert "knowledge.mean" in read_artifact(tmp_path / "uar").tensors
+    try_gate(tmp_path / "uar", tmp_path / "gate", load_label_table([run]).subset(range(12)), tries(4, 60), sealed=True)
 
 
 def test_a_damaged_gate_that_knows_distances_is_refused_or_the_same(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", *planted_rows(120))
     fit("probe", [run], out=tmp_path / "probe", kind="linear")
-    try_gate(tmp_path / "probe", tmp_path / "gate", load_trial([run]).subset(range(12)), tries(4, 60), sealed=True)
+    try_gate(
+        tmp_path / "probe", tmp_path / "gate", load_label_table([run]).subset(range(12)), tries(4, 60), sealed=True
+    )

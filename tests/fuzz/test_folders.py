@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from knowgate.folders import file_digests
+from knowgate.core.artifacts import compute_digests
+from knowgate.data.preferences import PreferenceFolder
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.records import RecordedUsefulness, read_needs, read_usefulness, write_usefulness
+from knowgate.data.runs.table import load_label_table
 from knowgate.models.fake import FakeModel
 from knowgate.models.replay import RecordingModel, ReplayModel
-from knowgate.preferences import PreferenceFolder
-from knowgate.rerank import read_manifest as read_reranker
-from knowgate.retrieval import build_index
-from knowgate.retrieval.opening import open_hybrid
-from knowgate.retrieval.scan import read_earlier
-from knowgate.runs import RecordedUse, RunFolder, load_trial, read_use, write_use
-from knowgate.runs.needs import read_needs
-from knowgate.types import LabelPrompt, Prompt, Want
+from knowgate.retrieval.index import build_index, read_previous_index
+from knowgate.retrieval.index_folder import open_hybrid
+from knowgate.retrieval.rerankers.cross_encoder import read_reranker_manifest as read_reranker
+from knowgate.types import LabelPrompt, Prompt, SignalRequest
 from tests.support.fuzz import attempt, tries
 from tests.support.mutations import Mutation, Sign, damaged_copies
 from tests.support.planted_run import planted_rows, write_run
@@ -28,7 +28,7 @@ from tests.support.retrieval_fakes import CountingEmbedder
 
 OLD = Path(__file__).parents[1] / "fixtures" / "old"
 PROMPTS = [Prompt("Why is the sky blue?"), Prompt("Who wrote Faust?")]
-WANT = Want(draft_tokens=2, layers=(0, -1), after_draft=True, samples=2, seed=7)
+WANT = SignalRequest(draft_tokens=2, layers=(0, -1), after_draft=True, samples=2, seed=7)
 Check = Callable[[Any, Mutation], None]
 
 
@@ -88,7 +88,7 @@ def test_a_damaged_index_is_built_anew_and_then_finds_the_same(index: Path, tmp_
     whole = searched(index)
 
     def rebuilt(folder: Path) -> Any:
-        read_earlier(folder)
+        read_previous_index(folder)
         build_index(OLD / "docs", folder, kind="hybrid", embedder=CountingEmbedder())
         return searched(folder)
 
@@ -107,7 +107,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = write_run(tmp_path_factory.mktemp("run") / "run", rows[:5], {name: s[:5] for name, s in states.items()})
     RunFolder(run).append(rows[5:], {name: s[5:] for name, s in states.items()})
     shutil.copy(OLD / "run" / "needs.jsonl", run / "needs.jsonl")
-    write_use(run, RecordedUse("kbm", "f1", {row.id: place % 2 == 0 for place, row in enumerate(rows)}))
+    write_usefulness(run, RecordedUsefulness("kbm", "f1", {row.id: place % 2 == 0 for place, row in enumerate(rows)}))
     return run
 
 
@@ -116,9 +116,9 @@ def states_of(folder: Path) -> dict[str, Any]:
     run = RunFolder(folder)
     rows, names = list(run.rows()), run.vector_names()
     states = [run.vectors(rows, name) for name in names] if rows else []
-    load_trial([folder])
+    load_label_table([folder])
     read_needs(folder)
-    read_use(folder)
+    read_usefulness(folder)
     assert repr(run)
     return {row.id: [block[place].tolist() for block in states] for place, row in enumerate(rows)}
 
@@ -151,11 +151,11 @@ def test_damaged_preferences_are_refused_or_read(tmp_path: Path):
 def test_a_damaged_reranker_is_refused_or_has_the_same_files(tmp_path: Path):
     sealed = Path(shutil.copytree(OLD / "reranker", tmp_path / "sealed"))
     manifest = json.loads((sealed / "reranker.json").read_text())
-    digests = file_digests(sealed, leave=["reranker.json", "README.md"])
+    digests = compute_digests(sealed, leave=["reranker.json", "README.md"])
     (sealed / "reranker.json").write_text(json.dumps({**manifest, "files": digests}))
 
     def files(folder: Path) -> Any:
-        return read_reranker(folder) and file_digests(folder, leave=["reranker.json", "README.md"])
+        return read_reranker(folder) and compute_digests(folder, leave=["reranker.json", "README.md"])
 
     def check(value: Any, mutation: Mutation) -> None:
         assert value == digests or mutation.what.startswith("reranker.json"), mutation

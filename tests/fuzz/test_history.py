@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from knowgate.history import Known, LogEntry, Outcome, Scope
-from knowgate.history.sqlite import SqliteHistory
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry, RetrievalOutcome
+from knowgate.data.history.sqlite_store import SqliteHistory
 from tests.support.fuzz import attempt, tries
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.mutations import seeded
 
-SCOPE = Scope("m", "p")
+SCOPE = HistoryScope("m", "p")
 VALUES: list[Any] = [None, "", "x", "known", -1, 0, 2**62, 1e300, float("inf"), b"", b"\xff\xfe", b"\x00" * 256, b"abc"]
 COLUMNS = ["key", "question", "label", "outcome", "source", "weight", "model", "created", "expires", "vector"]
 FOREIGN = [
@@ -32,8 +32,10 @@ FOREIGN = [
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("log") / "history.db"
     store = SqliteHistory(path, HashEmbedder(16))
-    kinds = list(Known)
-    store.add([LogEntry(f"who is person {i}?", kinds[i % 3], SCOPE, outcome=list(Outcome)[i % 3]) for i in range(20)])
+    kinds = list(KnowledgeLabel)
+    store.add(
+        [LogEntry(f"who is person {i}?", kinds[i % 3], SCOPE, outcome=list(RetrievalOutcome)[i % 3]) for i in range(20)]
+    )
     store.close()
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA journal_mode = DELETE")  # all of it in one file

@@ -6,7 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knowgate.doors import DEPTH, parse_json
+from knowgate.core.validation import MAX_DEPTH, parse_json
 from tests.support.fuzz import attempt, trying
 
 ODD = ["NaN", "-Infinity", "1e999", "9" * 5000, '"\\ud800"', '{"\\udfff": 1}', "[" * 900 + "]" * 900, "[" * 100_000, ""]
@@ -25,5 +25,5 @@ def test_what_passes_is_finite_whole_and_the_same_as_python_reads(text):
 
 
 def test_nesting_is_read_to_its_limit_and_refused_beyond():
-    assert parse_json("[" * DEPTH + "]" * DEPTH, "a row")
+    assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH, "a row")
     assert attempt("JSON", "nesting", lambda: parse_json("[" * 65 + "]" * 65, "a row")).refusal

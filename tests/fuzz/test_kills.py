@@ -81,6 +81,6 @@ def test_the_embedded_model_goes_on_where_it_was_killed(place):
 
 def said(run: Path):
     """What was answered to each question; states may differ in the last digits with what else was in the batch."""
-    from knowgate.runs.run_folder import RunFolder
+    from knowgate.data.runs.folder import RunFolder
 
     return [(row.id, row.closed.text, row.closed.samples, row.open.text) for row in RunFolder(run).rows()]

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import typer
 
-from knowgate.cli import app, run
+from knowgate.cli.main import app, run
 from tests.support.fuzz import attempt_command, tries
 from tests.support.invented import write_invented
 

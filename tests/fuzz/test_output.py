@@ -12,19 +12,31 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from knowgate.cli.answers_shown import Line
-from knowgate.cli.console import plain_console, print_json
-from knowgate.display import Curve, Point, Sheet, harmless, line_chart, markdown_code
-from knowgate.display.chart import Axis, Frame
-from knowgate.display.controls import STEERING
-from knowgate.markup import escape
-from knowgate.prompts import AnswerPrompts
-from knowgate.report.bars import Bar, Group, Row, bar_chart, dot_rows
-from knowgate.report.field import Field
-from knowgate.report.lines import Line as Drawn
-from knowgate.report.lines import Mark, line_plot
-from knowgate.report.markup import figure, folded, section, table, wide_table
+from knowgate.cli.answer_output import StreamedLine
+from knowgate.cli.console import create_console, print_json
+from knowgate.core.chart import Axis, ChartFrame, ChartPoint, Curve, render_line_chart
+from knowgate.core.display import CONTROL_CHARACTERS, TextTable, escape_markdown_code, sanitize_text
+from knowgate.evaluation.report.charts import (
+    Bar,
+    BarGroup,
+    DotRow,
+    PlotArea,
+    PlotMark,
+    draw_bar_chart,
+    draw_dot_chart,
+    draw_line_plot,
+)
+from knowgate.evaluation.report.charts import PlotLine as Drawn
+from knowgate.evaluation.report.html import (
+    render_figure,
+    render_folded_section,
+    render_section,
+    render_table,
+    render_wide_table,
+)
+from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.types import Passage, Question
+from knowgate.types.markup import escape_html
 from tests.support.fuzz import attempt, trying
 
 PIECES = [
@@ -123,7 +135,7 @@ SGR = re.compile(r"\x1b\[[0-9;]*m")  # what rich writes itself: colours
 
 
 def printed(*things, width=200, **options):
-    console = plain_console(width=width)
+    console = create_console(width=width)
     console.file = io.StringIO()
     console.print(*things, **options)
     return console.file.getvalue()
@@ -131,7 +143,7 @@ def printed(*things, width=200, **options):
 
 def steers(text):
     """Anything but rich's colours, line ends and tabs."""
-    return [found for found in STEERING.findall(SGR.sub("", text)) if found not in "\n\t"]
+    return [found for found in CONTROL_CHARACTERS.findall(SGR.sub("", text)) if found not in "\n\t"]
 
 
 @trying(40, 400)
@@ -140,7 +152,7 @@ def test_a_text_on_a_terminal_is_the_text(text):
     shown = attempt("terminal", "texts", lambda: printed(text, style="bold")).value
     assert not steers(shown)
     whole = SGR.sub("", shown).removesuffix("\n")
-    assert whole.expandtabs() == harmless(Text(text).plain).expandtabs() or "\t" in text
+    assert whole.expandtabs() == sanitize_text(Text(text).plain).expandtabs() or "\t" in text
 
 
 @trying(40, 300)
@@ -157,7 +169,7 @@ def test_a_sequence_cut_into_pieces_is_harmless(pieces):
     def stream():
         out = io.StringIO()
         with redirect_stdout(out):
-            line = Line()
+            line = StreamedLine()
             for piece in pieces:
                 line.add(piece)
             line.close()
@@ -209,7 +221,9 @@ def unseen(text):
 @trying(40, 400)
 @given(TEXTS)
 def test_a_text_in_a_page_is_the_text_and_adds_no_tag(text):
-    page = attempt("HTML", "texts and attributes", lambda: f'<p title="{escape(text)}">{escape(text)}</p>').value
+    page = attempt(
+        "HTML", "texts and attributes", lambda: f'<p title="{escape_html(text)}">{escape_html(text)}</p>'
+    ).value
     reader = parsed(page)
     assert [tag for tag, _ in reader.tags] == ["p"]
     assert unseen("".join(reader.texts)) == unseen(text)
@@ -219,20 +233,20 @@ def test_a_text_in_a_page_is_the_text_and_adds_no_tag(text):
 @trying(40, 300)
 @given(TEXTS, TEXTS)
 def test_tables_and_charts_of_a_page_hold_texts_and_data(title, text):
-    sheet = Sheet(title, ("a", text), ((text, title), (text,)))
-    field = Field(Axis(text), Axis(title))
-    mark = Mark(Point(0, 0), text, label=title)
+    sheet = TextTable(title, ("a", text), ((text, title), (text,)))
+    field = PlotArea(Axis(text), Axis(title))
+    mark = PlotMark(ChartPoint(0, 0), text, label=title)
 
     def whole() -> str:
-        lines = line_plot(field, [Drawn(text, [Point(0, 0), Point(1, 1)], "k0", mark)], title, text)
-        bars = bar_chart(field, [Group(text, [Bar(0.5, "k0", text, label=title)])], title, text)
-        rows = dot_rows([Row(text, 0.1, 0.0, 0.2, title)], title, text, text)
+        lines = draw_line_plot(field, [Drawn(text, [ChartPoint(0, 0), ChartPoint(1, 1)], "k0", mark)], title, text)
+        bars = draw_bar_chart(field, [BarGroup(text, [Bar(0.5, "k0", text, label=title)])], title, text)
+        rows = draw_dot_chart([DotRow(text, 0.1, 0.0, 0.2, title)], title, text, text)
         parts = [
-            table(sheet, {text: title}),
-            wide_table(sheet, {}),
-            *(figure(one, text) for one in (lines, bars, rows)),
+            render_table(sheet, {text: title}),
+            render_wide_table(sheet, {}),
+            *(render_figure(one, text) for one in (lines, bars, rows)),
         ]
-        return section("x", title, text, [*parts, folded("y", title, text, [], text)])
+        return render_section("x", title, text, [*parts, render_folded_section("y", title, text, [], text)])
 
     tags = [tag for tag, _ in parsed(attempt("HTML", "tables and charts", whole).value).tags]
     assert set(tags) <= OURS
@@ -241,20 +255,22 @@ def test_tables_and_charts_of_a_page_hold_texts_and_data(title, text):
 @trying(40, 200)
 @given(TEXTS)
 def test_a_picture_is_well_formed_whatever_its_curves_are_called(name):
-    frame = Frame(Axis(name), Axis("y"))
-    svg = attempt("HTML", "pictures", lambda: line_chart([Curve(name, [Point(0, 0), Point(1, 1)])], frame)).value
+    frame = ChartFrame(Axis(name), Axis("y"))
+    svg = attempt(
+        "HTML", "pictures", lambda: render_line_chart([Curve(name, [ChartPoint(0, 0), ChartPoint(1, 1)])], frame)
+    ).value
     assert ElementTree.fromstring(svg.encode("utf-8", "replace")).tag.endswith("svg")
 
 
 @trying(40, 300)
 @given(TEXTS, TEXTS)
 def test_a_markdown_table_keeps_its_lines_and_columns(first, second):
-    page = attempt("Markdown", "tables", lambda: Sheet(first, ("a", "b"), ((first, second),)).markdown()).value
+    page = attempt("Markdown", "tables", lambda: TextTable(first, ("a", "b"), ((first, second),)).markdown()).value
     lines = page.splitlines()
     assert len(lines) == 5
     assert lines[4].count("|") == 3
     assert not re.search(r"<[A-Za-z/!?]", page)
-    assert "```" not in markdown_code(second)
+    assert "```" not in escape_markdown_code(second)
 
 
 @trying(40, 400)

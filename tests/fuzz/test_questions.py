@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knowgate.cli.questions import STDIN, _numbered
-from knowgate.datasets import load_questions
-from knowgate.evaluation.traffic.log import read_log
+from knowgate.core.text import CHOICE_LETTERS
+from knowgate.data.history.entries import entry_from_record
+from knowgate.data.questions import load_questions
+from knowgate.evaluation.traffic_log import read_traffic_log
 from knowgate.gates import load_gate
-from knowgate.history.exchange import entry_of
-from knowgate.models.fake import FakeModel
-from knowgate.models.fake_table import check_entry
-from knowgate.pipeline import AdaptiveRAG
-from knowgate.text import LETTERS
+from knowgate.models.fake import FakeModel, parse_fake_entry
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from tests.support.fuzz import MANY, attempt, attempt_command, trying
 
 DOOR = "question files"
@@ -74,7 +73,7 @@ def check(questions, records):
     assert len({question.id for question in questions}) == len(questions)
     for question, record in zip(questions, records, strict=True):
         assert list(question.answers) == [str(answer) for answer in record.get("answers") or []]
-        assert len(question.choices) <= len(LETTERS)
+        assert len(question.choices) <= len(CHOICE_LETTERS)
         (question.text + question.id + "".join(question.answers + question.choices)).encode()
 
 
@@ -102,7 +101,7 @@ def test_lines_of_a_log_are_used_or_counted(lines):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log.jsonl"
         path.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
-        log = attempt("traffic logs", "lines at random", lambda: read_log(path)).value
+        log = attempt("traffic logs", "lines at random", lambda: read_traffic_log(path)).value
         if log is not None:
             assert len(log.events) + sum(map(len, log.bad.values())) == sum(bool(line.strip()) for line in lines)
 
@@ -117,7 +116,7 @@ LOGGED = st.fixed_dictionaries(
 @given(LOGGED)
 def test_an_entry_of_the_history_is_whole_or_refused(record):
     record = {"model": "m", "prompts": "p", **record}
-    outcome = attempt("history", "records at random", lambda: entry_of(record, "line 1"))
+    outcome = attempt("history", "records at random", lambda: entry_from_record(record, "line 1"))
     if outcome.value:
         assert outcome.value.question == record["question"]
         assert 0 <= outcome.value.trust <= 1e11
@@ -126,7 +125,7 @@ def test_an_entry_of_the_history_is_whole_or_refused(record):
 @trying(20, 200)
 @given(TEXT, VALUE | st.dictionaries(st.sampled_from(["closed", "open", "when", "known", "logprob", "samples"]), VALUE))
 def test_an_entry_of_the_fake_table_is_whole_or_refused(key, value):
-    attempt("fake tables", "entries at random", lambda: check_entry(key, value))
+    attempt("fake tables", "entries at random", lambda: parse_fake_entry(key, value))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "nothing", "NUL", "nobody's home"])

@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knowgate.endpoint import RETRIES
-from knowgate.models.openai.events import read_events
+from knowgate.core.http_client import MAX_RETRIES, parse_json_response, parse_retry_after
+from knowgate.models.openai.client import ApiClient, RetryPolicy, parse_events
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.wire import Patience, Wire
-from knowgate.rerank.api import rerank_response
-from knowgate.retrieval.http import HttpRetriever
-from knowgate.retrieval.reply import read_reply
-from knowgate.servers import parse_reply, retry_after
-from knowgate.types import LabelPrompt, Passage, Prompt, Want
+from knowgate.retrieval.engines.http import HttpRetriever, parse_search_response
+from knowgate.retrieval.rerankers.remote import build_rerank_response
+from knowgate.types import LabelPrompt, Passage, Prompt, SignalRequest
 from tests.support.chat_server import ChatServer, as_line, parts_of
 from tests.support.fuzz import attempt, tries, trying
 from tests.support.hostile_replies import (
@@ -37,7 +34,7 @@ from tests.support.hostile_replies import (
 )
 from tests.support.hostile_server import HostileServer, bomb, dripping, endless, http
 
-HASTE = Patience(timeout=0.4, total=0.6, retries=1, backoff=0.001)
+HASTE = RetryPolicy(timeout=0.4, total=0.6, retries=1, backoff=0.001)
 
 
 def answering(content):
@@ -64,7 +61,7 @@ def check_completion(completion):
 def reading(content, raw):
     """Draft, samples and labels of one reply."""
     model = answering(content)
-    return model.read([Prompt("q", raw=raw)], Want(draft_tokens=4))[0].draft
+    return model.read([Prompt("q", raw=raw)], SignalRequest(draft_tokens=4))[0].draft
 
 
 @trying(20, 500)
@@ -96,7 +93,7 @@ def test_labels_of_a_damaged_reply_are_refused_or_log_probabilities(content, raw
 def test_a_stream_is_the_same_however_it_is_cut(data, draw):
     cuts = sorted(draw.draw(st.lists(st.integers(0, len(data)), max_size=6)))
     cut = [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
-    assert list(read_events(cut)) == list(read_events([data]))
+    assert list(parse_events(cut)) == list(parse_events([data]))
 
     def listen():
         model = answering(data)
@@ -114,7 +111,7 @@ def iter_of(parts):
 @trying(20, 500)
 @given(texts(FOUND))
 def test_a_damaged_search_reply_is_refused_or_read_as_it_stands(body):
-    outcome = attempt("search server", "replies damaged at random", lambda: read_reply(body, "the server"))
+    outcome = attempt("search server", "replies damaged at random", lambda: parse_search_response(body, "the server"))
     if not outcome.refusal:
         for passage in outcome.value:
             assert isinstance(passage.id, str)
@@ -135,7 +132,7 @@ class Lengths:
 @trying(20, 400)
 @given(damaged(RERANK))
 def test_a_damaged_rerank_request_is_refused_or_ranked(request):
-    outcome = attempt("rerank API", "requests damaged at random", lambda: rerank_response(request, Lengths()))
+    outcome = attempt("rerank API", "requests damaged at random", lambda: build_rerank_response(request, Lengths()))
     if not outcome.refusal:
         shares = [result["relevance_score"] for result in outcome.value["results"]]
         assert shares == sorted(shares, reverse=True)
@@ -146,7 +143,7 @@ def test_a_damaged_rerank_request_is_refused_or_ranked(request):
 @trying(20, 300)
 @given(st.sampled_from(WAITS) | st.text(max_size=30) | st.text("0123456789:, +-JanFeGMT.eE", max_size=40))
 def test_a_time_to_wait_is_seconds_or_nothing(value):
-    waits = attempt("LLM server", "Retry-After at random", lambda: retry_after(value)).value
+    waits = attempt("LLM server", "Retry-After at random", lambda: parse_retry_after(value)).value
     assert waits is None or 0 <= waits < math.inf
 
 
@@ -164,7 +161,7 @@ def doors(server, monkeypatch):
     """The three ways to ask: a request, a stream, a search."""
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("KNOWGATE_API_KEY", KEY)
-    wire = Wire(server.url, patience=HASTE, connections=2)
+    wire = ApiClient(server.url, patience=HASTE, connections=2)
     url = server.url.replace("//", f"//{LOGIN}") + f"/find?api_key={KEY}"
     search = HttpRetriever(url, deadline=0.6, pause=0.001)
     yield {
@@ -213,7 +210,7 @@ def test_nonsense_over_the_wire_is_a_sentence_without_keys(server, doors, status
         refusal = attempt(door, "raw replies, statuses, headers and cuts at random", ask).refusal
         assert KEY not in refusal
         assert door != "search server" or "hunter22" not in refusal  # the LLM's server has no such login
-    assert len(server.seen) - before <= 2 * (HASTE.retries + 1) + RETRIES + 1
+    assert len(server.seen) - before <= 2 * (HASTE.retries + 1) + MAX_RETRIES + 1
 
 
 def test_a_redirect_is_not_followed(server, doors):
@@ -228,6 +225,6 @@ def test_a_redirect_is_not_followed(server, doors):
 
 def test_a_good_reply_still_comes_through(server, doors):
     server.reply = http(CHAT)
-    assert doors["LLM server"]() == parse_reply(json.dumps(CHAT).encode(), "it")
+    assert doors["LLM server"]() == parse_json_response(json.dumps(CHAT).encode(), "it")
     server.reply = http(FOUND)
     assert doors["search server"]() == [[Passage("42", "Paris is ...", "Paris", 7.1), Passage("7", "Lyon")]]

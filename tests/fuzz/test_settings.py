@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knowgate.doors import check_whole, check_within
-from knowgate.files import cache_dir
+from knowgate.core.files import cache_dir
+from knowgate.core.http_client import create_client
+from knowgate.core.validation import check_integer, check_number
 from knowgate.models import load_model
-from knowgate.pipeline import Settings, load_settings
-from knowgate.prompts import load_templates, packaged
-from knowgate.proxies import new_client
-from knowgate.retrieval.http import HttpRetriever
+from knowgate.models.prompts.templates import load_packaged_templates, load_templates
+from knowgate.pipeline.settings import Settings, load_settings
+from knowgate.retrieval.engines.http import HttpRetriever
 from knowgate.types import Prompt
 from tests.support.fuzz import attempt, attempt_command, trying
 
@@ -75,7 +75,11 @@ def test_a_template_is_filled_with_texts_alone_or_refused(text, key):
         path.write_text(f'[en]\n{key} = "{escaped}"\n', encoding="utf-8")
         made = attempt("prompt files", "templates at random", lambda: load_templates(path, "answer")).value
     if made is not None:
-        names = {name for _, name, _, _ in string.Formatter().parse(packaged("answer").templates["en"][key]) if name}
+        names = {
+            name
+            for _, name, _, _ in string.Formatter().parse(load_packaged_templates("answer").templates["en"][key])
+            if name
+        }
         values = {name: f"<{name} {{0.x}}>" for name in names}
         filled = re.sub(r"{{|}}|{(\w+)}", lambda piece: values.get(piece[1], piece[0][0]), text.lstrip("\n"))
         assert made.fill(key, "en", **values) == filled
@@ -113,7 +117,7 @@ def test_a_proxy_that_cannot_be_used_is_named_without_its_password(name, value, 
         monkeypatch.delenv(other, raising=False)
         monkeypatch.delenv(other.lower(), raising=False)
     monkeypatch.setenv(name, value)
-    refusal = attempt("environment", "proxies", lambda: new_client().close()).refusal
+    refusal = attempt("environment", "proxies", lambda: create_client().close()).refusal
     assert refusal == "" or (name in refusal and "secret" not in refusal)
     search = attempt(
         "environment", "proxies", lambda: HttpRetriever("http://127.0.0.1:9/", pause=0, deadline=1).search(["x"], 1)
@@ -147,7 +151,7 @@ ODD = [float("nan"), float("inf"), -1, 0, 2.5, True, None, "3", 10**400, 10**600
 
 @pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
 def test_numbers_as_arguments_are_within_bounds_or_refused(value):
-    count = attempt("arguments", "numbers", lambda: check_whole(value, "n"))
-    share = attempt("arguments", "numbers", lambda: check_within(value, "share"))
+    count = attempt("arguments", "numbers", lambda: check_integer(value, "n"))
+    share = attempt("arguments", "numbers", lambda: check_number(value, "share"))
     assert bool(count.refusal)
     assert bool(share.refusal) == (value != 0 or isinstance(value, bool))

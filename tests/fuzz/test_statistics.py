@@ -15,14 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knowgate.evaluation.compare_gates import evaluate
-from knowgate.fitting.fit_gate import fit
-from knowgate.preferences.record import choose
-from knowgate.statistics import measures
-from knowgate.thresholds.calibrate_gate import calibrate
-from knowgate.thresholds.choice import for_accuracy, for_rate
-from knowgate.thresholds.guarantee import SMALLEST, learn_then_test
-from knowgate.thresholds.outcomes import Outcomes, try_threshold
+from knowgate.data.preferences import select_passages
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.gates.calibration.guarantee import MIN_LOSS, learn_then_test
+from knowgate.gates.calibration.threshold_calibration import calibrate
+from knowgate.gates.calibration.threshold_choice import (
+    GateOutcomes,
+    choose_for_accuracy,
+    choose_for_rate,
+    evaluate_threshold,
+)
+from knowgate.stats import metrics as measures
+from knowgate.training.gate import fit
 from knowgate.types import Gate
 from tests.support.fuzz import attempt, trying
 from tests.support.planted_run import planted_rows
@@ -129,7 +133,7 @@ def every_choice(needs):
 @given(TABLES, st.floats(0, 1))
 def test_a_budget_is_used_as_far_as_ties_allow_and_never_exceeded(table, rate):
     needs, closed, opened = columns(table)
-    threshold = attempt("thresholds", "budget", lambda: for_rate(needs, rate)).value
+    threshold = attempt("thresholds", "budget", lambda: choose_for_rate(needs, rate)).value
     reached = tried(needs, closed, opened, threshold)[1]
     allowed = [tried(needs, closed, opened, one)[1] for one in every_choice(needs)]
     assert reached == max(count for count in allowed if count <= rate * len(needs) + 1e-9)
@@ -139,7 +143,9 @@ def test_a_budget_is_used_as_far_as_ties_allow_and_never_exceeded(table, rate):
 @given(TABLES)
 def test_no_threshold_answers_more_questions_right_than_the_chosen_one(table):
     needs, closed, opened = columns(table)
-    threshold = attempt("thresholds", "accuracy", lambda: for_accuracy(Outcomes(needs, closed, opened))).value
+    threshold = attempt(
+        "thresholds", "accuracy", lambda: choose_for_accuracy(GateOutcomes(needs, closed, opened))
+    ).value
     right, retrieved = tried(needs, closed, opened, threshold)
     others = [tried(needs, closed, opened, one) for one in every_choice(needs)]
     assert right == max(count for count, _ in others)
@@ -149,11 +155,11 @@ def test_no_threshold_answers_more_questions_right_than_the_chosen_one(table):
 @trying(15, 100)
 @given(TABLES, st.floats(), st.floats())
 def test_a_guarantee_is_refused_outside_its_range_and_never_more_than_was_proven(table, epsilon, delta):
-    outcomes = Outcomes(*columns(table))
+    outcomes = GateOutcomes(*columns(table))
     found = attempt("thresholds", "guarantee", lambda: learn_then_test(outcomes, epsilon, delta))
-    assert bool(found.refusal) == (not (SMALLEST <= epsilon < 1 and 0 < delta < 1))
+    assert bool(found.refusal) == (not (MIN_LOSS <= epsilon < 1 and 0 < delta < 1))
     if not found.refusal and found.value.threshold >= 0:
-        harmed, n = try_threshold(outcomes, found.value.threshold).harmed, len(outcomes)
+        harmed, n = evaluate_threshold(outcomes, found.value.threshold).harmed, len(outcomes)
         chance = sum(math.comb(n, k) * epsilon**k * (1 - epsilon) ** (n - k) for k in range(harmed + 1))
         assert chance <= delta + 1e-9
 
@@ -242,7 +248,7 @@ def test_a_gate_fitted_on_thin_or_odd_rows_is_refused_or_gives_needs(n, known, s
 
 
 def told_needs(gate, run):
-    from knowgate.fitting.examples import load_examples
+    from knowgate.training.examples import load_examples
 
     examples = load_examples([run], target="known")
     return gate.score(examples.questions, examples.readings)
@@ -255,7 +261,7 @@ def told_needs(gate, run):
 @given(st.lists(st.tuples(st.floats(-1, 1) | st.just(0.0), st.none() | st.booleans()), max_size=12), st.integers(1, 5))
 def test_positives_rise_negatives_fall_and_no_passage_is_both(pairs, top):
     shifts, correct = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    found = attempt("prefer", "shifts with ties, graded or not", lambda: choose(shifts, correct, top)).value
+    found = attempt("prefer", "shifts with ties, graded or not", lambda: select_passages(shifts, correct, top)).value
     assert not set(found.positives) & set(found.negatives)
     assert max(len(found.positives), len(found.negatives)) <= top
     if any(verdict is not None for verdict in correct):

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError
-from knowgate.gates.adaptive import AdaptiveGate, apply_classes
-from knowgate.gates.fitted.artefact import Artefact
+from knowgate.errors import ArtifactError
+from knowgate.gates.adaptive import AdaptiveGate, predict_complexity
+from knowgate.gates.artifacts.gate_folder import Artifact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.retrieval.rounds import merged
-from knowgate.types import Gate, Note, Passage, Question, Reading
+from knowgate.retrieval.ranking import merge_passages
+from knowgate.types import DecisionNote, Gate, Passage, Question, Reading
 
 
 class Axes:
@@ -32,7 +32,7 @@ def gate(embedder=None, seen=(1, 1, 1)):
     }
     manifest = {"gate": "adaptive", "options": {"embedder": "minilm", "embedder_fingerprint": "axes"}, "needs": [],
                 "want": {"layers": []}, "threshold": 0.5, "calibration": {"kind": "none"}}  # fmt: skip
-    return AdaptiveGate(Artefact(Path("adaptive"), manifest, tensors), embedder=embedder or Axes())
+    return AdaptiveGate(Artifact(Path("adaptive"), manifest, tensors), embedder=embedder or Axes())
 
 
 ASKED = [Question("easy"), Question("hop"), Question("deep")]
@@ -49,14 +49,14 @@ def test_several_rounds_are_for_what_is_likelier_of_the_third_class():
 
 
 def test_a_class_that_was_never_seen_has_no_probability():
-    found = apply_classes(gate(seen=(1, 1, 0)).artefact.tensors, Axes().embed(["deep"]))
+    found = predict_complexity(gate(seen=(1, 1, 0)).artefact.tensors, Axes().embed(["deep"]))
     assert found == pytest.approx(np.array([[0.5, 0.5, 0.0]]))
 
 
 def test_another_embedding_model_is_refused():
     other = Axes()
     other.fingerprint = "something else"
-    with pytest.raises(ArtefactError, match="was fitted with the embedding model minilm"):
+    with pytest.raises(ArtifactError, match="was fitted with the embedding model minilm"):
         gate(other).score(ASKED, READ)
 
 
@@ -120,7 +120,7 @@ def test_the_next_round_looks_up_question_and_answer_and_finds_the_second_passag
     assert answer.text == "Rome"
     assert [passage.id for passage in answer.passages] == ["birth", "mother"]
     assert answer.decision.reason.endswith("3 rounds of retrieval")
-    assert answer.decision.notes == (Note.RETRIEVED_AGAIN, Note.RETRIEVED_AGAIN)
+    assert answer.decision.notes == (DecisionNote.RETRIEVED_AGAIN, DecisionNote.RETRIEVED_AGAIN)
 
 
 def test_it_stops_when_nothing_new_is_found():
@@ -164,4 +164,4 @@ def test_a_question_that_is_not_looked_up_takes_no_rounds():
 def test_merging_keeps_each_passage_once_with_its_better_score():
     old = [Passage("a", "a", score=1.0), Passage("b", "b", score=3.0), Passage("c", "c")]
     new = [Passage("a", "a", score=5.0), Passage("d", "d", score=2.0)]
-    assert [(p.id, p.score) for p in merged(old, new)] == [("a", 5.0), ("b", 3.0), ("d", 2.0), ("c", None)]
+    assert [(p.id, p.score) for p in merge_passages(old, new)] == [("a", 5.0), ("b", 3.0), ("d", 2.0), ("c", None)]

@@ -8,19 +8,25 @@ import httpx
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError, NotOffered
-from knowgate.fitting.examples import load_examples
-from knowgate.fitting.fusion import fit_fusion
-from knowgate.fitting.probe import fit_probe
-from knowgate.fitting.save import save_fitted
-from knowgate.gates import bind_gate, load_gate, read_questions, score_both
-from knowgate.gates.fitted.agreement import COUNT, REFERENCE, Reference, measure_agreement, read_reference
-from knowgate.gates.fitted.artefact import read_artefact
+from knowgate.errors import ArtifactError, NotOffered
+from knowgate.gates import load_gate
+from knowgate.gates.artifacts.drift import (
+    REFERENCE_COUNT,
+    ReferenceStates,
+    measure_state_agreement,
+    read_reference_states,
+)
+from knowgate.gates.artifacts.gate_folder import REFERENCE_FILE, read_artifact
+from knowgate.gates.scoring import bind_gate, read_questions, score_with_raw
+from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.spec import StateLayers
-from knowgate.models.openai.wire import Patience
-from knowgate.prompts import AnswerPrompts
-from knowgate.types import Prompt, Question, Reading, Want
+from knowgate.models.openai.spec import HiddenStateConfig
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.training.examples import load_examples
+from knowgate.training.fusion import fit_fusion
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.probe import fit_probe
+from knowgate.types import Prompt, Question, Reading, SignalRequest
 from tests.support.fitted_gates import FACTS, MODEL, label_facts
 
 if sys.platform == "win32":
@@ -29,7 +35,7 @@ if sys.platform == "win32":
 from tests.support.states_servers import SERVED_LAYERS, SglangStates, VllmStates, text_ids
 
 PROMPTS = AnswerPrompts()
-QUICK = Patience(timeout=120, total=360, retries=1, backoff=0.0)
+QUICK = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +51,11 @@ def folder(tmp_path_factory):
 
 def same_states(ids, layer):
     """What the fake model has for the prompt these tokens spell."""
-    return MODEL.read([Prompt(bytes(ids).decode())], Want(layers=(layer,)))[0].hidden[layer]
+    return MODEL.read([Prompt(bytes(ids).decode())], SignalRequest(layers=(layer,)))[0].hidden[layer]
 
 
 def connect(server, folder, layers=SERVED_LAYERS):
-    states = StateLayers(layers, 5, folder)
+    states = HiddenStateConfig(layers, 5, folder)
     return OpenAIModel(
         "m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(server), states=states
     )
@@ -64,7 +70,7 @@ def server(request, tmp_path):
 
 def needs(gate, model, questions):
     bound = bind_gate(gate, model, PROMPTS)
-    return score_both(bound, questions, read_questions(model, [bound], questions, PROMPTS)).needs
+    return score_with_raw(bound, questions, read_questions(model, [bound], questions, PROMPTS)).needs
 
 
 def test_a_probe_gives_the_same_needs_on_a_server_with_the_same_states(folder, server, tmp_path):
@@ -77,18 +83,18 @@ def test_a_probe_gives_the_same_needs_on_a_server_with_the_same_states(folder, s
 
 def test_ten_questions_are_compared(folder, server, tmp_path):
     bind_gate(load_gate(str(folder / "probe")), connect(server, tmp_path), PROMPTS)
-    kept = read_reference(read_artefact(folder / "probe"))
+    kept = read_reference_states(read_artifact(folder / "probe"))
     assert [question.text for question in kept.questions] == [
         FACTS[place].text for place in (0, 9, 19, 29, 39, 49, 59, 69, 79, 89)
     ]
     assert sorted(server.ids) == sorted(text_ids(PROMPTS.closed(question).text) for question in kept.questions)
-    assert len(server.ids) == COUNT
+    assert len(server.ids) == REFERENCE_COUNT
 
 
 def test_layers_in_another_order_are_refused_with_the_figure(folder, server, tmp_path):
     model = connect(server, tmp_path, layers=(2, 4))
     with pytest.raises(
-        ArtefactError, match=r"on 10 prompts the least cosine is -?0\.\d{4} \(at least 0\.99 is needed\)"
+        ArtifactError, match=r"on 10 prompts the least cosine is -?0\.\d{4} \(at least 0\.99 is needed\)"
     ):
         bind_gate(load_gate(str(folder / "probe")), model, PROMPTS)
 
@@ -98,22 +104,24 @@ def test_states_that_lie_close_together_must_lie_closest_to_their_own():
     common = np.full(16, 1000.0, np.float32)
     states = np.stack([same_states(text_ids(f"q{number}"), 2) for number in range(10)]) + common
     mixed = [Reading(hidden={2: states[(place + 1) % 10]}) for place in range(10)]
-    found = measure_agreement(Reference([], {2: states}), mixed, (2,))
+    found = measure_state_agreement(ReferenceStates([], {2: states}), mixed, (2,))
     assert found.cosine > 0.99
     assert (found.nearest, found.n, found.holds) == (0, 10, False)
     right = [Reading(hidden={2: state + 0.1}) for state in states]
-    assert measure_agreement(Reference([], {2: states}), right, (2,)).holds
+    assert measure_state_agreement(ReferenceStates([], {2: states}), right, (2,)).holds
 
 
 def test_states_of_another_width_do_not_agree():
     states = np.ones((3, 8), np.float32)
-    found = measure_agreement(Reference([], {2: states}), [Reading(hidden={2: np.ones(9, np.float32)})] * 3, (2,))
+    found = measure_state_agreement(
+        ReferenceStates([], {2: states}), [Reading(hidden={2: np.ones(9, np.float32)})] * 3, (2,)
+    )
     assert (found.cosine, found.holds) == (0.0, False)
 
 
 def test_another_wording_is_refused_before_anything_is_compared(folder, server, tmp_path):
     made = load_gate(str(folder / "probe"))
-    with pytest.raises(ArtefactError, match="not on this model"):
+    with pytest.raises(ArtifactError, match="not on this model"):
         bind_gate(made, connect(server, tmp_path), AnswerPrompts(lang="zh"))
     assert server.ids == []
 
@@ -121,7 +129,7 @@ def test_another_wording_is_refused_before_anything_is_compared(folder, server, 
 def test_a_gate_without_kept_states_says_so(folder, server, tmp_path):
     made = load_gate(str(folder / "probe"))
     bare = replace(made, artefact=replace(made.artefact, path=tmp_path))
-    with pytest.raises(ArtefactError, match=r"holds no states to compare those of openai:m with\. Fit it again"):
+    with pytest.raises(ArtifactError, match=r"holds no states to compare those of openai:m with\. Fit it again"):
         bind_gate(bare, connect(server, tmp_path), PROMPTS)
 
 
@@ -139,6 +147,6 @@ def test_a_gate_that_reads_what_the_server_lacks_is_refused_at_the_start(folder,
 
 def test_kept_states_that_were_changed_are_refused(folder, tmp_path):
     copy = shutil.copytree(folder / "probe", tmp_path / "copy")
-    (copy / REFERENCE).write_bytes(b"x")
-    with pytest.raises(ArtefactError, match=rf"'{REFERENCE}' was changed"):
+    (copy / REFERENCE_FILE).write_bytes(b"x")
+    with pytest.raises(ArtifactError, match=rf"'{REFERENCE_FILE}' was changed"):
         load_gate(str(copy))

@@ -1,4 +1,4 @@
-from knowgate.gates.always import AlwaysGate
+from knowgate.gates.baselines import AlwaysGate
 from knowgate.types import Question, Reading
 
 

@@ -12,13 +12,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from knowgate.errors import ArtefactError, BadInput, ModelError, UnknownName
-from knowgate.folders import file_digests
-from knowgate.gates import load_fitted, load_gate
-from knowgate.gates.fitted.artefact import checksum, is_artefact, read_artefact, revise_artefact, write_artefact
+from knowgate.core.artifacts import compute_digests
+from knowgate.data.splits import fingerprint_text
+from knowgate.errors import ArtifactError, BadInput, ModelError, UnknownName
+from knowgate.gates import load_fitted_gate, load_gate
+from knowgate.gates.artifacts.gate_folder import (
+    compute_checksum,
+    is_artifact,
+    read_artifact,
+    revise_artifact,
+    write_artifact,
+)
 from knowgate.models.fake import FakeModel
-from knowgate.runs.split import seen_key
-from knowgate.types import Question, Reading, Sampling, Signal, Want
+from knowgate.types import Question, Reading, Sampling, Signal, SignalRequest
 
 OLD = Path(__file__).parents[1] / "fixtures" / "old"
 MODEL, PROMPTS = FakeModel(name="bound"), "wording"
@@ -42,21 +48,21 @@ MANIFEST = {
 
 @pytest.fixture
 def folder(tmp_path):
-    write_artefact(tmp_path / "gate", MANIFEST, TENSORS, "# a card")
+    write_artifact(tmp_path / "gate", MANIFEST, TENSORS, "# a card")
     return tmp_path / "gate"
 
 
 def edit(folder, *, signed=False, **values):
     """Change the manifest by hand; `signed`: with a checksum that fits, as a forger would."""
     manifest = {**json.loads((folder / "gate.json").read_text()), **values}
-    sealed = {**manifest, "checksum": checksum(manifest)} if signed else manifest
+    sealed = {**manifest, "checksum": compute_checksum(manifest)} if signed else manifest
     (folder / "gate.json").write_text(json.dumps(sealed))
 
 
 def swap_weights(folder, data):
     """Other weights, with the manifest made to fit them."""
     (folder / "weights.safetensors").write_bytes(data)
-    digests = file_digests(folder, leave=["gate.json", "README.md"])
+    digests = compute_digests(folder, leave=["gate.json", "README.md"])
     edit(folder, signed=True, weights_sha256=hashlib.sha256(data).hexdigest(), files=digests)
 
 
@@ -68,14 +74,19 @@ def reading(*state):
 
 
 def test_what_was_written_comes_back(folder):
-    artefact = read_artefact(folder)
+    artefact = read_artifact(folder)
     assert all(np.array_equal(artefact.tensors[name], block) for name, block in TENSORS.items())
     assert {key: artefact.manifest[key] for key in MANIFEST} == MANIFEST
 
 
 def test_the_gate_asks_for_what_the_manifest_says(folder):
     gate = load_gate(str(folder))
-    assert (gate.name, gate.threshold, gate.needs, gate.want) == ("probe", 0.4, {Signal.HIDDEN}, Want(layers=(4,)))
+    assert (gate.name, gate.threshold, gate.needs, gate.want) == (
+        "probe",
+        0.4,
+        {Signal.HIDDEN},
+        SignalRequest(layers=(4,)),
+    )
 
 
 def test_scores_are_what_the_weights_say(folder):
@@ -90,9 +101,9 @@ def test_a_state_that_is_not_a_number_is_refused(folder):
 
 
 def test_a_question_has_one_key_however_it_is_written():
-    assert seen_key("Who wrote  Faust?") == seen_key("who wrote faust")
-    assert seen_key("who wrote faust") != seen_key("who wrote hamlet")
-    assert seen_key("?") != seen_key("!")
+    assert fingerprint_text("Who wrote  Faust?") == fingerprint_text("who wrote faust")
+    assert fingerprint_text("who wrote faust") != fingerprint_text("who wrote hamlet")
+    assert fingerprint_text("?") != fingerprint_text("!")
 
 
 # --- changed or damaged ---------------------------------------------------------------------------
@@ -101,44 +112,44 @@ def test_a_question_has_one_key_however_it_is_written():
 @pytest.mark.parametrize("values", [{"threshold": 0.9}, {"prompts": "others"}, {"extra": 1}, {"needs": []}])
 def test_a_manifest_edited_by_hand_is_refused(folder, values):
     edit(folder, **values)
-    with pytest.raises(ArtefactError, match=r"edited by hand\. Fit the gate again, or use knowgate calibrate"):
-        read_artefact(folder)
+    with pytest.raises(ArtifactError, match=r"edited by hand\. Fit the gate again, or use knowgate calibrate"):
+        read_artifact(folder)
 
 
 def test_another_version_is_refused_with_both_numbers(folder):
     edit(folder, signed=True, version=7)
-    with pytest.raises(ArtefactError, match=r"has format 7, this knowgate reads 1\. Fit it again"):
-        read_artefact(folder)
+    with pytest.raises(ArtifactError, match=r"has format 7, this knowgate reads 1\. Fit it again"):
+        read_artifact(folder)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"version": 1}', "\x00\x01"])
 def test_a_broken_manifest_is_refused(folder, text):
     (folder / "gate.json").write_text(text)
-    with pytest.raises(ArtefactError, match=r"gate\.json is broken .* Fit the gate again"):
-        read_artefact(folder)
+    with pytest.raises(ArtifactError, match=r"gate\.json is broken .* Fit the gate again"):
+        read_artifact(folder)
 
 
 def test_damaged_weights_are_refused(folder):
     data = bytearray((folder / "weights.safetensors").read_bytes())
     data[-1] ^= 1  # one bit
     (folder / "weights.safetensors").write_bytes(bytes(data))
-    with pytest.raises(ArtefactError, match=r"were changed or damaged\. Fit it again"):
-        read_artefact(folder)
+    with pytest.raises(ArtifactError, match=r"were changed or damaged\. Fit it again"):
+        read_artifact(folder)
 
 
 @pytest.mark.parametrize("kept", [0, 20])
 def test_weights_that_are_cut_or_missing_are_refused(folder, kept):
     file = folder / "weights.safetensors"
     os.truncate(file, kept) if kept else file.unlink()
-    with pytest.raises(ArtefactError, match="were changed or damaged"):
-        read_artefact(folder)
+    with pytest.raises(ArtifactError, match="were changed or damaged"):
+        read_artifact(folder)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_weights_that_are_no_numbers_are_refused_even_if_the_checksums_fit(folder, bad):
     swap_weights(folder, save({**TENSORS, "0.0.bias": np.array([bad], dtype=np.float32)}))
-    with pytest.raises(ArtefactError, match=r"hold NaN\. Fit it again"):
-        read_artefact(folder)
+    with pytest.raises(ArtifactError, match=r"hold NaN\. Fit it again"):
+        read_artifact(folder)
 
 
 # --- tensors that are not the gate's, with checksums that fit ---------------------------------------
@@ -162,7 +173,7 @@ def test_weights_that_are_no_numbers_are_refused_even_if_the_checksums_fit(folde
 def test_tensors_that_are_not_the_gates_are_refused_by_name(folder, changes, words):
     kept = {name: block for name, block in {**TENSORS, **changes}.items() if block is not None}
     swap_weights(folder, save(kept))
-    with pytest.raises(ArtefactError, match=rf"cannot be used: .*{re.escape(words)}.*Fit it again"):
+    with pytest.raises(ArtifactError, match=rf"cannot be used: .*{re.escape(words)}.*Fit it again"):
         load_gate(str(folder))
 
 
@@ -170,13 +181,13 @@ def test_a_tensor_of_a_probe_inside_a_fusion_is_refused_by_name(tmp_path):
     shutil.copytree(OLD / "fusion", tmp_path / "fusion")
     tensors = load_file(tmp_path / "fusion" / "weights.safetensors")
     swap_weights(tmp_path / "fusion", save({**tensors, "probe-pre-2.mean": np.zeros(3, np.float32)}))
-    with pytest.raises(ArtefactError, match=r"'probe-pre-2\.scale' has the shape 16, not 3\. Fit it again"):
+    with pytest.raises(ArtifactError, match=r"'probe-pre-2\.scale' has the shape 16, not 3\. Fit it again"):
         load_gate(str(tmp_path / "fusion"))
 
 
 def test_weights_for_states_of_another_width_are_refused(folder):
     wider = Reading(hidden={4: np.zeros(3, np.float32)})
-    with pytest.raises(ArtefactError, match="fitted on features of 2 numbers and is given 3"):
+    with pytest.raises(ArtifactError, match="fitted on features of 2 numbers and is given 3"):
         load_gate(str(folder)).score([Question("a")], [wider])
 
 
@@ -202,7 +213,7 @@ def test_weights_for_states_of_another_width_are_refused(folder):
 )
 def test_a_field_that_is_not_what_it_should_be_is_refused_by_name(folder, values, words):
     edit(folder, signed=True, **values)
-    with pytest.raises(ArtefactError, match=rf"cannot be used: .*{re.escape(words)}.*Fit it again"):
+    with pytest.raises(ArtifactError, match=rf"cannot be used: .*{re.escape(words)}.*Fit it again"):
         load_gate(str(folder))
 
 
@@ -212,33 +223,33 @@ def test_a_field_that_is_not_what_it_should_be_is_refused_by_name(folder, values
 @pytest.fixture
 def gate_with_files(tmp_path):
     files = {"seen.txt": b"a\n", "adapter/config.json": b"{}"}
-    write_artefact(tmp_path / "gate", MANIFEST, TENSORS, "# a card", files)
+    write_artifact(tmp_path / "gate", MANIFEST, TENSORS, "# a card", files)
     return tmp_path / "gate"
 
 
 @pytest.mark.parametrize("name", ["seen.txt", "adapter/config.json"])
 def test_any_file_that_was_changed_is_named(gate_with_files, name):
     (gate_with_files / name).write_bytes(b"other")
-    with pytest.raises(ArtefactError, match=rf"gate' cannot be used: '{name}' was changed or damaged\. Fit it again"):
-        read_artefact(gate_with_files)
+    with pytest.raises(ArtifactError, match=rf"gate' cannot be used: '{name}' was changed or damaged\. Fit it again"):
+        read_artifact(gate_with_files)
 
 
 def test_a_file_that_is_gone_is_named(gate_with_files):
     (gate_with_files / "seen.txt").unlink()
-    with pytest.raises(ArtefactError, match=r"'seen\.txt' is missing\. Fit it again"):
-        read_artefact(gate_with_files)
+    with pytest.raises(ArtifactError, match=r"'seen\.txt' is missing\. Fit it again"):
+        read_artifact(gate_with_files)
 
 
 def test_people_may_write_into_the_card(gate_with_files):
     (gate_with_files / "README.md").write_text("# our own words")
-    assert read_artefact(gate_with_files).manifest["gate"] == "probe"
+    assert read_artifact(gate_with_files).manifest["gate"] == "probe"
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter/adapter_model.bin", "x.pkl"])
 def test_a_planted_pickle_is_refused_and_never_run(gate_with_files, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (gate_with_files / name).write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(ArtefactError, match=rf"'{name}' is pickle or the like"):
+    with pytest.raises(ArtifactError, match=rf"'{name}' is pickle or the like"):
         load_gate(str(gate_with_files))
     assert not (tmp_path / "exploded").exists()
 
@@ -246,24 +257,24 @@ def test_a_planted_pickle_is_refused_and_never_run(gate_with_files, name, tmp_pa
 def test_a_link_out_of_the_folder_is_refused(gate_with_files, tmp_path):
     (gate_with_files / "seen.txt").rename(tmp_path / "elsewhere.txt")
     (gate_with_files / "seen.txt").symlink_to(tmp_path / "elsewhere.txt")
-    with pytest.raises(ArtefactError, match=r"'seen\.txt' is a link that leads out of the folder"):
-        read_artefact(gate_with_files)
+    with pytest.raises(ArtifactError, match=r"'seen\.txt' is a link that leads out of the folder"):
+        read_artifact(gate_with_files)
 
 
 def test_a_gate_of_an_earlier_version_without_digests_loads(gate_with_files):
     manifest = json.loads((gate_with_files / "gate.json").read_text())
     del manifest["files"]
-    (gate_with_files / "gate.json").write_text(json.dumps({**manifest, "checksum": checksum(manifest)}))
+    (gate_with_files / "gate.json").write_text(json.dumps({**manifest, "checksum": compute_checksum(manifest)}))
     assert load_gate(str(gate_with_files)).threshold == 0.4
 
 
 @pytest.mark.parametrize("out", ["gate", "copy"])
 def test_another_threshold_keeps_the_digests_right(gate_with_files, out):
-    artefact = read_artefact(gate_with_files)
+    artefact = read_artifact(gate_with_files)
     target = gate_with_files.with_name(out)
-    revise_artefact(artefact, {**artefact.manifest, "threshold": 0.7}, {"calibrated.txt": "b\n"}, target)
+    revise_artifact(artefact, {**artefact.manifest, "threshold": 0.7}, {"calibrated.txt": "b\n"}, target)
     assert load_gate(str(target)).threshold == 0.7
-    assert set(read_artefact(target).manifest["files"]) == {
+    assert set(read_artifact(target).manifest["files"]) == {
         "weights.safetensors", "seen.txt", "calibrated.txt", "adapter/config.json",
     }  # fmt: skip
 
@@ -281,23 +292,23 @@ class Bomb:
 def test_a_pickle_in_place_of_the_weights_is_refused_and_never_run(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     swap_weights(folder, pickle.dumps(Bomb()))
-    with pytest.raises(ArtefactError, match="cannot be read"):
-        read_artefact(folder)
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        read_artifact(folder)
     assert not (tmp_path / "exploded").exists()
 
 
 def test_a_folder_with_a_pickle_only_is_no_gate(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.pkl").write_bytes(pickle.dumps(Bomb()))
-    assert not is_artefact(tmp_path)
-    with pytest.raises(ArtefactError, match=r"has no gate\.json\. Make one: knowgate fit"):
-        load_fitted(str(tmp_path))
+    assert not is_artifact(tmp_path)
+    with pytest.raises(ArtifactError, match=r"has no gate\.json\. Make one: knowgate fit"):
+        load_fitted_gate(str(tmp_path))
     assert not (tmp_path / "exploded").exists()
 
 
 def test_another_programs_gate_json_is_refused(tmp_path):
     (tmp_path / "gate.json").write_text('{"name": "garden gate", "height": 1.2}')
-    with pytest.raises(ArtefactError, match="is broken"):
+    with pytest.raises(ArtifactError, match="is broken"):
         load_gate(str(tmp_path))
 
 
@@ -323,17 +334,17 @@ def test_its_own_model_and_wording_need_no_word(folder):
 
 @pytest.mark.parametrize(("model", "prompts"), [(FakeModel(name="other"), PROMPTS), (MODEL, "other wording")])
 def test_another_model_or_wording_is_refused(folder, model, prompts):
-    with pytest.raises(ArtefactError, match=r"fitted on bound \(model .*\), not on this model \(.*--plug-in"):
+    with pytest.raises(ArtifactError, match=r"fitted on bound \(model .*\), not on this model \(.*--plug-in"):
         load_gate(str(folder)).bind(model, prompts)
 
 
 def test_a_gate_of_recorded_answers_is_advised_to_be_used_as_a_plug_in_of_a_named_llm(tmp_path):
     made = {**MANIFEST, "model": {"name": "recorded:my-llm", "fingerprint": "x"}}
-    write_artefact(tmp_path / "judge", made, TENSORS, "# a card")
+    write_artifact(tmp_path / "judge", made, TENSORS, "# a card")
     said = (
         r"with --model \(as openai:NAME@URL\), and add --plug-in if it is the LLM these answers are of \('my-llm'\)\.$"
     )
-    with pytest.raises(ArtefactError, match=said):
+    with pytest.raises(ArtifactError, match=said):
         load_gate(str(tmp_path / "judge")).bind(MODEL, PROMPTS)
 
 
@@ -348,12 +359,12 @@ def test_as_a_plug_in_it_says_whose_it_is(folder):
 def test_a_write_that_fails_leaves_the_earlier_gate_as_it_was(folder):
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(BadInput, match=r"README\.md"):
-        write_artefact(folder, {**MANIFEST, "threshold": 0.9}, {}, "# card", {"README.md/x": b""})
+        write_artifact(folder, {**MANIFEST, "threshold": 0.9}, {}, "# card", {"README.md/x": b""})
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == ["gate"]
 
 
 def test_files_beside_the_weights_are_kept_in_their_folders(tmp_path):
-    write_artefact(tmp_path / "gate", MANIFEST, {}, "# card", {"adapter/config.json": b"{}"})
+    write_artifact(tmp_path / "gate", MANIFEST, {}, "# card", {"adapter/config.json": b"{}"})
     assert (tmp_path / "gate" / "adapter" / "config.json").read_bytes() == b"{}"
-    assert read_artefact(tmp_path / "gate").tensors == {}
+    assert read_artifact(tmp_path / "gate").tensors == {}

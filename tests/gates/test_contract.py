@@ -7,14 +7,14 @@ from dataclasses import fields, replace
 
 import pytest
 
-from knowgate.errors import ArtefactError, BadSetting
-from knowgate.gates import FITTED, GATES, load_gate, score_questions
-from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.live import bind_gate, read_questions
-from knowgate.history.entries import Known, LogEntry, Outcome, Scope
-from knowgate.history.sqlite import SqliteHistory
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry, RetrievalOutcome
+from knowgate.data.history.sqlite_store import SqliteHistory
+from knowgate.errors import ArtifactError, BadSetting
+from knowgate.gates import FITTED_GATES, GATES, load_gate
+from knowgate.gates.fitted_gate import FittedGate
+from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.fake import FakeModel
-from knowgate.prompts.answer import AnswerPrompts
+from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.types import Gate, Question, Signal
 from tests.support.fitted_gates import FITS, MODEL, TABLE, fit_every_gate, open_fitted
 from tests.support.gate_from_outside import SHORT_GATE, installed
@@ -23,12 +23,12 @@ from tests.support.hash_embedder import HashEmbedder
 QUESTIONS = [Question(f"What is thing {i}?", id=str(i)) for i in range(12)] + [Question("谁写了哈姆雷特?", id="zh")]
 OUTSIDE = "short"
 LOGGED = ("dhicl", "skr")  # gates that look into a log
-ENTRIES = {**GATES, **FITTED}
+ENTRIES = {**GATES, **FITTED_GATES}
 
 every_gate = pytest.mark.parametrize("name", [*ENTRIES, OUTSIDE])
 every_entry = pytest.mark.parametrize("name", ENTRIES)
 plain_gates = pytest.mark.parametrize("name", GATES)
-fitted_gates = pytest.mark.parametrize("name", FITTED)
+fitted_gates = pytest.mark.parametrize("name", FITTED_GATES)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,8 +37,12 @@ def folder(tmp_path_factory):
     global LOG, FOLDER
     FOLDER = fit_every_gate(tmp_path_factory.mktemp("fitted"))
     LOG = SqliteHistory(tmp_path_factory.mktemp("log") / "history.db", HashEmbedder())
-    scope = Scope(MODEL.fingerprint, AnswerPrompts().fingerprint)
-    kinds = [(Known.KNOWN, Outcome.WORSE), (Known.UNKNOWN, Outcome.BETTER), (Known.UNKNOWN, Outcome.SAME)]
+    scope = HistoryScope(MODEL.fingerprint, AnswerPrompts().fingerprint)
+    kinds = [
+        (KnowledgeLabel.KNOWN, RetrievalOutcome.WORSE),
+        (KnowledgeLabel.UNKNOWN, RetrievalOutcome.BETTER),
+        (KnowledgeLabel.UNKNOWN, RetrievalOutcome.SAME),
+    ]
     LOG.add([LogEntry(f"What was thing {i}?", *kinds[i % 3][:1], scope, outcome=kinds[i % 3][1]) for i in range(30)])
     points = f"[knowgate.gates]\n{OUTSIDE} = gates_from_outside:ShortGate\nnone = gates_from_outside:NoGate\n"
     with installed(tmp_path_factory.mktemp("outside"), "gates_from_outside", SHORT_GATE, points):
@@ -46,7 +50,7 @@ def folder(tmp_path_factory):
 
 
 def loaded(name):
-    if name in FITTED:
+    if name in FITTED_GATES:
         return open_fitted(FOLDER / name)
     gate = load_gate(name)
     return replace(gate, history=LOG) if name in LOGGED else gate
@@ -181,7 +185,7 @@ def test_a_model_that_gives_just_what_it_needs_is_enough(name):
 
 
 def test_every_fitted_gate_is_fitted_here():
-    assert set(FITS) == set(FITTED)
+    assert set(FITS) == set(FITTED_GATES)
 
 
 @every_gate
@@ -226,7 +230,7 @@ def test_its_example_runs(name):
 def test_a_fitted_gate_refuses_another_model_and_another_wording(name, other):
     model = FakeModel(name="other") if other == "model" else MODEL
     prompts = "other" if other == "prompts" else AnswerPrompts().fingerprint
-    with pytest.raises(ArtefactError, match="was fitted on fake"):
+    with pytest.raises(ArtifactError, match="was fitted on fake"):
         loaded(name).bind(model, prompts)
 
 

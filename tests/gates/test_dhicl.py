@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
+from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import BadSetting
-from knowgate.gates.dhicl import DhiclGate, calibrated, need
-from knowgate.gates.live import bind_gate, read_questions
-from knowgate.history.entries import Known, LogEntry, Scope
-from knowgate.history.sqlite import SqliteHistory
+from knowgate.gates.dhicl import DhiclGate, calibrate_logits, score_logits
+from knowgate.gates.scoring import bind_gate, read_questions
 from knowgate.models.fake import FakeModel
-from knowgate.prompts.answer import AnswerPrompts
-from knowgate.types import Neighbour, Question, Reading
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.types import Neighbor, Question, Reading
 from tests.support.hash_embedder import HashEmbedder
 
 # three examples labelled true, true, false; then the question. Columns: z_true, z_false.
@@ -27,20 +27,20 @@ KNOWN = [True, True, False]
     ("sign", "z_true", "z_false"), [("paper", 6 - 1.5, 5 - 2.0), ("code", 6 + 1.5, 5 + 2.0), ("none", 6.0, 5.0)]
 )
 def test_each_sign_of_the_calibration_gives_the_value_worked_out_on_paper(sign, z_true, z_false):
-    assert calibrated(LOGITS, KNOWN, sign) == pytest.approx((z_true, z_false))
+    assert calibrate_logits(LOGITS, KNOWN, sign) == pytest.approx((z_true, z_false))
 
 
 def test_need_is_the_sigmoid_of_unknown_against_known():
-    assert need(LOGITS, KNOWN, "paper") == pytest.approx(1 / (1 + math.exp(1.5)))
-    assert need(LOGITS, KNOWN, "none") == pytest.approx(1 / (1 + math.exp(1.0)))
+    assert score_logits(LOGITS, KNOWN, "paper") == pytest.approx(1 / (1 + math.exp(1.5)))
+    assert score_logits(LOGITS, KNOWN, "none") == pytest.approx(1 / (1 + math.exp(1.0)))
 
 
 def test_an_empty_class_corrects_nothing():
-    assert calibrated(LOGITS[[0, 3]], [True], "paper") == pytest.approx((3.0, 5.0))
+    assert calibrate_logits(LOGITS[[0, 3]], [True], "paper") == pytest.approx((3.0, 5.0))
 
 
 def test_the_most_similar_question_stands_last_and_time_sensitive_ones_are_false():
-    near = (Neighbour("near", "time-sensitive", 0.9), Neighbour("far", "known", 0.1))
+    near = (Neighbor("near", "time-sensitive", 0.9), Neighbor("far", "known", 0.1))
     (prompt,) = DhiclGate().ask([Question("the new one")], [Reading(neighbours={"dhicl": near})])
     assert prompt.prefix.startswith("You are a student being tested.")
     assert "recently, latest, or currently" in prompt.prefix
@@ -52,7 +52,7 @@ def test_the_most_similar_question_stands_last_and_time_sensitive_ones_are_false
 
 
 def test_label_words_are_used_throughout():
-    near = (Neighbour("a", "known", 0.9), Neighbour("b", "unknown", 0.1))
+    near = (Neighbor("a", "known", 0.9), Neighbor("b", "unknown", 0.1))
     gate = DhiclGate(words="bar/foo")
     (prompt,) = gate.ask([Question("q")], [Reading(neighbours={"dhicl": near})])
     assert "output 'bar'" in prompt.prefix
@@ -73,8 +73,13 @@ def log(tmp_path):
 
 
 def fill(log, model, n=30):
-    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
-    log.add([LogEntry(f"Where is town {i}?", Known.KNOWN if i % 2 else Known.UNKNOWN, scope) for i in range(n)])
+    scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)
+    log.add(
+        [
+            LogEntry(f"Where is town {i}?", KnowledgeLabel.KNOWN if i % 2 else KnowledgeLabel.UNKNOWN, scope)
+            for i in range(n)
+        ]
+    )
 
 
 def test_a_bound_gate_scores_with_k_neighbours_and_says_which(log):
@@ -111,15 +116,15 @@ def test_cold_start_never_shows_a_question_its_own_label(log):
 def test_time_sensitive_examples_can_be_left_out(log):
     model = FakeModel()
     fill(log, model, n=5)
-    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
-    log.add([LogEntry(f"Where is the court {i} now?", Known.TIME_SENSITIVE, scope) for i in range(30)])
+    scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)
+    log.add([LogEntry(f"Where is the court {i} now?", KnowledgeLabel.TIME_SENSITIVE, scope) for i in range(30)])
     for cold in (False, True):
         gates = [DhiclGate(log, k=5, cold=cold, time_sensitive=shown) for shown in (True, False)]
         shown, left = (
             bind_gate(gate, model, AnswerPrompts()).recall([Question("Where is the court?")])[0] for gate in gates
         )
-        assert Known.TIME_SENSITIVE in {n.label for n in shown}
-        assert {n.label for n in left} == {Known.KNOWN, Known.UNKNOWN}
+        assert KnowledgeLabel.TIME_SENSITIVE in {n.label for n in shown}
+        assert {n.label for n in left} == {KnowledgeLabel.KNOWN, KnowledgeLabel.UNKNOWN}
         assert len(left) == 5
 
 
@@ -144,7 +149,7 @@ def test_words_must_be_two():
 def test_the_label_logits_of_one_pass_equal_those_of_separate_passes(smollm):
     import torch
 
-    near = tuple(Neighbour(f"Who wrote book number {i}?", "known" if i % 3 else "unknown", 0.5) for i in range(20))
+    near = tuple(Neighbor(f"Who wrote book number {i}?", "known" if i % 3 else "unknown", 0.5) for i in range(20))
     gate = DhiclGate()
     (prompt,) = gate.ask([Question("Who wrote Hamlet?")], [Reading(neighbours={"dhicl": near})])
     one_pass = smollm.label_logits([prompt], gate.labels)[0]
@@ -163,7 +168,7 @@ def test_the_label_logits_of_one_pass_equal_those_of_separate_passes(smollm):
 @pytest.mark.parametrize(("logits", "said"), [([[0, 9], [0, 9]], "not to know"), ([[9, 0], [9, 0]], "expects to know")])
 def test_the_reason_says_what_the_llm_made_of_what_it_was_shown(logits, said):
     gate = DhiclGate("log.db", sign="none")
-    near = (Neighbour("Where is town 1?", "known", 0.9, None, "gold", 1.0),)
+    near = (Neighbor("Where is town 1?", "known", 0.9, None, "gold", 1.0),)
     reading = Reading(neighbours={"dhicl": near}, labels={"dhicl": np.array(logits, dtype=float)})
     (reason,) = gate.explain([Question("Where is town 7?")], [reading])
     assert reason.startswith("shown 1 similar logged questions, 1 of them known, the LLM expects ")
@@ -171,18 +176,20 @@ def test_the_reason_says_what_the_llm_made_of_what_it_was_shown(logits, said):
 
 
 def test_the_log_may_be_in_a_database_named_in_the_spec(tmp_path):
+    from knowgate.data.history import open_history
     from knowgate.gates import load_gate
-    from knowgate.history import open_history
     from tests.support.postgres_server import postgres_server
 
     address = postgres_server().address()
-    open_history(address, HashEmbedder()).add([LogEntry("Who wrote Faust?", Known.KNOWN, Scope("m", "p"))])
+    open_history(address, HashEmbedder()).add(
+        [LogEntry("Who wrote Faust?", KnowledgeLabel.KNOWN, HistoryScope("m", "p"))]
+    )
     for spec in (f"dhicl:{address}", f"dhicl:history=history:{address},k=3", f"skr:{address},k=3"):
         gate = load_gate(spec)
         assert gate.history.removeprefix("history:") == address
         with pytest.raises(BadSetting, match="has no labels for this model and prompts"):
             gate.bind(FakeIdentity("other"), "p")
-        assert gate.bind(FakeIdentity("m"), "p").scope == Scope("m", "p")
+        assert gate.bind(FakeIdentity("m"), "p").scope == HistoryScope("m", "p")
     with pytest.raises(BadSetting, match="there is no log at 'postgresql://postgres@/"):
         load_gate(f"dhicl:{postgres_server().address()}").bind(FakeIdentity("m"), "p")
 

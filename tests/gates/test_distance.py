@@ -5,18 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError, ModelError
-from knowgate.evaluation import evaluate, evaluation_json
-from knowgate.fitting.examples import load_examples
-from knowgate.fitting.fit_gate import fit
-from knowgate.fitting.fusion import fit_fusion
-from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, read_artefact, write_artefact
-from knowgate.gates.fitted.distance import distances, far_share, far_words, measure_ground
-from knowgate.gates.probe import ProbeGate
+from knowgate.data.signals.vectors import SURFACE_WIDTH, surface_features
+from knowgate.errors import ArtifactError, ModelError
+from knowgate.evaluation.gate_comparison import evaluation_to_dict
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.gates import load_gate
+from knowgate.gates.artifacts.drift import compute_distances, compute_far_share, fit_distance, format_far_warning
+from knowgate.gates.artifacts.gate_folder import read_artifact, write_artifact
+from knowgate.gates.hidden_state import ProbeGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.signals.surface import SURFACE_WIDTH, surface_features
+from knowgate.training.examples import load_examples
+from knowgate.training.fusion import fit_fusion
+from knowgate.training.gate import fit
+from knowgate.training.gate_artifact import save_fitted
 from knowgate.types import Gate, Question, Reading
 from tests.support.hand_gate import write_gate
 from tests.support.planted_run import LAYER, MODEL, WIDTH, planted_rows, write_run
@@ -27,32 +29,32 @@ RNG = np.random.default_rng(0)
 def test_one_in_a_hundred_like_questions_and_all_others_are_far():
     axes = RNG.standard_normal((5, 40))
     near = (RNG.standard_normal((3_000, 5)) @ axes + 0.1 * RNG.standard_normal((3_000, 40))).astype(np.float32)
-    tensors = measure_ground(near[:600], near[600:1_000])
-    assert (distances(tensors, near[1_000:]) > 1).mean() == pytest.approx(0.01, abs=0.012)
-    assert (distances(tensors, near[1_000:] + 3 * RNG.standard_normal(40)) > 1).all()  # off the five axes
-    assert (distances(tensors, 20 * near[1_000:]) > 1).mean() > 0.9  # along them, but too far
+    tensors = fit_distance(near[:600], near[600:1_000])
+    assert (compute_distances(tensors, near[1_000:]) > 1).mean() == pytest.approx(0.01, abs=0.012)
+    assert (compute_distances(tensors, near[1_000:] + 3 * RNG.standard_normal(40)) > 1).all()  # off the five axes
+    assert (compute_distances(tensors, 20 * near[1_000:]) > 1).mean() > 0.9  # along them, but too far
 
 
 def test_a_distance_by_hand():
     rows = np.array([[1.0, 0], [-1, 0], [0, 0.5], [0, -0.5]] * 2, dtype=np.float32)  # deviations 0.71 and 0.35
-    tensors = measure_ground(rows, rows)
-    assert distances(tensors, np.array([[1.0, 0]], dtype=np.float32)) == pytest.approx([1.0], abs=1e-3)
-    assert distances(tensors, np.array([[3.0, 0]], dtype=np.float32)) == pytest.approx([3.0], abs=1e-2)
-    assert distances(tensors, np.array([[0, 1.5]], dtype=np.float32)) == pytest.approx([3.0], abs=1e-2)
+    tensors = fit_distance(rows, rows)
+    assert compute_distances(tensors, np.array([[1.0, 0]], dtype=np.float32)) == pytest.approx([1.0], abs=1e-3)
+    assert compute_distances(tensors, np.array([[3.0, 0]], dtype=np.float32)) == pytest.approx([3.0], abs=1e-2)
+    assert compute_distances(tensors, np.array([[0, 1.5]], dtype=np.float32)) == pytest.approx([3.0], abs=1e-2)
 
 
 def test_few_rows_and_numbers_that_never_change_still_give_a_distance():
     rows = np.zeros((3, 4), dtype=np.float32)
-    assert np.isfinite(distances(measure_ground(rows, rows), rows + 1)).all()
+    assert np.isfinite(compute_distances(fit_distance(rows, rows), rows + 1)).all()
 
 
 def test_a_sentence_only_where_more_is_far_than_chance_would_have_it():
-    assert far_words("mine", 0.05, 100) == far_words("mine", None, 100) == ""
-    assert far_words("mine", 0.06, 100).startswith(
+    assert format_far_warning("mine", 0.05, 100) == format_far_warning("mine", None, 100) == ""
+    assert format_far_warning("mine", 0.06, 100).startswith(
         "6 of 100 questions lie farther from what the gate 'mine' was fitted"
     )
-    assert far_share([0.2, 1.2, None]) == 0.5
-    assert far_share([None]) is None
+    assert compute_far_share([0.2, 1.2, None]) == 0.5
+    assert compute_far_share([None]) is None
 
 
 def test_the_look_of_a_question():
@@ -82,8 +84,8 @@ def states(shift, n=100):
 def test_a_fitted_gate_knows_states_it_has_not_seen(fitted):
     gate, asked = load_gate(str(fitted / "probe")), [Question("?")] * 100
     assert gate.artefact.manifest["distance"] == {"of": "state", "layer": LAYER}
-    assert far_share(gate.distances(asked, states(0))) < 0.1
-    assert far_share(gate.distances(asked, states(9))) == 1.0
+    assert compute_far_share(gate.distances(asked, states(0))) < 0.1
+    assert compute_far_share(gate.distances(asked, states(9))) == 1.0
     assert gate.distances([], []) == []
 
 
@@ -112,7 +114,7 @@ def test_eval_counts_the_far_questions(fitted, tmp_path):
 
     def shares(run):
         found = evaluate([str(fitted / "probe"), "logprob"], [run], resamples=0)
-        return [gate["far"] for gate in evaluation_json(found)["gates"]]
+        return [gate["far"] for gate in evaluation_to_dict(found)["gates"]]
 
     assert shares(other) == [1.0, None]
     assert shares(near)[0] < 0.1
@@ -142,24 +144,24 @@ def test_a_decision_carries_its_distance(fitted):
     ],
 )
 def test_a_gate_that_cannot_measure_its_distances_is_refused(fitted, changed, said):
-    artefact = read_artefact(fitted / "probe")
+    artefact = read_artifact(fitted / "probe")
     tensors = {**artefact.tensors, **{f"distance.{name}": block for name, block in changed.items()}}
     kept = {name: block for name, block in tensors.items() if block is not None}
-    with pytest.raises(ArtefactError, match=said):
+    with pytest.raises(ArtifactError, match=said):
         ProbeGate.opened(replace(artefact, tensors=kept))
 
 
 def test_a_distance_of_states_that_are_not_read_is_refused(fitted, tmp_path):
-    artefact = read_artefact(fitted / "probe")
+    artefact = read_artifact(fitted / "probe")
     source = {"of": "state", "layer": LAYER + 1}
-    write_artefact(tmp_path / "gate", {**artefact.manifest, "distance": source}, artefact.tensors, "")
-    with pytest.raises(ArtefactError, match=f"distance is that of layer {LAYER + 1}, which the gate does not read"):
+    write_artifact(tmp_path / "gate", {**artefact.manifest, "distance": source}, artefact.tensors, "")
+    with pytest.raises(ArtifactError, match=f"distance is that of layer {LAYER + 1}, which the gate does not read"):
         load_gate(str(tmp_path / "gate"))
 
 
 def test_states_of_another_width_are_refused(fitted):
     gate = load_gate(str(fitted / "probe"))
-    with pytest.raises(ArtefactError, match="another LLM or embedding"):
+    with pytest.raises(ArtifactError, match="another LLM or embedding"):
         gate.distances([Question("?")], [Reading(hidden={LAYER: np.zeros(WIDTH + 1, np.float32)})])
 
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.doors import read_json
+from knowgate.core.validation import read_json
 from knowgate.gates import load_gate
-from knowgate.gates.fitted.overview import retrieval_rule
+from knowgate.gates.fitted_gate import describe_retrieval_rule
 from tests.support.hand_gate import write_gate
 
 OLD = Path(__file__).parents[1] / "fixtures" / "old"
@@ -25,7 +25,7 @@ def test_it_says_what_its_threshold_was_chosen_by(tmp_path):
 
 @pytest.mark.parametrize(("threshold", "rule"), [(-1.0, "always"), (0.0, "when need is above 0"), (1.0, "never")])
 def test_when_it_retrieves(threshold, rule):
-    assert retrieval_rule(threshold) == rule
+    assert describe_retrieval_rule(threshold) == rule
 
 
 def test_in_a_notebook_the_curve_of_its_folder_is_an_image(tmp_path):

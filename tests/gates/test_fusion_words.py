@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from knowgate.gates.fitted.network import linear_parts
+from knowgate.data.signals.features import describe_feature
+from knowgate.gates.artifacts.networks import compute_contributions
 from knowgate.gates.fusion import _spoken
-from knowgate.signals import say_feature
 
 
 def test_features_are_said_as_people_would():
-    assert say_feature("min", np.log(0.03)) == "least likely token 3%"
-    assert say_feature("length", np.log1p(5)) == "tokens drafted 5"
-    assert say_feature("probe-post-23", 0.0) == "layer 23 after the answer sees need 50%"
+    assert describe_feature("min", np.log(0.03)) == "least likely token 3%"
+    assert describe_feature("length", np.log1p(5)) == "tokens drafted 5"
+    assert describe_feature("probe-post-23", 0.0) == "layer 23 after the answer sees need 50%"
 
 
 def test_the_loudest_are_named_on_both_sides_and_the_quiet_are_not():
@@ -27,10 +27,10 @@ def test_parts_of_a_linear_network_add_up_to_its_logit():
         "f.0.0.weight": np.array([[0.5, -1.0]]),
         "f.0.0.bias": np.array([0.25]),
     }
-    parts = linear_parts(tensors, np.array([[3.0, 1.0]]), "f.")
+    parts = compute_contributions(tensors, np.array([[3.0, 1.0]]), "f.")
     assert parts.tolist() == [[0.5, 1.0]]
 
 
 def test_a_network_with_a_hidden_layer_has_no_such_parts():
     tensors = {"mean": np.zeros(1), "scale": np.ones(1), "0.0.weight": np.ones((2, 1)), "0.1.weight": np.ones((1, 2))}
-    assert linear_parts(tensors, np.zeros((1, 1))) is None
+    assert compute_contributions(tensors, np.zeros((1, 1))) is None

@@ -5,16 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from knowgate.data.splits import fingerprint_text
 from knowgate.errors import BadSetting
-from knowgate.fitting.examples import Examples
-from knowgate.fitting.judges.gain import fit_gain
-from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, score_questions
-from knowgate.gates.fitted.answers import answer_cuts, gain_needs
-from knowgate.gates.fitted.artefact import SEEN
-from knowgate.gates.gain import GainGate
-from knowgate.runs.split import seen_key
-from knowgate.statistics.measures import auroc
+from knowgate.gates import load_gate
+from knowgate.gates.answer_judge import GainGate
+from knowgate.gates.artifacts.gate_folder import SEEN_FILE
+from knowgate.gates.judges import compute_gain_needs, encode_answers
+from knowgate.gates.scoring import score_questions
+from knowgate.stats.metrics import auroc
+from knowgate.training.examples import Examples
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.judges.gain import fit_gain
 from knowgate.types import Signal
 from tests.support.judge_data import LETTERS, planted, quick, scored_elsewhere
 from tests.support.tiny_models import save_tiny_cross_encoder, save_word_llama
@@ -78,7 +79,7 @@ def test_an_encoder_is_told_which_of_the_two_it_is_asked(examples, tmp_path):
     base = save_tiny_cross_encoder(tmp_path / "base", WORDS)
     gate = GainGate.load(str(make(tmp_path, examples, base=f"encoder:{base}", epochs=1)))
     questions, _ = taken(examples, [0])
-    answer, search = (answer_cuts(asked, gate.judge, questions, ["a b"], 8)[0].ids for asked in ("judge", "search"))
+    answer, search = (encode_answers(asked, gate.judge, questions, ["a b"], 8)[0].ids for asked in ("judge", "search"))
     assert search[: len(answer) - 1] == answer[:-1]
     assert len(search) > len(answer)
     assert 0 <= gate.score(*taken(examples, [0]))[0] <= 1
@@ -97,12 +98,12 @@ def test_its_threshold_is_the_one_that_loses_little_and_it_reads_a_draft(spoken)
 
 def test_with_folds_every_question_teaches_and_counts_as_seen(examples, tmp_path):
     gate = make(tmp_path, examples, folds=2, epochs=1)
-    seen = (gate / SEEN).read_text().split()
-    assert all(seen_key(question.text) in seen for question in examples.questions)
+    seen = (gate / SEEN_FILE).read_text().split()
+    assert all(fingerprint_text(question.text) in seen for question in examples.questions)
 
 
 def test_needs_go_from_nothing_to_gain_to_all():
-    needs = gain_needs(np.array([1.0, 0.5, 0.0]), np.array([0.0, 0.5, 1.0]))
+    needs = compute_gain_needs(np.array([1.0, 0.5, 0.0]), np.array([0.0, 0.5, 1.0]))
     assert needs.tolist() == [0.0, 0.5, 1.0]
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, NotOffered, UnknownName
-from knowgate.gates import FITTED, GATES, check_offers, load_gate, markdown_table, score_questions
+from knowgate.gates import FITTED_GATES, GATES, load_gate, render_gate_table
+from knowgate.gates.baselines import RandomGate
 from knowgate.gates.logprob import LogprobGate
-from knowgate.gates.random import RandomGate
+from knowgate.gates.scoring import check_model_signals, score_questions
 from knowgate.models.fake import FakeModel
 from knowgate.types import Gate, Question, Reading, Signal
 
@@ -50,7 +51,7 @@ def test_a_wrong_spec_is_refused_with_what_is_allowed(spec, error, message):
 def test_a_gate_that_needs_more_than_the_backend_gives_is_refused_with_those_that_work():
     model = FakeModel(name="plain", offers=frozenset({Signal.DRAFT}))
     with pytest.raises(NotOffered) as caught:
-        check_offers(load_gate("logprob"), model)
+        check_model_signals(load_gate("logprob"), model)
     assert str(caught.value) == (
         "gate 'logprob' needs logprobs, which plain does not give. "
         "Give one that works with it to --gate: always, never, random, skr."
@@ -62,12 +63,12 @@ def test_the_gates_that_work_are_found_by_what_they_need():
     with pytest.raises(
         NotOffered, match=r"Give one that works with it to --gate: always, never, random, logprob, flare, skr\.$"
     ):
-        check_offers(load_gate("prompt"), model)
+        check_model_signals(load_gate("prompt"), model)
 
 
 def test_a_backend_that_gives_everything_takes_every_gate():
     for name in GATES:
-        check_offers(load_gate(name), FakeModel())
+        check_model_signals(load_gate(name), FakeModel())
 
 
 def test_scores_in_range_are_given_back():
@@ -81,10 +82,10 @@ def test_a_score_that_is_no_number_in_range_is_an_error_that_names_the_question(
 
 
 def test_the_markdown_table_has_a_row_for_each_gate_in_order():
-    lines = markdown_table().splitlines()
+    lines = render_gate_table().splitlines()
     assert lines[:2] == [
         "| gate | retrieves when | needs | extra cost | reference |",
         "| --- | --- | --- | --- | --- |",
     ]
-    assert [line.split("`")[1] for line in lines[2:]] == [*GATES, *FITTED]
+    assert [line.split("`")[1] for line in lines[2:]] == [*GATES, *FITTED_GATES]
     assert "| `never` | never retrieve | - | nothing | - |" in lines

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import NotOffered
-from knowgate.gates.held import at_threshold
 from knowgate.gates.logprob import LogprobGate
-from knowgate.gates.recorded import automatic
-from knowgate.labels.label_data import label
+from knowgate.gates.offline_scoring import list_scorable_gates
+from knowgate.gates.scoring import copy_with_threshold
+from knowgate.labels.labeling import label
 from knowgate.models.fake import FakeModel
-from knowgate.runs.trial import Trial, load_trial
 from knowgate.types import LabelPrompt, Question, Reading, Vector
 
 
@@ -33,14 +33,14 @@ def _without_entropy(reading: Reading) -> Reading:
     return replace(reading, draft=replace(reading.draft, tokens=tokens))
 
 
-def trial_of(model: FakeModel, out: Path) -> Trial:
+def trial_of(model: FakeModel, out: Path) -> LabelTable:
     label([Question("Who?", id="1", answers=("a",))], out=out, model=model, samples=0, closed_book=True)
-    return load_trial([out])
+    return load_label_table([out])
 
 
 def test_a_gate_is_held_to_a_threshold_under_a_name_and_stays_as_it_was():
     gate = LogprobGate("min")
-    held = at_threshold(gate, 0.3, "logprob:min at 0.3")
+    held = copy_with_threshold(gate, 0.3, "logprob:min at 0.3")
     assert (held.threshold, held.name) == (0.3, "logprob:min at 0.3")
     assert (gate.threshold, gate.name) == (0.5, "logprob")
 
@@ -52,4 +52,4 @@ def test_an_llm_that_says_neither_label_keeps_its_answers(tmp_path: Path):
 
 def test_gates_whose_numbers_the_rows_lack_are_not_taken_by_themselves(tmp_path: Path):
     few, all_of_them = trial_of(Reticent(), tmp_path / "few"), trial_of(FakeModel(), tmp_path / "all")
-    assert set(automatic(all_of_them)) - set(automatic(few)) == {"logprob:entropy", "prompt"}
+    assert set(list_scorable_gates(all_of_them)) - set(list_scorable_gates(few)) == {"logprob:entropy", "prompt"}

@@ -6,15 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError, BadSetting, NotOffered
-from knowgate.fitting.judges.ik import fewer, fit_ik_judge, fit_ik_text
-from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, score_questions
-from knowgate.gates.fitted.artefact import read_artefact
+from knowgate.data.signals.vectors import truncate_words
+from knowgate.errors import ArtifactError, BadSetting, NotOffered
+from knowgate.gates import load_gate
+from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.gates.ik import IkGate
+from knowgate.gates.scoring import score_questions
 from knowgate.models.fake import FakeModel
-from knowgate.signals.sentences import first_pieces
-from knowgate.statistics.measures import auroc
+from knowgate.stats.metrics import auroc
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.judges.ik import fit_ik_judge, fit_ik_text, limit_training_rows
 from knowgate.types import Question, Reading, Signal, Token
 from tests.support.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere
 from tests.support.tiny_models import save_word_llama
@@ -78,7 +79,7 @@ def test_it_asks_for_as_many_draft_tokens_as_it_was_fitted_with(made):
 
 def test_another_llm_is_refused_unless_as_a_plug_in(made):
     other = FakeModel(name="other")
-    with pytest.raises(ArtefactError, match="was fitted on hf:"):
+    with pytest.raises(ArtifactError, match="was fitted on hf:"):
         load_gate(str(made.out)).bind(other, PROMPTS)
     assert load_gate(str(made.out), plug_in=True).bind(other, PROMPTS).note.startswith("plug-in, fitted on hf:")
 
@@ -88,20 +89,20 @@ def test_a_changed_adapter_or_a_pickle_beside_it_is_not_loaded(made, tmp_path):
     save_fitted(made.fitted, made.examples, out)
     questions, readings = taken(made.examples, [0])
     (out / "adapter" / "adapter_model.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(ArtefactError, match=r"adapter_model.bin' is pickle or the like"):
+    with pytest.raises(ArtifactError, match=r"adapter_model.bin' is pickle or the like"):
         load_gate(str(out)).score(questions, readings)
     (out / "adapter" / "adapter_model.bin").unlink()
     with (out / "adapter" / "adapter_config.json").open("a") as file:
         file.write(" ")
-    with pytest.raises(ArtefactError, match="changed or damaged"):
+    with pytest.raises(ArtifactError, match="changed or damaged"):
         load_gate(str(out)).score(questions, readings)
 
 
 def test_a_base_with_other_weights_is_refused(made, tmp_path):
-    artefact = read_artefact(made.out)
+    artefact = read_artifact(made.out)
     other = {**artefact.options, "base_fingerprint": "another"}
     gate = IkGate(replace(artefact, manifest={**artefact.manifest, "options": other}))
-    with pytest.raises(ArtefactError, match="was fine-tuned from hf:"):
+    with pytest.raises(ArtifactError, match="was fine-tuned from hf:"):
         gate.score(*taken(made.examples, [0]))
 
 
@@ -112,7 +113,7 @@ def test_the_text_variant_learns_from_recorded_answers_alone(tmp_path):
     examples = planted(Path("nowhere"), 300, by="draft")
     fitted = fit_ik_text(examples, embedder=LetterEmbedder())
     save_fitted(fitted, examples, tmp_path / "gate")
-    gate = IkGate(read_artefact(tmp_path / "gate"), embedder=LetterEmbedder())
+    gate = IkGate(read_artifact(tmp_path / "gate"), embedder=LetterEmbedder())
     test = examples.split.test.tolist()
     needs = gate.score(*taken(examples, test))
     assert auroc(examples.needed[test], np.array(needs)) > 0.95
@@ -123,8 +124,8 @@ def test_the_text_variant_learns_from_recorded_answers_alone(tmp_path):
 def test_the_text_variant_refuses_another_embedding_model(tmp_path):
     examples = planted(Path("nowhere"), 300, by="draft")
     save_fitted(fit_ik_text(examples, embedder=LetterEmbedder()), examples, tmp_path / "gate")
-    gate = IkGate(read_artefact(tmp_path / "gate"), embedder=LetterEmbedder("others"))
-    with pytest.raises(ArtefactError, match="fitted with the embedding model"):
+    gate = IkGate(read_artifact(tmp_path / "gate"), embedder=LetterEmbedder("others"))
+    with pytest.raises(ArtifactError, match="fitted with the embedding model"):
         gate.score(*taken(examples, [0]))
 
 
@@ -132,7 +133,7 @@ def test_the_text_variant_refuses_another_embedding_model(tmp_path):
     ("text", "n", "expected"), [("ab c, d", 3, "ab c,"), ("北京大学", 2, "北京"), ("a", 9, "a"), ("a", 0, "")]
 )
 def test_pieces_are_words_and_signs(text, n, expected):
-    assert first_pieces(text, n) == expected
+    assert truncate_words(text, n) == expected
 
 
 @pytest.mark.parametrize("tokens", [0, 5, 16])
@@ -164,10 +165,10 @@ def test_drafts_that_end_before_t_are_said():
 
 def test_fewer_training_rows_leave_the_other_splits_alone():
     examples = planted(Path("nowhere"), 240)
-    small = fewer(examples, 50, seed=0)
+    small = limit_training_rows(examples, 50, seed=0)
     assert len(small.split.train) == 50
     assert set(small.split.train) <= set(examples.split.train)
     assert small.split.test.tolist() == examples.split.test.tolist()
-    assert fewer(examples, 10_000, seed=0) is examples
+    assert limit_training_rows(examples, 10_000, seed=0) is examples
     with pytest.raises(BadSetting, match="rows is 3"):
-        fewer(examples, 3, seed=0)
+        limit_training_rows(examples, 3, seed=0)

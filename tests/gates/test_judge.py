@@ -6,22 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError
-from knowgate.fitting.judges.answer import answer_training, fit_answers
-from knowgate.fitting.judges.crew import crew
-from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, score_questions
-from knowgate.gates.fitted.answers import answer_cuts
-from knowgate.gates.fitted.artefact import SEEN, read_artefact
-from knowgate.gates.fitted.judge import adapter_folders
-from knowgate.gates.judge import JudgeGate
-from knowgate.runs.split import seen_key
-from knowgate.statistics.measures import auroc
+from knowgate.data.splits import fingerprint_text
+from knowgate.errors import ArtifactError
+from knowgate.gates import load_gate
+from knowgate.gates.answer_judge import JudgeGate
+from knowgate.gates.artifacts.gate_folder import SEEN_FILE, read_artifact
+from knowgate.gates.judges import encode_answers
+from knowgate.gates.judges.causal_judge import list_adapter_folders
+from knowgate.gates.scoring import score_questions
+from knowgate.stats.metrics import auroc
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.judges.answer_judge import make_answer_training, train_answer_judge
+from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.types import Question, Reading, Signal
 from tests.support.judge_data import planted, quick, scored_elsewhere
 from tests.support.tiny_models import save_word_llama
 
-HOW = replace(answer_training(6, 8, 1e-2), rank=8, patience=0)
+HOW = replace(make_answer_training(6, 8, 1e-2), rank=8, patience=0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,8 +40,8 @@ class Made:
 
 def make(folder, examples, **crewed):
     texts = [question.text for question in examples.questions]
-    members = crew(examples.split, HOW, **crewed, texts=texts)
-    fitted = fit_answers("judge", examples, 32, members, work=folder / "work")
+    members = plan_ensemble(examples.split, HOW, **crewed, texts=texts)
+    fitted = train_answer_judge("judge", examples, 32, members, work=folder / "work")
     save_fitted(fitted, examples, folder / "gate")
     return Made(folder / "gate", examples, fitted)
 
@@ -94,30 +95,34 @@ def test_several_seeds_are_averaged(several):
     questions, readings = taken(several.examples, [0, 1, 2])
     raw = gate.raw(questions, readings)
     texts = [reading.draft.text for reading in readings]
-    votes = gate.judge.votes(answer_cuts("judge", gate.judge, questions, texts, 32))
+    votes = gate.judge.votes(encode_answers("judge", gate.judge, questions, texts, 32))
     assert len(votes) == 2
     assert np.abs(votes[0] - votes[1]).max() > 1e-6
     assert raw == pytest.approx(1 - (votes[0] + votes[1]) / 2, abs=1e-12)
 
 
 def test_with_folds_a_row_is_scored_by_the_judge_that_did_not_see_it(folded):
-    members = crew(folded.examples.split, HOW, folds=2, texts=[question.text for question in folded.examples.questions])
+    members = plan_ensemble(
+        folded.examples.split, HOW, folds=2, texts=[question.text for question in folded.examples.questions]
+    )
     assert sorted(members[0].train + members[1].train) == list(range(240))
     gate = JudgeGate.load(str(folded.out))
     questions, readings = taken(folded.examples, [5])
-    votes = gate.judge.votes(answer_cuts("judge", gate.judge, questions, [readings[0].draft.text], 32))
+    votes = gate.judge.votes(encode_answers("judge", gate.judge, questions, [readings[0].draft.text], 32))
     stranger = next(number for number, member in enumerate(members) if 5 not in member.train)
     assert folded.fitted.raw([5]) == pytest.approx(1 - votes[stranger], abs=1e-6)
 
 
 def test_with_folds_every_question_counts_as_seen(folded):
-    seen = (folded.out / SEEN).read_text().split()
-    assert all(seen_key(question.text) in seen for question in folded.examples.questions)
+    seen = (folded.out / SEEN_FILE).read_text().split()
+    assert all(fingerprint_text(question.text) in seen for question in folded.examples.questions)
 
 
 def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
     examples = planted(save_word_llama(tmp_path / "model"), 60)
-    fitted = fit_answers("judge", examples, 0, crew(examples.split, replace(HOW, epochs=1)), work=tmp_path / "work")
+    fitted = train_answer_judge(
+        "judge", examples, 0, plan_ensemble(examples.split, replace(HOW, epochs=1)), work=tmp_path / "work"
+    )
     save_fitted(fitted, examples, tmp_path / "gate")
     gate = load_gate(str(tmp_path / "gate"))
     assert (gate.needs, gate.want.draft_tokens) == (frozenset(), 0)
@@ -126,8 +131,8 @@ def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
 
 def test_open_answers_are_lessons_too_if_asked(tmp_path):
     examples = planted(save_word_llama(tmp_path / "model"), 60, by="draft")
-    short = crew(examples.split, replace(HOW, epochs=1, checks=1), seeds=2)
-    fitted = fit_answers("judge", examples, 32, short, both=True, work=tmp_path / "work")
+    short = plan_ensemble(examples.split, replace(HOW, epochs=1, checks=1), seeds=2)
+    fitted = train_answer_judge("judge", examples, 32, short, both=True, work=tmp_path / "work")
     taught = len(examples.split.train)  # every row has an open answer that says something else
     assert f"judge 1 of 2, {2 * taught} examples:" in fitted.notes
 
@@ -135,9 +140,9 @@ def test_open_answers_are_lessons_too_if_asked(tmp_path):
 def test_a_second_adapter_that_was_changed_is_not_loaded(several, tmp_path):
     out = tmp_path / "gate"
     save_fitted(several.fitted, several.examples, out)
-    second = adapter_folders(out / "adapter", 2)[1]
-    artefact = read_artefact(out)
+    second = list_adapter_folders(out / "adapter", 2)[1]
+    artefact = read_artifact(out)
     with (second / "adapter_config.json").open("a") as file:
         file.write(" ")
-    with pytest.raises(ArtefactError, match="adapter-1' was changed or damaged"):
+    with pytest.raises(ArtifactError, match="adapter-1' was changed or damaged"):
         JudgeGate(artefact).score(*taken(several.examples, [0]))

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.fitting.judges.answer import answer_training, fit_answers
-from knowgate.fitting.judges.crew import crew
-from knowgate.fitting.save import save_fitted
 from knowgate.gates import load_gate
 from knowgate.models import load_model
-from knowgate.types import Prompt, Want
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.judges.answer_judge import make_answer_training, train_answer_judge
+from knowgate.training.judges.ensemble import plan_ensemble
+from knowgate.types import Prompt, SignalRequest
 from tests.support.judge_data import PROMPTS, planted, quick
 from tests.support.tiny_models import save_word_llama
 
-HOW = answer_training(1, 8, 1e-2)
+HOW = make_answer_training(1, 8, 1e-2)
 ASKED = [Prompt("x a b c?"), Prompt("a b c d e?")]
 
 
@@ -37,7 +37,9 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("judge")
     base = save_word_llama(folder / "model")
     examples = planted(base, 60, by="draft", fingerprint=load_model(f"hf:{base}").fingerprint)
-    fitted = fit_answers("judge", examples, 32, crew(examples.split, HOW, seeds=2), work=folder / "work")
+    fitted = train_answer_judge(
+        "judge", examples, 32, plan_ensemble(examples.split, HOW, seeds=2), work=folder / "work"
+    )
     save_fitted(fitted, examples, folder / "gate")
     return Made(base, folder / "gate", examples)
 
@@ -86,7 +88,7 @@ def test_another_llm_with_other_weights_is_not_lived_in(made, tmp_path):
 
 
 def test_the_llm_answers_as_before_after_judging(made, llm):
-    want = Want(draft_tokens=6, layers=(1, 2))
+    want = SignalRequest(draft_tokens=6, layers=(1, 2))
     before = load_model(f"hf:{made.model}").read(ASKED, want)
     gate = bound(made, llm)
     for _ in range(2):

@@ -3,9 +3,9 @@
 import pytest
 from transformers import AutoTokenizer
 
-from knowgate.gates.fitted.judge import Judge, open_base
-from knowgate.models import MarkedTokens
-from knowgate.prompts import right_text
+from knowgate.gates.judges.causal_judge import CausalJudge, load_judge_base
+from knowgate.models.prompts.judges import build_correctness_prompt
+from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.types import Question
 from tests.support.tiny_models import save_word_llama
 
@@ -19,7 +19,7 @@ def judge(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = f"{SYSTEM}{tokenizer.chat_template}"
     tokenizer.save_pretrained(folder)
-    return Judge(open_base(f"hf:{folder}"), ("Yes", "No"))
+    return CausalJudge(load_judge_base(f"hf:{folder}"), ("Yes", "No"))
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def fed(judge):
 
 
 def cuts(judge):
-    return [judge.encode(right_text(question, "x")) for question in QUESTIONS]
+    return [judge.encode(build_correctness_prompt(question, "x")) for question in QUESTIONS]
 
 
 def test_the_opening_is_what_stands_before_the_question(judge):
@@ -56,6 +56,6 @@ def test_questions_that_come_one_by_one_share_the_opening(judge, fed):
 
 def test_sharing_changes_no_score(judge):
     asked = cuts(judge)
-    alone = [float(judge.known([MarkedTokens(cut.ids, cut.marks)])[0]) for cut in asked]
+    alone = [float(judge.known([LabelPromptTokens(cut.ids, cut.marks)])[0]) for cut in asked]
     assert judge.known(asked).tolist() == pytest.approx(alone, abs=1e-6)
     assert [float(judge.known([cut])[0]) for cut in asked] == pytest.approx(alone, abs=1e-6)

@@ -6,18 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError, BadInput, BadSetting
-from knowgate.fitting.judges.kbm import choose_tau, fit_kbm_judge, labels_of
-from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, score_questions
-from knowgate.gates.kbm import kbm_text_with_passages
+from knowgate.data.runs.rows import GradedAnswer
+from knowgate.errors import ArtifactError, BadInput, BadSetting
+from knowgate.gates import load_gate
+from knowgate.gates.kbm import render_kbm_prompt
+from knowgate.gates.scoring import score_questions
 from knowgate.models import load_model
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.models.prompts.judges import build_kbm_prompt
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.assemble import load_second_look
-from knowgate.prompts import AnswerPrompts
-from knowgate.prompts.judge import kbm_text
-from knowgate.runs.rows import GradedAnswer
-from knowgate.statistics.measures import auroc
+from knowgate.pipeline.builder import load_second_look
+from knowgate.stats.metrics import auroc
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.judges.kbm import choose_tau, fit_kbm_judge, make_kbm_labels
 from knowgate.types import Passage, Question, Reading
 from tests.support.judge_data import QUICK, planted, quick, scored_elsewhere
 from tests.support.tiny_models import save_word_llama
@@ -110,7 +111,7 @@ def test_a_judge_of_before_this_was_kept_may_look(made):
 
 
 def test_the_pipeline_answers_closed_book_when_the_second_look_drops_the_passages(made):
-    from knowgate.gates.always import AlwaysGate
+    from knowgate.gates.baselines import AlwaysGate
     from knowgate.models.fake import FakeModel
 
     @dataclass(frozen=True)
@@ -136,9 +137,9 @@ def test_gates_from_the_same_files_share_one_judge(made):
 def test_passages_are_cut_from_the_end_until_the_prompt_fits(made):
     judge, question = made.gate().judge, Question("1 a?")
     passages = [Passage("1", "a b"), Passage("2", "c " * 50)]
-    assert kbm_text_with_passages(judge, question, passages, 90) == kbm_text(question, passages[:1])
-    bare = kbm_text_with_passages(judge, question, passages[1:], 5)
-    assert bare == kbm_text(question)
+    assert render_kbm_prompt(judge, question, passages, 90) == build_kbm_prompt(question, passages[:1])
+    bare = render_kbm_prompt(judge, question, passages[1:], 5)
+    assert bare == build_kbm_prompt(question)
     assert "Reference: None" in bare
 
 
@@ -146,7 +147,7 @@ def test_a_pickle_in_place_of_the_adapter_is_not_loaded(made, tmp_path):
     out = tmp_path / "gate"
     save_fitted(made.fitted, made.examples, out)
     (out / "adapter" / "adapter_model.safetensors").rename(out / "adapter" / "adapter_model.bin")
-    with pytest.raises(ArtefactError, match=r"adapter_model.bin' is pickle or the like"):
+    with pytest.raises(ArtifactError, match=r"adapter_model.bin' is pickle or the like"):
         load_gate(str(out)).score([Question("a?")], made.examples.readings[:1])
 
 
@@ -154,8 +155,8 @@ def test_a_pickle_in_place_of_the_adapter_is_not_loaded(made, tmp_path):
 
 
 def test_an_indicator_at_tau_is_true_and_below_it_false():
-    assert labels_of(GradedAnswer("a", mastery=0.8, certainty=0.49), TAUS) == (True, False)
-    assert labels_of(GradedAnswer("a", mastery=0.79, certainty=0.5), TAUS) == (False, True)
+    assert make_kbm_labels(GradedAnswer("a", mastery=0.8, certainty=0.49), TAUS) == (True, False)
+    assert make_kbm_labels(GradedAnswer("a", mastery=0.79, certainty=0.5), TAUS) == (False, True)
 
 
 def test_tau_is_where_skipping_answers_most_dev_questions_right(made):

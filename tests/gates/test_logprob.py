@@ -4,7 +4,7 @@ import pytest
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.gates.logprob import LogprobGate
-from knowgate.types import Completion, Question, Reading, Token, Want
+from knowgate.types import Completion, Question, Reading, SignalRequest, Token
 
 ASKED = [Question("?")]
 # Two tokens of probability 0.5 and 0.8 with entropies ln 2 and ln 8, margins 0.2 and 0.6.
@@ -76,8 +76,8 @@ def test_a_statistic_the_server_does_not_give_is_answered_with_those_it_does(sta
 
 
 def test_only_as_many_tokens_are_drafted_as_are_looked_at():
-    assert LogprobGate("first").want == Want(draft_tokens=1)
-    assert LogprobGate("mean", draft_tokens=7).want == Want(draft_tokens=7)
+    assert LogprobGate("first").want == SignalRequest(draft_tokens=1)
+    assert LogprobGate("mean", draft_tokens=7).want == SignalRequest(draft_tokens=7)
 
 
 @pytest.mark.parametrize("draft_tokens", [0, -1])

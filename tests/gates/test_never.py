@@ -1,4 +1,4 @@
-from knowgate.gates.never import NeverGate
+from knowgate.gates.baselines import NeverGate
 from knowgate.types import Question, Reading
 
 

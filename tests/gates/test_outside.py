@@ -3,8 +3,8 @@
 import pytest
 
 from knowgate.errors import KnowgateError, ModelError
-from knowgate.gates import load_gate, score_questions
-from knowgate.gates.outside import blamed
+from knowgate.gates import load_gate
+from knowgate.gates.scoring import score_questions, wrap_plugin_errors
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.types import Gate, Question, Reading
@@ -50,12 +50,12 @@ def test_whatever_another_packages_gate_raises_names_the_gate(where):
 
 
 def test_a_defect_of_our_own_gates_is_not_blamed_on_others():
-    with pytest.raises(ZeroDivisionError), blamed(load_gate("never")):
+    with pytest.raises(ZeroDivisionError), wrap_plugin_errors(load_gate("never")):
         raise ZeroDivisionError
 
 
 def test_a_gates_own_sentence_stays():
-    with pytest.raises(KnowgateError, match=r"^mine$"), blamed(Stumbling("")):
+    with pytest.raises(KnowgateError, match=r"^mine$"), wrap_plugin_errors(Stumbling("")):
         raise KnowgateError("mine")
 
 

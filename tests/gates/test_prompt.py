@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting, ModelError
-from knowgate.gates import score_questions
 from knowgate.gates.prompt import PromptGate
+from knowgate.gates.scoring import score_questions
 from knowgate.types import Question, Reading
 
 ASKED = [Question("Who?")]

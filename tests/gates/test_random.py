@@ -3,7 +3,7 @@ import hashlib
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.gates.random import RandomGate
+from knowgate.gates.baselines import RandomGate
 from knowgate.types import Question, Reading
 
 MANY = [Question(f"question {i}", id=str(i)) for i in range(2000)]

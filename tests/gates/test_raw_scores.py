@@ -6,15 +6,17 @@ import math
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError, BadSetting
-from knowgate.evaluation import evaluate
-from knowgate.evaluation.sweeps import sweep_betas
-from knowgate.gates import load_gate, score_gate
-from knowgate.gates.fitted.base import FittedGate
+from knowgate.data.runs.records import RecordedNeeds, read_needs, write_needs
+from knowgate.data.runs.table import load_label_table
+from knowgate.errors import ArtifactError, BadSetting
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.gates import load_gate
+from knowgate.gates.calibration.threshold_calibration import calibrate
+from knowgate.gates.fitted_gate import FittedGate
+from knowgate.gates.offline_scoring import score_gate
+from knowgate.papers.sweeps import sweep_betas
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.runs import RecordedNeeds, load_trial, read_needs, write_needs
-from knowgate.thresholds import calibrate
 from knowgate.types import Completion, Question, Reading, Token
 from tests.support.hand_gate import MODEL, SHIFT, graded_row, write_gate, write_rows
 
@@ -83,7 +85,7 @@ def test_no_threshold_is_chosen_for_a_gates_own_verdict(tmp_path):
 
 def test_tables_tell_the_two_verdicts_apart(tmp_path):
     folder = write_gate(tmp_path / "mine", calibration=HALVED)
-    trial = load_trial([write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])])
+    trial = load_label_table([write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])])
     calibrated, own = score_gate(trial, str(folder)), score_gate(trial, f"{folder},verdict=own")
     assert (calibrated.name, own.name) == ("mine", "mine,verdict=own")
     assert calibrated.needs.tolist() == pytest.approx([0.4])
@@ -94,7 +96,7 @@ def test_beta_is_swept_over_the_raw_confidence(tmp_path):
     """Conf .96 is above beta .95; the calibrated need of .02 would be too, that of .5 for Conf 0 would skip at .5."""
     folder = write_gate(tmp_path / "mine", calibration=HALVED)
     rows = [graded_row("a", 0.04, True, True), graded_row("b", 0.999, False, True)]
-    trial = load_trial([write_rows(tmp_path / "run", rows)])
+    trial = load_label_table([write_rows(tmp_path / "run", rows)])
     table = sweep_betas(trial, score_gate(trial, str(folder)), tried=(0.5, 0.95, 0.98))
     assert "raw confidence" in table.title
     assert [row[1] for row in table.rows] == ["50.0 %", "50.0 %", "100.0 %", "0.0 %"]
@@ -107,7 +109,7 @@ def test_raw_scores_are_kept_beside_needs_on_record(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row(name, 0.8, False, True) for name in "ab"])
     write_needs(run, [RecordedNeeds("judge", 0.5, {"a": 0.1, "b": 0.2}, raw={"a": 0.91, "b": 0.92})])
     assert read_needs(run)[0].raw == {"a": 0.91, "b": 0.92}
-    trial = load_trial([run])
+    trial = load_label_table([run])
     assert np.allclose(score_gate(trial, "judge").raw, [0.91, 0.92])
 
 
@@ -115,7 +117,7 @@ def test_raw_scores_of_other_questions_than_the_needs_are_refused(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])
     line = {"gate": "judge", "threshold": 0.5, "needs": {"a": 0.1}, "raw": {"b": 0.1}}
     (run / "needs.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(ArtefactError, match="raw scores of other questions than its needs"):
+    with pytest.raises(ArtifactError, match="raw scores of other questions than its needs"):
         read_needs(run)
 
 

@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from knowgate.data.runs.rows import GradedAnswer
+from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting, NotOffered
-from knowgate.gates.live import ModelSource, bind_gate, read_questions
-from knowgate.gates.reading import gather_readings
-from knowgate.gates.recorded import RecordSource, automatic, offers, score_gate
+from knowgate.gates.offline_scoring import RecordedReadingSource, find_signals, list_scorable_gates, score_gate
+from knowgate.gates.scoring import ModelReadingSource, bind_gate, collect_readings, read_questions
 from knowgate.models.fake import FakeModel
-from knowgate.prompts.answer import AnswerPrompts
-from knowgate.runs import GradedAnswer
-from knowgate.runs.trial import load_trial
-from knowgate.types import Completion, Gate, LabelPrompt, Neighbour, Question, Reading, Signal, Want
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.types import Completion, Gate, LabelPrompt, Neighbor, Question, Reading, Signal, SignalRequest
 from tests.support.counting import CountingModel
 from tests.support.planted_run import MODEL, SETTINGS, planted_rows, write_run
 
@@ -28,7 +27,7 @@ class RecallingGate(Gate):
     labels = ("yes", "no")
 
     def recall(self, questions):
-        return [(Neighbour(question.text * 2, "known", 1.0),) for question in questions]
+        return [(Neighbor(question.text * 2, "known", 1.0),) for question in questions]
 
     def ask(self, questions, readings):
         return [LabelPrompt((reading.neighbours["recalling"][0].question,)) for reading in readings]
@@ -46,7 +45,7 @@ class DraftGate(Gate):
 
     @property
     def want(self):
-        return Want(draft_tokens=self.draft_tokens)
+        return SignalRequest(draft_tokens=self.draft_tokens)
 
     def ask(self, questions, readings):
         return [LabelPrompt((question.text,)) for question in questions]
@@ -77,8 +76,8 @@ class Spying:
 
 def test_the_wants_of_all_gates_are_one_pass_and_each_asks_with_what_it_recalled():
     source = Spying(False, [])
-    readings = gather_readings(source, [DraftGate(3), RecallingGate(), DraftGate(8)], ASKED)
-    assert source.asked == [Want(draft_tokens=8), ["a", "b"], ["aa", "bb"], ["a", "b"]]
+    readings = collect_readings(source, [DraftGate(3), RecallingGate(), DraftGate(8)], ASKED)
+    assert source.asked == [SignalRequest(draft_tokens=8), ["a", "b"], ["aa", "bb"], ["a", "b"]]
     assert [reading.draft.text for reading in readings] == ["a", "b"]
     assert [reading.neighbours["recalling"][0].question for reading in readings] == ["aa", "bb"]
     assert set(readings[0].labels) == {"draft", "recalling"}
@@ -86,20 +85,20 @@ def test_the_wants_of_all_gates_are_one_pass_and_each_asks_with_what_it_recalled
 
 def test_nobody_is_asked_where_the_answer_is_on_record():
     source = Spying(True, [])
-    assert not gather_readings(source, [DraftGate(3)], ASKED)[0].labels
-    assert source.asked == [Want(draft_tokens=3)]
+    assert not collect_readings(source, [DraftGate(3)], ASKED)[0].labels
+    assert source.asked == [SignalRequest(draft_tokens=3)]
 
 
 def test_without_questions_nothing_is_read():
     source = Spying(False, [])
-    assert gather_readings(source, [DraftGate(3), RecallingGate()], []) == []
+    assert collect_readings(source, [DraftGate(3), RecallingGate()], []) == []
     assert source.asked == []
 
 
 def test_a_gate_that_needs_labels_and_names_none_is_told_so():
     silent = type("SilentGate", (RecallingGate,), {"labels": ()})()
     with pytest.raises(BadSetting, match="gate 'silent' needs labels but has none"):
-        gather_readings(Spying(False, []), [silent], ASKED)
+        collect_readings(Spying(False, []), [silent], ASKED)
 
 
 # --- a model --------------------------------------------------------------------------------------
@@ -124,7 +123,7 @@ def test_a_model_tells_a_gate_who_it_is():
             seen.append((model.name, model.fingerprint, model.depth, prompts))
             return self
 
-    ModelSource(FakeModel(), AnswerPrompts()).bind(NosyGate())
+    ModelReadingSource(FakeModel(), AnswerPrompts()).bind(NosyGate())
     assert seen == [("fake", FakeModel().fingerprint, 5, AnswerPrompts().fingerprint)]
 
 
@@ -134,29 +133,29 @@ def test_a_model_tells_a_gate_who_it_is():
 def trial(tmp_path, **signals):
     rows, states = planted_rows(4)
     told = [type(row)(**{**vars(row), "signals": signals}) for row in rows]
-    return load_trial([write_run(tmp_path / "run", told, states)])
+    return load_label_table([write_run(tmp_path / "run", told, states)])
 
 
 def test_a_run_tells_a_gate_which_model_it_was_made_with(tmp_path):
-    identity = RecordSource(trial(tmp_path), "x").identity
+    identity = RecordedReadingSource(trial(tmp_path), "x").identity
     assert (identity.name, identity.fingerprint) == (MODEL.name, SETTINGS["model_fingerprint"])
 
 
 def test_recorded_numbers_are_given_back_as_numbers(tmp_path):
     rows = trial(tmp_path, self_assessment=0.25, seakr=-6.0)
-    readings = gather_readings(RecordSource(rows, "x"), [], rows.questions)
+    readings = collect_readings(RecordedReadingSource(rows, "x"), [], rows.questions)
     assert [dict(reading.signals) for reading in readings] == [{"self_assessment": 0.25, "seakr": -6.0}] * 4
     assert [(dict(reading.labels), reading.sample_states) for reading in readings] == [({}, None)] * 4
 
 
 def test_recorded_numbers_stand_for_the_signals_they_were_read_off(tmp_path):
-    assert Signal.LABELS not in offers(trial(tmp_path / "without"))
-    assert Signal.LABELS in offers(trial(tmp_path / "with", self_assessment=0.25))
+    assert Signal.LABELS not in find_signals(trial(tmp_path / "without"))
+    assert Signal.LABELS in find_signals(trial(tmp_path / "with", self_assessment=0.25))
 
 
 def test_gates_whose_numbers_are_on_record_are_among_the_automatic_ones(tmp_path):
-    assert {"prompt", "seakr"}.isdisjoint(automatic(trial(tmp_path / "without")))
-    assert {"prompt", "seakr"} <= set(automatic(trial(tmp_path / "with", self_assessment=0.25, seakr=-6.0)))
+    assert {"prompt", "seakr"}.isdisjoint(list_scorable_gates(trial(tmp_path / "without")))
+    assert {"prompt", "seakr"} <= set(list_scorable_gates(trial(tmp_path / "with", self_assessment=0.25, seakr=-6.0)))
 
 
 def test_recorded_gates_score_by_the_number(tmp_path):
@@ -197,6 +196,6 @@ def test_for_answers_recorded_elsewhere_no_llm_of_that_name_is_to_be_asked(tmp_p
     bare = [replace(row, closed=GradedAnswer("Paris", correct=True), signals={}) for row in rows]
     run = write_run(tmp_path / "run", bare, model="recorded:big", data="jsonl:q.jsonl")
     with pytest.raises(NotOffered) as caught:
-        score_gate(load_trial([run]), spec)
+        score_gate(load_label_table([run]), spec)
     assert advice in str(caught.value)
     assert "recorded:big" not in str(caught.value)

@@ -4,16 +4,16 @@ import shutil
 
 import pytest
 
+from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting
 from knowgate.gates.fusion import FusionGate
-from knowgate.gates.recorded import record_scores, score_gates
-from knowgate.runs.trial import load_trial
+from knowgate.gates.offline_scoring import save_scores, score_gates
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
 
 
 @pytest.fixture
 def trial(tmp_path):
-    return load_trial([write_rows(tmp_path / "run", varied_rows(30))], layers=())
+    return load_label_table([write_rows(tmp_path / "run", varied_rows(30))], layers=())
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def test_what_a_copy_has_seen_is_still_refused(tmp_path, trial):
 def recorded(folder, gate):
     """The trial with what the gate says on record."""
     run = write_rows(folder / "run", varied_rows(30))
-    fresh = load_trial([run], layers=())
-    record_scores(fresh, score_gates(fresh, [str(gate)]))
-    return load_trial([run], layers=())
+    fresh = load_label_table([run], layers=())
+    save_scores(fresh, score_gates(fresh, [str(gate)]))
+    return load_label_table([run], layers=())
 
 
 def test_what_is_on_record_is_not_asked_again(tmp_path, monkeypatch, asked):

@@ -4,23 +4,24 @@ import numpy as np
 import pytest
 import torch
 
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.storage import load_readings
+from knowgate.data.signals.features import FEATURES
+from knowgate.data.signals.samples import log_determinant, log_mean_square, relative_dispersion
 from knowgate.errors import BadSetting, ModelError, NotOffered
-from knowgate.gates import check_offers, load_gate
-from knowgate.gates.live import read_questions
-from knowgate.gates.seakr import SeakrGate, standardised
+from knowgate.gates import load_gate
+from knowgate.gates.scoring import check_model_signals, read_questions
+from knowgate.gates.seakr import SeakrGate, standardize
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.labeller import Labeller, Plan
-from knowgate.labels.session import label_run
+from knowgate.labels.labeler import Labeler
+from knowgate.labels.options import LabelPlan
+from knowgate.labels.run import run_labeling
+from knowgate.models.backend import draw_uniforms
 from knowgate.models.fake import FakeModel
 from knowgate.models.hf import decoding as hf_stream
 from knowgate.models.hf.model import HFModel
-from knowgate.models.sampling import uniforms_of
-from knowgate.prompts.answer import AnswerPrompts
-from knowgate.runs.readings import recorded
-from knowgate.runs.run_folder import RunFolder
-from knowgate.signals.dispersion import log_determinant, log_size, relative
-from knowgate.signals.features import FEATURES
-from knowgate.types import Prompt, Question, Reading, Sampling, Signal, Want
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.types import Prompt, Question, Reading, Sampling, Signal, SignalRequest
 from tests.support.tiny_models import save_tiny_llama
 
 ALPHA = 1e-3
@@ -64,10 +65,10 @@ def test_need_runs_from_equal_states_to_states_at_right_angles_however_long_they
 
 def test_the_scale_by_hand():
     # 2 states of squared length 4, alpha 1: least (log 9 + log 1) / 2, most log 5
-    assert relative(math.log(5), math.log(4), 2, alpha=1.0) == pytest.approx(1.0)
-    assert relative(math.log(3), math.log(4), 2, alpha=1.0) == pytest.approx(0.0)
-    assert relative(1.3, math.log(4), 2, alpha=1.0) == pytest.approx((1.3 - math.log(3)) / math.log(5 / 3))
-    assert log_size(np.array([[1, -1], [2, 0], [5, 5]], dtype=np.float32)) == pytest.approx(math.log(4 / 3))
+    assert relative_dispersion(math.log(5), math.log(4), 2, alpha=1.0) == pytest.approx(1.0)
+    assert relative_dispersion(math.log(3), math.log(4), 2, alpha=1.0) == pytest.approx(0.0)
+    assert relative_dispersion(1.3, math.log(4), 2, alpha=1.0) == pytest.approx((1.3 - math.log(3)) / math.log(5 / 3))
+    assert log_mean_square(np.array([[1, -1], [2, 0], [5, 5]], dtype=np.float32)) == pytest.approx(math.log(4 / 3))
 
 
 def test_with_a_center_need_is_one_half_there_and_grows_with_uncertainty():
@@ -83,7 +84,7 @@ def test_the_number_of_an_older_run_is_measured_as_it_was_then():
 
 
 def test_standardised_takes_mean_and_deviation_of_recorded_values():
-    gate = standardised(SeakrGate(), [-6.0, -2.0])
+    gate = standardize(SeakrGate(), [-6.0, -2.0])
     assert (gate.center, gate.scale) == (-4.0, 2.0)
     assert gate.need(-2.0) == pytest.approx(1 / (1 + math.exp(-1)))
 
@@ -98,7 +99,7 @@ def test_answers_that_differ_need_more_than_one_answer_repeated():
 
 def test_it_reads_the_middle_layer_unless_told_otherwise():
     assert SeakrGate().bind(FakeModel(layers=8), "").want.sample_layer == 4
-    assert load_gate("seakr:n=5,layer=2").bind(FakeModel(), "").want == Want(
+    assert load_gate("seakr:n=5,layer=2").bind(FakeModel(), "").want == SignalRequest(
         samples=5, seed=0, sample_layer=2, sample_end=True
     )
 
@@ -110,7 +111,7 @@ def test_gates_that_sample_at_different_layers_cannot_share_a_pass():
 
 def test_it_is_refused_where_there_are_no_hidden_states():
     with pytest.raises(NotOffered, match="needs hidden"):
-        check_offers(SeakrGate(), FakeModel(offers=frozenset({Signal.SAMPLES})))
+        check_model_signals(SeakrGate(), FakeModel(offers=frozenset({Signal.SAMPLES})))
 
 
 def test_a_recorded_number_is_not_taken_for_that_of_another_alpha():
@@ -131,7 +132,7 @@ def test_settings_out_of_range_are_refused(options):
 
 def labelled(tmp_path, **plan):
     folder = RunFolder(tmp_path / "run")
-    label_run(folder, [FRANCE, PERU], Labeller(FakeModel(TABLE), StringGrader(), Plan(**plan)), data="test")
+    run_labeling(folder, [FRANCE, PERU], Labeler(FakeModel(TABLE), StringGrader(), LabelPlan(**plan)), data="test")
     return folder
 
 
@@ -143,7 +144,7 @@ def test_a_label_run_keeps_the_uncertainty_and_gives_it_back(tmp_path):
     expected = [gate.uncertainty(reading) for reading in live]
     assert [row.signals["seakr_end"] for row in rows] == pytest.approx(expected, abs=1e-5)
     assert [len(row.closed.samples) for row in rows] == [4, 4]
-    again = recorded(folder, rows)
+    again = load_readings(folder, rows)
     assert [FEATURES["seakr_end"](FRANCE, reading) for reading in again] == [row.signals["seakr_end"] for row in rows]
     assert [FEATURES["seakr"](FRANCE, reading) for reading in again] == [None, None]
     assert [gate.uncertainty(reading) for reading in again] == [row.signals["seakr_end"] for row in rows]
@@ -161,7 +162,7 @@ def test_a_label_run_without_it_says_nothing_of_it(tmp_path):
 
 def test_labelling_is_refused_where_there_are_no_hidden_states():
     with pytest.raises(NotOffered, match="--seakr needs hidden"):
-        Labeller(FakeModel(offers=frozenset({Signal.SAMPLES})), StringGrader(), Plan(seakr=20))
+        Labeler(FakeModel(offers=frozenset({Signal.SAMPLES})), StringGrader(), LabelPlan(seakr=20))
 
 
 # --- the states -----------------------------------------------------------------------------------
@@ -186,7 +187,9 @@ def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_e
     stop = frozenset(range(1, 25))  # a third of all tokens: some samples end at once, others never
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [layer])
-        rows = hf_stream.sample(stream.copy(range(3), repeat=5), uniforms, Sampling(), stop, [layer], past_end=past_end)
+        rows = hf_stream.sample_rows(
+            stream.copy(range(3), repeat=5), uniforms, Sampling(), stop, [layer], past_end=past_end
+        )
         ends = _ends(model, stream, uniforms, rows) if past_end else [[]] * len(rows)
     lengths = {len(row.tokens) for row in rows}
     assert {0, 6} <= lengths
@@ -198,7 +201,9 @@ def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_e
 
 def _ends(model, stream, uniforms, rows):
     """The token that ended each sample, drawn once more by one plain pass over all before it; none where it was cut."""
-    again = hf_stream.sample(stream.copy(range(3), repeat=5), uniforms, Sampling(), frozenset())  # nothing ends these
+    again = hf_stream.sample_rows(
+        stream.copy(range(3), repeat=5), uniforms, Sampling(), frozenset()
+    )  # nothing ends these
     return [[drawn.tokens[len(row.tokens)]] if row.finished else [] for row, drawn in zip(rows, again, strict=True)]
 
 
@@ -208,27 +213,29 @@ def test_where_all_samples_end_at_once_each_has_the_state_of_its_end(model):
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [1])
         uniforms = np.full((2, 4), 0.5)
-        drawn = hf_stream.sample(stream.copy([0], repeat=2), uniforms, Sampling(), frozenset())[0].tokens[0]
-        rows = hf_stream.sample(stream.copy([0], repeat=2), uniforms, Sampling(), every, [1], past_end=True)
+        drawn = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), frozenset())[0].tokens[0]
+        rows = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), every, [1], past_end=True)
     for row in rows:
         assert (row.finished, row.tokens) == (True, [])
         np.testing.assert_allclose(row.after[1].numpy(), direct(model, [*ids[0], drawn], 1), atol=2e-4)
 
 
 def test_the_states_of_a_reading_are_those_of_its_samples(model):
-    want = Want(samples=4, sample_tokens=5, seed=3, sample_layer=-1, layers=(1,), draft_tokens=2)
+    want = SignalRequest(samples=4, sample_tokens=5, seed=3, sample_layer=-1, layers=(1,), draft_tokens=2)
     reading = model.read(PROMPTS, want)[1]
     ids = model.tokenise(model.render(PROMPTS[1].text))
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, [ids], model.pad, model.loaded.device, [2])
-        rows = hf_stream.sample(stream.copy([0], repeat=4), uniforms_of(PROMPTS[1], want), Sampling(), model.stop)
+        rows = hf_stream.sample_rows(
+            stream.copy([0], repeat=4), draw_uniforms(PROMPTS[1], want), Sampling(), model.stop
+        )
     expected = [direct(model, ids + row.tokens, 2) for row in rows]
     np.testing.assert_allclose(reading.sample_states, expected, atol=2e-4)
     assert set(reading.hidden) == {1}
 
 
 def test_a_batch_gives_the_states_its_prompts_give_one_by_one(model):
-    want = Want(samples=6, sample_tokens=7, seed=0, sample_layer=1)
+    want = SignalRequest(samples=6, sample_tokens=7, seed=0, sample_layer=1)
     for prompt, together in zip(PROMPTS, model.read(PROMPTS, want), strict=True):
         alone = model.read([prompt], want)[0]
         assert [sample.text for sample in alone.samples] == [sample.text for sample in together.samples]
@@ -236,5 +243,5 @@ def test_a_batch_gives_the_states_its_prompts_give_one_by_one(model):
 
 
 def test_nothing_is_kept_that_nobody_asked_for(model):
-    assert model.read(PROMPTS[:1], Want(samples=2, seed=0))[0].sample_states is None
-    assert model.read(PROMPTS[:1], Want(draft_tokens=1, sample_layer=1))[0].sample_states is None
+    assert model.read(PROMPTS[:1], SignalRequest(samples=2, seed=0))[0].sample_states is None
+    assert model.read(PROMPTS[:1], SignalRequest(draft_tokens=1, sample_layer=1))[0].sample_states is None

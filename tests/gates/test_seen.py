@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from knowgate.data.runs.table import load_label_table
+from knowgate.data.splits import fingerprint_text
 from knowgate.errors import BadSetting
-from knowgate.fitting.fit_gate import fit
-from knowgate.gates.fitted.artefact import SEEN
-from knowgate.gates.recorded import score_gate, seen_by, without_seen
-from knowgate.runs.split import seen_key
-from knowgate.runs.trial import load_trial
+from knowgate.gates.artifacts.gate_folder import SEEN_FILE
+from knowgate.gates.offline_scoring import drop_seen_rows, mark_seen_rows, score_gate
+from knowgate.training.gate import fit
 from tests.support.planted_run import planted_rows, write_run
 
 DISGUISES = {
@@ -34,23 +34,23 @@ def gate(tmp_path_factory):
 def disguised(tmp_path, change):
     rows, states = planted_rows(80)
     changed = [replace(row, id=f"new {i}", question=change(row.question)) for i, row in enumerate(rows)]
-    return load_trial([write_run(tmp_path / "other", changed, states)], layers=None)
+    return load_label_table([write_run(tmp_path / "other", changed, states)], layers=None)
 
 
 @pytest.mark.parametrize("name", DISGUISES)
 def test_a_question_that_was_seen_is_known_again(gate, tmp_path, name):
     trial = disguised(tmp_path, DISGUISES[name])
-    plain = load_trial([gate.parent / "run"], layers=None)
-    assert seen_by(trial, gate) == seen_by(plain, gate)
-    assert 0 < sum(seen_by(trial, gate)) < 80
+    plain = load_label_table([gate.parent / "run"], layers=None)
+    assert mark_seen_rows(trial, gate) == mark_seen_rows(plain, gate)
+    assert 0 < sum(mark_seen_rows(trial, gate)) < 80
     with pytest.raises(BadSetting, match="was fitted on"):
         score_gate(trial, str(gate))
-    assert without_seen(trial, [str(gate)]).left_out["seen by a gate"] == sum(seen_by(plain, gate))
+    assert drop_seen_rows(trial, [str(gate)]).left_out["seen by a gate"] == sum(mark_seen_rows(plain, gate))
 
 
 def test_an_older_list_without_loose_keys_still_works(gate, tmp_path):
     trial = disguised(tmp_path, str.upper)
     old = tmp_path / "old"
     old.mkdir()
-    (old / SEEN).write_text(f"{seen_key(trial.questions[3].text.lower())}\n", encoding="utf-8")
-    assert [place for place, seen in enumerate(seen_by(trial, old)) if seen] == [3]
+    (old / SEEN_FILE).write_text(f"{fingerprint_text(trial.questions[3].text.lower())}\n", encoding="utf-8")
+    assert [place for place, seen in enumerate(mark_seen_rows(trial, old)) if seen] == [3]

@@ -3,11 +3,10 @@ import pytest
 import torch
 
 from knowgate.errors import BadSetting
-from knowgate.gates import score_questions
-from knowgate.gates.live import bind_gate, read_questions
-from knowgate.gates.selfrag import NO, YES, SelfragGate
+from knowgate.gates.prompt import NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN, SelfragGate
+from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.hf.model import HFModel
-from knowgate.prompts.answer import AnswerPrompts
+from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.types import Question, Reading
 from tests.support.tiny_models import save_tiny_llama
 
@@ -16,7 +15,7 @@ QUESTIONS = [Question("Who wrote it?"), Question("What is the name of the tower?
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return HFModel(str(save_tiny_llama(tmp_path_factory.mktemp("selfrag"), more=(NO, YES))))
+    return HFModel(str(save_tiny_llama(tmp_path_factory.mktemp("selfrag"), more=(NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN))))
 
 
 def test_need_is_the_share_of_the_retrieval_token():
@@ -32,7 +31,9 @@ def test_need_equals_a_direct_forward_pass(model, style):
         text = f"### Instruction:\n{question.text}\n\n### Response:\n"
         ids = model.tokenise(model.render(question.text) if style == "chat" else text)
         logits = model.loaded.model(input_ids=torch.tensor([ids])).logits[0, -1].detach()
-        pair = torch.softmax(logits[model.loaded.tokenizer.convert_tokens_to_ids([NO, YES])], dim=0)
+        pair = torch.softmax(
+            logits[model.loaded.tokenizer.convert_tokens_to_ids([NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN])], dim=0
+        )
         assert need == pytest.approx(float(pair[1]), abs=1e-5)
 
 
@@ -43,6 +44,6 @@ def test_a_model_without_the_two_tokens_is_refused(tmp_path):
 
 
 def test_a_model_with_one_of_them_is_refused_and_told_which_is_missing(tmp_path):
-    half = HFModel(str(save_tiny_llama(tmp_path, more=(YES,))))
+    half = HFModel(str(save_tiny_llama(tmp_path, more=(RETRIEVAL_TOKEN,))))
     with pytest.raises(BadSetting, match=r"\[No Retrieval\] is more than one token"):
         bind_gate(SelfragGate(), half, AnswerPrompts())

@@ -5,54 +5,53 @@ import time
 import numpy as np
 import pytest
 
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry, RetrievalOutcome
+from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import BadSetting
-from knowgate.gates.live import bind_gate
-from knowgate.gates.parts.logistic import fit_logistic
-from knowgate.gates.skr import SkrGate, majority, smooth
-from knowgate.history.entries import Known, LogEntry, Outcome, Scope
-from knowgate.history.sqlite import SqliteHistory
+from knowgate.gates.scoring import bind_gate
+from knowgate.gates.skr import SkrGate, fit_logistic, majority_vote, smooth_vote
 from knowgate.models.fake import FakeModel
-from knowgate.prompts.answer import AnswerPrompts
-from knowgate.types import Neighbour, Question, Reading
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.types import Neighbor, Question, Reading
 from tests.support.hash_embedder import HashEmbedder
 
 
 def near(*outcomes, similarity=1.0, weight=1.0):
-    return tuple(Neighbour("q", "known", similarity, outcome, weight=weight) for outcome in outcomes)
+    return tuple(Neighbor("q", "known", similarity, outcome, weight=weight) for outcome in outcomes)
 
 
 def test_the_majority_decides():
-    assert majority(near("better", "better", "worse")) == 1.0
-    assert majority(near("better", "worse", "worse")) == 0.0
+    assert majority_vote(near("better", "better", "worse")) == 1.0
+    assert majority_vote(near("better", "worse", "worse")) == 0.0
 
 
 def test_a_tie_or_nobody_near_retrieves():
-    assert majority(near("better", "worse")) > SkrGate().threshold
-    assert majority(()) > SkrGate().threshold
-    assert smooth(()) > SkrGate().threshold
+    assert majority_vote(near("better", "worse")) > SkrGate().threshold
+    assert majority_vote(()) > SkrGate().threshold
+    assert smooth_vote(()) > SkrGate().threshold
 
 
 def test_the_smooth_vote_worked_out_by_hand():
     # two votes of 0.8 for, one of 0.8 against, prior 0.5 + 0.5: (1.6 + 0.5) / (2.4 + 1)
-    assert smooth(near("better", "better", "worse", similarity=0.8)) == pytest.approx(2.1 / 3.4)
+    assert smooth_vote(near("better", "better", "worse", similarity=0.8)) == pytest.approx(2.1 / 3.4)
 
 
 def test_less_trusted_labels_count_less():
     sure, weak = near("better"), near("better", weight=0.5)
-    assert smooth(sure) == pytest.approx(1.5 / 2)
-    assert smooth(weak) == pytest.approx(1.0 / 1.5)
+    assert smooth_vote(sure) == pytest.approx(1.5 / 2)
+    assert smooth_vote(weak) == pytest.approx(1.0 / 1.5)
 
 
 def test_neighbours_for_which_nothing_changed_are_left_out(tmp_path):
     model = FakeModel()
     log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
-    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
-    outcomes = [Outcome.SAME, Outcome.BETTER, Outcome.WORSE, None]
-    log.add([LogEntry(f"town {i}", Known.KNOWN, scope, outcome=outcomes[i % 4]) for i in range(40)])
+    scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)
+    outcomes = [RetrievalOutcome.SAME, RetrievalOutcome.BETTER, RetrievalOutcome.WORSE, None]
+    log.add([LogEntry(f"town {i}", KnowledgeLabel.KNOWN, scope, outcome=outcomes[i % 4]) for i in range(40)])
     gate = bind_gate(SkrGate(log, k=6), model, AnswerPrompts())
     (found,) = gate.recall([Question("which town")])
     assert len(found) == 6
-    assert {n.outcome for n in found} <= {Outcome.BETTER, Outcome.WORSE}
+    assert {n.outcome for n in found} <= {RetrievalOutcome.BETTER, RetrievalOutcome.WORSE}
 
 
 def test_k_must_be_positive():
@@ -63,9 +62,19 @@ def test_k_must_be_positive():
 def test_the_classifier_learns_a_planted_rule(tmp_path):
     model = FakeModel()
     log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
-    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
-    log.add([LogEntry(f"river number {i}", Known.UNKNOWN, scope, outcome=Outcome.BETTER) for i in range(30)])
-    log.add([LogEntry(f"mountain number {i}", Known.KNOWN, scope, outcome=Outcome.WORSE) for i in range(30)])
+    scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)
+    log.add(
+        [
+            LogEntry(f"river number {i}", KnowledgeLabel.UNKNOWN, scope, outcome=RetrievalOutcome.BETTER)
+            for i in range(30)
+        ]
+    )
+    log.add(
+        [
+            LogEntry(f"mountain number {i}", KnowledgeLabel.KNOWN, scope, outcome=RetrievalOutcome.WORSE)
+            for i in range(30)
+        ]
+    )
     gate = bind_gate(SkrGate(log, mode="classifier"), model, AnswerPrompts())
     questions = [Question("river number 99"), Question("mountain number 99")]
     river, mountain = gate.score(questions, [Reading(), Reading()])
@@ -76,20 +85,25 @@ def test_the_classifier_learns_a_planted_rule(tmp_path):
 def test_what_has_expired_does_not_teach_the_classifier(tmp_path):
     model = FakeModel()
     log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
-    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
-    better, worse = ({"outcome": outcome} for outcome in (Outcome.BETTER, Outcome.WORSE))
-    log.add([LogEntry(f"river number {i}", Known.UNKNOWN, scope, **better, expires=1.0) for i in range(30)])
-    log.add([LogEntry(f"lake number {i}", Known.UNKNOWN, scope, **better, expires=time.time() + 600) for i in range(9)])
-    log.add([LogEntry(f"mountain number {i}", Known.KNOWN, scope, **worse) for i in range(9)])
+    scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)
+    better, worse = ({"outcome": outcome} for outcome in (RetrievalOutcome.BETTER, RetrievalOutcome.WORSE))
+    log.add([LogEntry(f"river number {i}", KnowledgeLabel.UNKNOWN, scope, **better, expires=1.0) for i in range(30)])
+    log.add(
+        [
+            LogEntry(f"lake number {i}", KnowledgeLabel.UNKNOWN, scope, **better, expires=time.time() + 600)
+            for i in range(9)
+        ]
+    )
+    log.add([LogEntry(f"mountain number {i}", KnowledgeLabel.KNOWN, scope, **worse) for i in range(9)])
     outcomes, vectors = log.outcomes(scope)
-    assert (outcomes.count(Outcome.BETTER), outcomes.count(Outcome.WORSE), len(vectors)) == (9, 9, 18)
+    assert (outcomes.count(RetrievalOutcome.BETTER), outcomes.count(RetrievalOutcome.WORSE), len(vectors)) == (9, 9, 18)
 
 
 def test_a_classifier_of_one_kind_is_refused_with_the_counts(tmp_path):
     model = FakeModel()
     log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
-    scope = Scope(model.fingerprint, AnswerPrompts().fingerprint)
-    log.add([LogEntry(f"river {i}", Known.UNKNOWN, scope, outcome=Outcome.BETTER) for i in range(9)])
+    scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)
+    log.add([LogEntry(f"river {i}", KnowledgeLabel.UNKNOWN, scope, outcome=RetrievalOutcome.BETTER) for i in range(9)])
     with pytest.raises(BadSetting, match="the log has 9 and 0"):
         bind_gate(SkrGate(log, mode="classifier"), model, AnswerPrompts())
 

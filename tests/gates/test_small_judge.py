@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError, BadSetting, WeightsError
-from knowgate.fitting.judges.answer import fit_answer
-from knowgate.fitting.save import save_fitted
-from knowgate.gates import load_gate, score_questions
-from knowgate.gates.fitted.artefact import Artefact, read_artefact
-from knowgate.gates.fitted.pair_judge import PairEncoder, PairJudge, encoder_source
-from knowgate.gates.judge import JudgeGate
-from knowgate.statistics.measures import auroc
+from knowgate.errors import ArtifactError, BadSetting, WeightsError
+from knowgate.gates import load_gate
+from knowgate.gates.answer_judge import JudgeGate
+from knowgate.gates.artifacts.gate_folder import Artifact, read_artifact
+from knowgate.gates.judges.encoder_judge import EncoderJudge, PairEncoder, resolve_encoder
+from knowgate.gates.scoring import score_questions
+from knowgate.stats.metrics import auroc
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.judges.answer_judge import fit_answer_judge
 from tests.support.judge_data import LETTERS, planted, quick, scored_elsewhere
 from tests.support.tiny_models import save_tiny_cross_encoder
 
@@ -35,7 +36,7 @@ def examples(tmp_path_factory):
 
 
 def make(folder, examples, base, **options):
-    fitted = fit_answer(examples, base=f"encoder:{base}", work=folder / "work", **{**HOW, **options})
+    fitted = fit_answer_judge(examples, base=f"encoder:{base}", work=folder / "work", **{**HOW, **options})
     save_fitted(fitted, examples, folder / "gate")
     return folder / "gate"
 
@@ -83,22 +84,22 @@ def test_several_seeds_are_averaged(examples, base, tmp_path):
 
 def test_weights_that_were_changed_are_not_loaded(examples, base, tmp_path):
     out = make(tmp_path, examples, base, epochs=1)
-    artefact = read_artefact(out)
+    artefact = read_artifact(out)
     with (out / "adapter" / "config.json").open("a") as file:
         file.write(" ")
-    with pytest.raises(ArtefactError, match="was changed or damaged"):
+    with pytest.raises(ArtifactError, match="was changed or damaged"):
         JudgeGate(artefact).score(*taken(examples, [0]))
 
 
 def test_it_reads_so_many_tokens_of_the_answer_as_it_was_written(base):
     encoder = PairEncoder(base)
     encoder.read_weights()
-    assert PairJudge((encoder,)).beginning(" A b  C d", 3) == "A b  C"
+    assert EncoderJudge((encoder,)).beginning(" A b  C d", 3) == "A b  C"
 
 
 def test_an_encoder_that_is_not_there_is_said_to_be_missing():
     with pytest.raises(WeightsError, match="no folder 'nowhere' with an encoder"):
-        encoder_source("encoder:nowhere")
+        resolve_encoder("encoder:nowhere")
 
 
 # --- a teacher ------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ def test_a_taught_judge_says_who_taught_it(single, examples, base, tmp_path):
 
 
 def test_a_teacher_of_benefit_is_refused(single, examples, base, tmp_path, monkeypatch):
-    other = JudgeGate(Artefact(single, {**read_artefact(single).manifest, "target": "benefit"}))
-    monkeypatch.setattr("knowgate.fitting.judges.teacher.load_fitted", lambda folder: other)
+    other = JudgeGate(Artifact(single, {**read_artifact(single).manifest, "target": "benefit"}))
+    monkeypatch.setattr("knowgate.training.judges.answer_judge.load_fitted_gate", lambda folder: other)
     with pytest.raises(BadSetting, match="was fitted on 'benefit'"):
         make(tmp_path, examples, base, teacher=str(single))

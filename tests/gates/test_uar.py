@@ -4,16 +4,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError, NotOffered
-from knowgate.gates.fitted.artefact import Artefact
-from knowgate.gates.uar import Heads, UarGate, apply_head, hard_tree, soft_tree
+from knowgate.errors import ArtifactError, NotOffered
+from knowgate.gates.artifacts.gate_folder import Artifact
+from knowgate.gates.hidden_state import HeadProbabilities, UarGate, apply_hard_tree, apply_head, apply_soft_tree
 from knowgate.types import Question, Reading
 
 ASK = [Question("q")]
 
 
 def heads(intent, knowledge, time, own):
-    return Heads(*(np.array([value]) for value in (intent, knowledge, time, own)))
+    return HeadProbabilities(*(np.array([value]) for value in (intent, knowledge, time, own)))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def heads(intent, knowledge, time, own):
     ],
 )
 def test_the_tree_of_the_paper_takes_every_branch(given, need):
-    assert hard_tree(heads(*given)) == pytest.approx([need])
+    assert apply_hard_tree(heads(*given)) == pytest.approx([need])
 
 
 @pytest.mark.parametrize(
@@ -35,20 +35,20 @@ def test_the_tree_of_the_paper_takes_every_branch(given, need):
     [((1, 0, 0, 0), 1), ((0, 0, 1, 1), 0), ((0, 1, 1, 0), 1), ((0, 1, 0, 0.3), 0.3), ((0, 1, 0, 1), 1)],
 )
 def test_where_the_heads_are_sure_the_soft_tree_is_the_hard_one(given, need):
-    assert soft_tree(heads(*given)) == pytest.approx([need])
-    assert hard_tree(heads(*given)) == pytest.approx([need])
+    assert apply_soft_tree(heads(*given)) == pytest.approx([need])
+    assert apply_hard_tree(heads(*given)) == pytest.approx([need])
 
 
 def test_the_soft_tree_by_hand():
     # 0.2 + 0.8 * 0.5 * (0.1 + 0.9 * 0.4) = 0.2 + 0.4 * 0.46
-    assert soft_tree(heads(0.2, 0.5, 0.1, 0.4)) == pytest.approx([0.384])
+    assert apply_soft_tree(heads(0.2, 0.5, 0.1, 0.4)) == pytest.approx([0.384])
 
 
 def test_the_soft_tree_grows_with_every_head():
     at = [0.3, 0.6, 0.2, 0.5]
     for place in range(4):
         more = [value + 0.2 * (place == i) for i, value in enumerate(at)]
-        assert soft_tree(heads(*more)) > soft_tree(heads(*at))
+        assert apply_soft_tree(heads(*more)) > apply_soft_tree(heads(*at))
 
 
 def test_a_head_is_the_product_of_weights_and_standardised_state_without_bias():
@@ -71,7 +71,7 @@ def gate(tree="soft"):
     options = {"layer": 3, "tree": tree, "calibrations": [{"kind": "none"}] * 3}
     manifest = {"gate": "uar", "options": options, "needs": ["hidden"], "want": {"layers": [3]},
                 "threshold": 0.5, "calibration": {"kind": "platt", "a": 1.0, "b": 0.0}}  # fmt: skip
-    return UarGate(Artefact(Path("uar"), manifest, {**tensors, "size": np.array([1.0], dtype=np.float32)}))
+    return UarGate(Artifact(Path("uar"), manifest, {**tensors, "size": np.array([1.0], dtype=np.float32)}))
 
 
 def reading(*logits):
@@ -102,9 +102,9 @@ def test_heads_are_taken_with_scales_of_their_own_or_with_one_number_for_all():
     heads = ("intent", "knowledge", "time", "self")
     scales = {f"{head}.{part}": np.ones(4, np.float32) for head in heads for part in ("mean", "scale")}
     assert UarGate.opened(older).name == UarGate.opened(replace(older, tensors={**weights, **scales})).name == "uar"
-    with pytest.raises(ArtefactError, match=r"'self\.mean' is missing"):
+    with pytest.raises(ArtifactError, match=r"'self\.mean' is missing"):
         UarGate.opened(replace(older, tensors=weights))
-    with pytest.raises(ArtefactError, match=r"'intent\.mean' is not one of this gate's"):
+    with pytest.raises(ArtifactError, match=r"'intent\.mean' is not one of this gate's"):
         UarGate.opened(replace(older, tensors={**older.tensors, "intent.mean": np.ones(4, np.float32)}))
-    with pytest.raises(ArtefactError, match=r"'time\.scale' holds numbers out of range"):
+    with pytest.raises(ArtifactError, match=r"'time\.scale' holds numbers out of range"):
         UarGate.opened(replace(older, tensors={**weights, **scales, "time.scale": np.zeros(4, np.float32)}))

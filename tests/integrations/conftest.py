@@ -13,10 +13,10 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 from knowgate.gates import load_gate
-from knowgate.integrations import Decider
+from knowgate.gates.rules.rule_set import load_rules
+from knowgate.integrations.decider import Decider
 from knowgate.models.fake import FakeModel
-from knowgate.pipeline import AdaptiveRAG
-from knowgate.rules import load_rules
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.types import Passage, Signal
 
 KNOWN = "Who wrote Hamlet?"

@@ -26,7 +26,7 @@ def pydantic_agent(decider, told=None):
     from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
     from pydantic_ai.models.function import FunctionModel
 
-    from knowgate.integrations.pydantic_ai import prepare
+    from knowgate.integrations.pydantic_ai import prepare_tool
 
     searched = []
 
@@ -41,7 +41,7 @@ def pydantic_agent(decider, told=None):
             return ModelResponse([ToolCallPart(info.function_tools[0].name, {"query": "canteen"})])
         return ModelResponse([TextPart("done")])
 
-    agent = ai.Agent(FunctionModel(scripted), tools=[ai.Tool(search, prepare=prepare(decider, told=told))])
+    agent = ai.Agent(FunctionModel(scripted), tools=[ai.Tool(search, prepare=prepare_tool(decider, told=told))])
     return agent, searched
 
 
@@ -73,7 +73,7 @@ def openai_agent(decider, told=None):
     from agents.usage import Usage
     from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-    from knowgate.integrations.openai_agents import enabled
+    from knowgate.integrations.openai_agents import enable_tool
 
     searched, shown = [], []
 
@@ -95,7 +95,7 @@ def openai_agent(decider, told=None):
         def stream_response(self, *_, **__):
             raise NotImplementedError
 
-    @agents.function_tool(is_enabled=enabled(decider, told=told))
+    @agents.function_tool(is_enabled=enable_tool(decider, told=told))
     def search(query: str) -> str:
         """Search the handbook."""
         searched.append(query)

@@ -3,10 +3,9 @@ import threading
 
 import pytest
 
-from knowgate.errors import BadSetting, KnowgateError, MissingExtra, WrappedError
-from knowgate.integrations import Decider, as_decider, open_decider
-from knowgate.integrations.decider import FAILED
-from knowgate.integrations.guests import blamed, check_framework, checked_list, run_coroutine
+from knowgate.core.frameworks import check_framework_version, check_result_list, run_coroutine, wrap_errors
+from knowgate.errors import AdapterError, BadSetting, KnowgateError, MissingExtra
+from knowgate.integrations.decider import GATE_FAILED, Decider, as_decider, open_decider
 from tests.integrations.conftest import KNOWN, UNKNOWN
 
 
@@ -32,7 +31,7 @@ def test_a_gate_that_fails_raises_or_falls_open_and_says_so(broken):
         broken(False).decide(KNOWN)
     decision = broken(True).decide(KNOWN)
     assert decision.retrieve
-    assert decision.notes == (FAILED,)
+    assert decision.notes == (GATE_FAILED,)
     assert decision.reason.startswith("the gate failed, so it is retrieved: ")
 
 
@@ -54,28 +53,28 @@ def test_deciding_inside_the_thread_of_the_model_does_not_wait_for_itself(decide
 
 def test_a_framework_that_is_missing_or_of_another_version_is_named():
     with pytest.raises(MissingExtra, match=r"pip install 'knowgate\[langchain\]'"):
-        check_framework("no-such-framework", "langchain", majors=("1",))
+        check_framework_version("no-such-framework", "langchain", majors=("1",))
     with pytest.raises(BadSetting, match=r"pytest .* was written for 0.1 or 999"):
-        check_framework("pytest", "dev", majors=("0.1", "999"))
-    check_framework("pytest", "dev", majors=("8", "9", "10"))
+        check_framework_version("pytest", "dev", majors=("0.1", "999"))
+    check_framework_version("pytest", "dev", majors=("8", "9", "10"))
 
 
 def test_a_wrapped_thing_that_raises_is_named():
     with (
-        pytest.raises(WrappedError, match=r"their search failed: ValueError: no index\. Check"),
-        blamed("their search"),
+        pytest.raises(AdapterError, match=r"their search failed: ValueError: no index\. Check"),
+        wrap_errors("their search"),
     ):
         raise ValueError("no index")
 
 
 @pytest.mark.parametrize("found", [None, "text", {"a": 1}, 5])
 def test_results_that_are_no_list_are_an_error(found):
-    with pytest.raises(WrappedError, match="not a list of documents"):
-        checked_list(found, "their search")
+    with pytest.raises(AdapterError, match="not a list of documents"):
+        check_result_list(found, "their search")
 
 
 def test_too_many_results_are_cut():
-    assert checked_list(range(10_000), "their search", 3) == [0, 1, 2]
+    assert check_result_list(range(10_000), "their search", 3) == [0, 1, 2]
 
 
 def test_a_coroutine_is_run_also_where_a_loop_runs_already():

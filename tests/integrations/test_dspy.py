@@ -7,7 +7,7 @@ import pytest
 dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
 from dspy.utils import DummyLM
 
-from knowgate.errors import KnowgateError, WrappedError
+from knowgate.errors import AdapterError, KnowgateError
 from knowgate.integrations.dspy import KnowgateRAG
 from tests.integrations.conftest import KNOWN, UNKNOWN
 
@@ -35,7 +35,7 @@ def test_any_callable_searches(decider):
 
 @pytest.mark.parametrize("search", [lambda question: None, lambda question: 1 / 0])
 def test_a_search_that_fails_is_named(decider, search):
-    with pytest.raises(WrappedError, match="the search"):
+    with pytest.raises(AdapterError, match="the search"):
         KnowgateRAG(decider, search).look_up("?")
 
 

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from knowgate.errors import BadSetting, KnowgateError, ServerError, WrappedError
+from knowgate.errors import AdapterError, BadSetting, KnowgateError, ServerError
 from knowgate.gates import load_gate
-from knowgate.integrations.elastic import ElasticRetriever
-from knowgate.integrations.engine import Fields, check_where, read_spec, within
 from knowgate.models.fake import FakeModel
-from knowgate.pipeline import AdaptiveRAG
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval import load_retriever
+from knowgate.retrieval.engines.base import FieldNames, check_filter, get_field, parse_collection_spec
+from knowgate.retrieval.engines.elastic import ElasticRetriever
 from tests.support.elastic_stub import ElasticStub
 from tests.support.engines import DOCUMENTS, EMBEDDER, ENGINES, vector
 from tests.support.hash_embedder import HashEmbedder
@@ -128,7 +128,7 @@ def test_a_filter_is_part_of_the_fingerprint_and_changes_nobody_else(outside):
 def test_a_text_field_that_is_not_there_is_named(outside):
     other = outside.reopen()
     other.fields = dataclasses.replace(other.fields, text="body")
-    with pytest.raises(WrappedError, match=r"without a text under 'body'.*Name the field: \?text=FIELD"):
+    with pytest.raises(AdapterError, match=r"without a text under 'body'.*Name the field: \?text=FIELD"):
         other.search([QUERY], 1)
 
 
@@ -147,41 +147,41 @@ def test_vectors_of_another_width_are_refused(outside):
 
 
 def test_a_spec_is_taken_apart():
-    spec = read_spec(
+    spec = parse_collection_spec(
         "qdrant", "http://h:6333/hand%20book?text=body&title=t&filter.team=hr,it&filter.year=2024&version=7"
     )
-    assert (spec.at, spec.collection, spec.fields) == ("http://h:6333", "hand book", Fields("body", "t"))
+    assert (spec.at, spec.collection, spec.fields) == ("http://h:6333", "hand book", FieldNames("body", "t"))
     assert (spec.where, spec.version) == ({"team": ["hr", "it"], "year": [2024]}, "7")
 
 
 @pytest.mark.parametrize("value", ["", "collection", "http://host", "http://", "x?text=a"])
 def test_a_spec_without_a_collection_says_how_to_write_it(value):
     with pytest.raises(BadSetting, match="names no collection: write qdrant:WHERE/COLLECTION"):
-        read_spec("qdrant", value)
+        parse_collection_spec("qdrant", value)
 
 
 def test_an_unknown_option_lists_the_known_ones():
     with pytest.raises(BadSetting, match=r"no option 'txt'. Known options: text, title, .*mode, filter.FIELD"):
-        read_spec("elastic", "http://h/i?txt=a", others=("mode",))
+        parse_collection_spec("elastic", "http://h/i?txt=a", others=("mode",))
 
 
 @pytest.mark.parametrize("where", [{"a b": 1}, {"a": []}, {"a": {"b": 1}}, {"a; DROP": 1}, {"a": None}])
 def test_a_filter_that_is_none_is_refused(where):
     with pytest.raises(BadSetting, match="cannot be used"):
-        check_where(where)
+        check_filter(where)
 
 
 def test_fields_inside_fields_are_found():
-    assert within({"meta": {"a": {"b": 1}}, "x.y": 2}, "meta.a.b") == 1
-    assert within({"x.y": 2}, "x.y") == 2
-    assert within({"meta": "text"}, "meta.a") is None
+    assert get_field({"meta": {"a": {"b": 1}}, "x.y": 2}, "meta.a.b") == 1
+    assert get_field({"x.y": 2}, "x.y") == 2
+    assert get_field({"meta": "text"}, "meta.a") is None
 
 
 @pytest.mark.parametrize("engine", ["qdrant", "chroma", "lancedb"])
 def test_a_collection_that_is_not_there_is_named(engine, tmp_path, monkeypatch):
     pytest.importorskip({"qdrant": "qdrant_client", "chroma": "chromadb"}.get(engine, engine))
-    monkeypatch.setattr("knowgate.integrations.engine.open_embedder", lambda spec: EMBEDDER)
-    with pytest.raises(WrappedError, match="failed"):
+    monkeypatch.setattr("knowgate.retrieval.engines.base.load_embedder", lambda spec: EMBEDDER)
+    with pytest.raises(AdapterError, match="failed"):
         load_retriever(f"{engine}:{tmp_path}/nothing").search([QUERY], 1)
 
 
@@ -215,7 +215,7 @@ def kept_by_lancedb(folder):
 
 @pytest.mark.parametrize("keep", [kept_by_qdrant, kept_by_chroma, kept_by_lancedb], ids=lambda keep: keep.__name__[8:])
 def test_a_folder_that_an_engine_keeps_is_opened_by_spec(keep, tmp_path, monkeypatch):
-    monkeypatch.setattr("knowgate.integrations.engine.open_embedder", lambda spec: {"hash": EMBEDDER}[spec])
+    monkeypatch.setattr("knowgate.retrieval.engines.base.load_embedder", lambda spec: {"hash": EMBEDDER}[spec])
     keep(tmp_path)
     spec = f"{keep.__name__[8:]}:{tmp_path}/handbook?text=body&embedder=hash&filter.team=mountain"
     (found,) = load_retriever(spec).search([QUERY], 3)

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from knowgate.cli import run
-from knowgate.errors import ArtefactError, BadSetting, MissingExtra, WrappedError
-from knowgate.fitting import fit
-from knowgate.folders import file_digests
-from knowgate.gates import PACKAGED, load_gate
-from knowgate.gates.fitted.artefact import REFERENCE
-from knowgate.integrations import pull, push
+from knowgate.cli.main import run
+from knowgate.core.artifacts import compute_digests
+from knowgate.errors import AdapterError, ArtifactError, BadSetting, MissingExtra
+from knowgate.gates import PACKAGED_GATES, load_gate
+from knowgate.gates.artifacts.gate_folder import REFERENCE_FILE
+from knowgate.integrations.hub import pull_artifact, push_artifact
+from knowgate.training.gate import fit
 from tests.support.house import ROOT
 from tests.support.planted_run import planted_rows, write_run
 
-GATE = PACKAGED / "smollm"
+GATE = PACKAGED_GATES / "smollm"
 RERANKER = ROOT / "tests" / "fixtures" / "old" / "reranker"
 
 
@@ -49,15 +49,15 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("folder", [GATE, RERANKER], ids=["gate", "reranker"])
 def test_what_goes_through_a_shared_folder_comes_back_the_same(tmp_path, folder):
-    push(folder, str(tmp_path / "share"))
-    back = pull(str(tmp_path / "share"), tmp_path / "mine")
-    assert file_digests(back) == file_digests(folder)
+    push_artifact(folder, str(tmp_path / "share"))
+    back = pull_artifact(str(tmp_path / "share"), tmp_path / "mine")
+    assert compute_digests(back) == compute_digests(folder)
 
 
 def test_what_goes_through_the_hub_comes_back_the_same_and_is_private(tmp_path, hub):
-    assert push(GATE, "hf:acme/faq-gate") == "hf:acme/faq-gate"
-    back = pull("hf:acme/faq-gate", tmp_path / "mine")
-    assert file_digests(back) == file_digests(GATE)
+    assert push_artifact(GATE, "hf:acme/faq-gate") == "hf:acme/faq-gate"
+    back = pull_artifact("hf:acme/faq-gate", tmp_path / "mine")
+    assert compute_digests(back) == compute_digests(GATE)
     assert load_gate(str(back), plug_in=True).name == load_gate(str(GATE), plug_in=True).name
     assert hub.made == [("acme/faq-gate", True)]
 
@@ -67,52 +67,52 @@ def test_questions_of_the_fit_stay_at_home_unless_they_are_meant_to_go(tmp_path,
     mine = tmp_path / "gate"
     fit("probe", write_run(tmp_path / "run", *planted_rows(80)), out=mine, target="known", kind="linear")
     where = target if target.startswith("hf:") else str(tmp_path / target)
-    push(mine, where)
-    assert not (pull(where, tmp_path / "without") / REFERENCE).exists()
-    push(mine, where, questions=True)
-    assert file_digests(pull(where, tmp_path / "with")) == file_digests(mine)
+    push_artifact(mine, where)
+    assert not (pull_artifact(where, tmp_path / "without") / REFERENCE_FILE).exists()
+    push_artifact(mine, where, questions=True)
+    assert compute_digests(pull_artifact(where, tmp_path / "with")) == compute_digests(mine)
 
 
 def test_what_was_changed_on_the_way_is_refused_and_nothing_is_written(tmp_path, hub):
-    push(GATE, "hf:acme/faq-gate")
+    push_artifact(GATE, "hf:acme/faq-gate")
     (hub.home / "acme/faq-gate" / "weights.safetensors").write_bytes(b"other")
-    with pytest.raises(ArtefactError, match="changed or damaged"):
-        pull("hf:acme/faq-gate", tmp_path / "mine")
+    with pytest.raises(ArtifactError, match="changed or damaged"):
+        pull_artifact("hf:acme/faq-gate", tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
 
 
 def test_code_in_a_repository_is_refused(tmp_path, hub):
-    push(GATE, "hf:acme/faq-gate")
+    push_artifact(GATE, "hf:acme/faq-gate")
     (hub.home / "acme/faq-gate" / "evil.pkl").write_bytes(b"x")
-    with pytest.raises(ArtefactError, match="pickle"):
-        pull("hf:acme/faq-gate", tmp_path / "mine")
+    with pytest.raises(ArtifactError, match="pickle"):
+        pull_artifact("hf:acme/faq-gate", tmp_path / "mine")
 
 
 def test_a_repository_that_is_not_there_is_told_by_the_hub(tmp_path, hub):
-    with pytest.raises(WrappedError, match="the Hugging Face hub failed: FileNotFoundError: 404"):
-        pull("hf:acme/none", tmp_path / "mine")
+    with pytest.raises(AdapterError, match="the Hugging Face hub failed: FileNotFoundError: 404"):
+        pull_artifact("hf:acme/none", tmp_path / "mine")
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x y"])
 def test_a_name_that_is_no_repository_is_refused(name, hub):
     with pytest.raises(BadSetting, match="write hf:OWNER/NAME"):
-        push(GATE, name)
+        push_artifact(GATE, name)
 
 
 def test_a_folder_of_other_things_is_neither_sent_nor_replaced(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     with pytest.raises(BadSetting, match="nothing that knowgate fitted"):
-        push(tmp_path / "other", str(tmp_path / "share"))
-    with pytest.raises(ArtefactError, match="exists and holds something else"):
-        pull(str(GATE), tmp_path / "other")
+        push_artifact(tmp_path / "other", str(tmp_path / "share"))
+    with pytest.raises(ArtifactError, match="exists and holds something else"):
+        pull_artifact(str(GATE), tmp_path / "other")
     assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
 
 
 def test_without_the_hub_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtra, match=r"knowgate\[hub\]"):
-        push(GATE, "hf:acme/faq-gate")
+        push_artifact(GATE, "hf:acme/faq-gate")
 
 
 def test_the_commands_push_and_pull(tmp_path, monkeypatch, capsys):
@@ -120,5 +120,5 @@ def test_the_commands_push_and_pull(tmp_path, monkeypatch, capsys):
     assert run(["push", str(GATE), "share"]) == 0
     assert run(["pull", "share", "--out", "mine"]) == 0
     assert "Use it: --gate mine" in " ".join(capsys.readouterr().err.split())
-    assert file_digests(Path("mine")) == file_digests(GATE)
+    assert compute_digests(Path("mine")) == compute_digests(GATE)
     assert run(["pull", "nowhere", "--out", "mine"]) == 1

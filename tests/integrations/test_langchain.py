@@ -17,12 +17,20 @@ from langchain_core.tracers.base import BaseTracer
 from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
-from knowgate.errors import BadInput, KnowgateError, NotOffered, WrappedError
+from knowgate.errors import AdapterError, BadInput, KnowgateError, NotOffered
 from knowgate.gates import load_gate
-from knowgate.integrations.langchain import Decisions, KnowgateRetriever, KnowgateRunnable, middleware, route
-from knowgate.integrations.langchain_parts import LangChainModel, LangChainRetriever, open_langchain
-from knowgate.pipeline import AdaptiveRAG
-from knowgate.types import Prompt, Signal, Want
+from knowgate.integrations.langchain import (
+    DecisionRecorder,
+    KnowgateRetriever,
+    KnowgateRunnable,
+    LangChainModel,
+    LangChainRetriever,
+    middleware,
+    open_langchain,
+    route,
+)
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.types import Prompt, Signal, SignalRequest
 from tests.integrations.conftest import KNOWN, UNKNOWN
 
 
@@ -59,7 +67,7 @@ def gated(decider):
 
 
 def test_the_retriever_finds_nothing_for_what_is_known_and_says_why(gated):
-    seen = Decisions()
+    seen = DecisionRecorder()
     assert gated(Shelf(found=DOCUMENTS)).invoke(KNOWN, config={"callbacks": [seen]}) == []
     assert [(one["retrieve"], one["gate"]) for one in seen.records] == [(False, "logprob")]
 
@@ -85,7 +93,7 @@ def test_tracers_see_the_decision_in_the_metadata_of_the_run(gated, rag):
 
 @pytest.mark.parametrize("shelf", [Shelf(found=DOCUMENTS), AsyncShelf(found=DOCUMENTS)], ids=["sync", "async only"])
 def test_the_retriever_hands_on_what_is_found_with_the_decision(gated, shelf):
-    seen = Decisions()
+    seen = DecisionRecorder()
     one, two = gated(shelf, k=2).invoke(UNKNOWN, config={"callbacks": [seen]})
     assert (one.page_content, two.metadata["source"]) == ("text 0", "s1")
     assert one.metadata["knowgate"] == seen.records[0]
@@ -95,7 +103,7 @@ def test_the_retriever_hands_on_what_is_found_with_the_decision(gated, shelf):
 @pytest.mark.parametrize("shelf", [Shelf(found=DOCUMENTS), AsyncShelf(found=DOCUMENTS)], ids=["sync only", "async"])
 def test_the_retriever_can_be_awaited(gated, shelf):
     async def both():
-        seen = Decisions()
+        seen = DecisionRecorder()
         found = [await gated(shelf).ainvoke(text, config={"callbacks": [seen]}) for text in (KNOWN, UNKNOWN)]
         return found, seen.records
 
@@ -109,14 +117,14 @@ def test_the_retriever_can_be_awaited(gated, shelf):
     [(ValueError("index gone"), "Shelf failed: ValueError: index gone"), (None, "gave NoneType, not a list")],
 )
 def test_a_wrapped_retriever_that_fails_is_named(gated, found, said):
-    with pytest.raises(WrappedError, match=said):
+    with pytest.raises(AdapterError, match=said):
         gated(Shelf(found=found)).invoke(UNKNOWN)
 
 
 def test_a_gate_that_fails_raises_or_falls_open(broken):
     with pytest.raises(KnowgateError):
         KnowgateRetriever(wrapped=Shelf(found=DOCUMENTS), decider=broken(False)).invoke(KNOWN)
-    seen = Decisions()
+    seen = DecisionRecorder()
     found = KnowgateRetriever(wrapped=Shelf(found=DOCUMENTS), decider=broken(True)).invoke(
         KNOWN, config={"callbacks": [seen]}
     )
@@ -216,7 +224,7 @@ def graph(decider):
 
 
 def test_the_route_goes_past_retrieval_for_what_is_known(graph):
-    seen = Decisions()
+    seen = DecisionRecorder()
     assert graph.invoke({"question": KNOWN}, config={"callbacks": [seen]})["way"] == ["answer"]
     assert graph.invoke({"question": UNKNOWN}, config={"callbacks": [seen]})["way"] == ["retrieve", "answer"]
     assert [one["retrieve"] for one in seen.records] == [False, True]
@@ -232,7 +240,7 @@ def test_the_route_can_be_awaited_and_reads_messages(graph):
 
 def test_the_runnable_answers_with_and_without_passages(rag):
     chain = KnowgateRunnable(rag)
-    seen = Decisions()
+    seen = DecisionRecorder()
     known, unknown = chain.batch([KNOWN, {"question": UNKNOWN}], config={"callbacks": [seen]})
     assert (known.content, unknown.content) == ("William Shakespeare", "Mira")
     assert [one["retrieve"] for one in sorted(seen.records, key=lambda one: one["need"])] == [False, True]
@@ -243,7 +251,7 @@ def test_the_runnable_answers_with_and_without_passages(rag):
 
 
 def test_the_runnable_streams_what_it_answers(rag):
-    seen = Decisions()
+    seen = DecisionRecorder()
     chunks = list(KnowgateRunnable(rag).stream(KNOWN, config={"callbacks": [seen]}))
     assert [one.content for one in chunks if one.content] == ["William", " Shakespeare"]
     whole = sum(chunks[1:], chunks[0])
@@ -271,14 +279,14 @@ def test_a_chat_model_of_theirs_is_gated_and_answers(retriever):
     model = chat("Paris", AIMessage("Lyon is", response_metadata={"finish_reason": "length"}), "Lyon is big")
     rag = AdaptiveRAG(model, load_gate("never"))
     assert rag.answer("Where?").text == "Paris"
-    (reading,) = model.read([Prompt("?")], Want(draft_tokens=2))
+    (reading,) = model.read([Prompt("?")], SignalRequest(draft_tokens=2))
     assert (reading.draft.text, reading.draft.finished) == ("Lyon is", False)
     assert model.generate([Prompt("?")], max_tokens=9, resume=[reading.resume])[0][0].text == "Lyon is big"
 
 
 def test_a_whole_draft_of_theirs_is_not_asked_for_twice():
     model = chat("Paris")
-    (reading,) = model.read([Prompt("?")], Want(draft_tokens=8))
+    (reading,) = model.read([Prompt("?")], SignalRequest(draft_tokens=8))
     assert model.generate([Prompt("?")], max_tokens=32, resume=[reading.resume])[0][0].text == "Paris"
 
 
@@ -287,7 +295,7 @@ def test_log_probabilities_of_theirs_are_read():
     answer = AIMessage("Par", response_metadata={"logprobs": {"content": content}})
     model = LangChainModel(GenericFakeChatModel(messages=iter([answer])), logprobs=True)
     assert Signal.LOGPROBS in model.offers
-    draft = model.read([Prompt("?")], Want(draft_tokens=4))[0].draft
+    draft = model.read([Prompt("?")], SignalRequest(draft_tokens=4))[0].draft
     assert draft.tokens[0].logprob == -0.5
     assert draft.tokens[0].margin == pytest.approx(0.3834, abs=1e-4)  # e^-0.5 - e^-1.5
 
@@ -303,13 +311,13 @@ def test_a_chat_model_of_theirs_streams_and_samples():
 
 def test_a_chat_model_of_theirs_refuses_what_it_cannot_give():
     with pytest.raises(NotOffered, match="hidden states"):
-        chat("x").read([Prompt("?")], Want(layers=(1,)))
-    with pytest.raises(WrappedError, match=r"StopIteration|RuntimeError"):
+        chat("x").read([Prompt("?")], SignalRequest(layers=(1,)))
+    with pytest.raises(AdapterError, match=r"StopIteration|RuntimeError"):
         chat().generate([Prompt("?")], max_tokens=3)
 
 
 def test_a_provider_that_is_not_installed_is_named():
-    with pytest.raises(WrappedError, match="LangChain's model 'nobody:x' failed"):
+    with pytest.raises(AdapterError, match="LangChain's model 'nobody:x' failed"):
         open_langchain("nobody:x")
 
 
@@ -328,5 +336,5 @@ def test_the_version_of_their_documents_is_in_the_fingerprint():
 
 @pytest.mark.parametrize("found", [None, ValueError("gone")])
 def test_a_retriever_of_theirs_that_fails_is_named(found):
-    with pytest.raises(WrappedError, match="LangChain's retriever Shelf"):
+    with pytest.raises(AdapterError, match="LangChain's retriever Shelf"):
         LangChainRetriever(Shelf(found=found)).search(["a"], 2)

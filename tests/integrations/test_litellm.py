@@ -7,14 +7,13 @@ import pytest
 
 litellm = pytest.importorskip("litellm", reason="needs the extra litellm")
 
-from knowgate.errors import BadSetting, ServerError, WrappedError
+from knowgate.errors import AdapterError, BadSetting, ServerError
 from knowgate.gates import load_gate
 from knowgate.integrations import litellm as adapter
-from knowgate.integrations.litellm import KnowgateHook
-from knowgate.integrations.litellm_parts import LiteLLMModel, open_litellm
+from knowgate.integrations.litellm import KnowgateHook, LiteLLMModel, open_litellm
 from knowgate.models import load_model
 from knowgate.models.fake import FakeModel
-from knowgate.pipeline import AdaptiveRAG
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.types import Prompt, Signal
 from tests.integrations.conftest import KNOWN, TABLE, UNKNOWN
 
@@ -112,5 +111,5 @@ def test_log_probabilities_are_offered_where_litellm_says_so():
 
 def test_a_provider_that_fails_is_named():
     model = LiteLLMModel("gpt-4o-mini", logprobs=False, mock_response=litellm.RateLimitError("slow down", "p", "m"))
-    with pytest.raises(WrappedError, match="litellm:gpt-4o-mini failed: RateLimitError"):
+    with pytest.raises(AdapterError, match="litellm:gpt-4o-mini failed: RateLimitError"):
         model.generate([Prompt("?")], max_tokens=3)

@@ -11,7 +11,7 @@ from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngin
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from knowgate.errors import KnowgateError, WrappedError
+from knowgate.errors import AdapterError, KnowgateError
 from knowgate.gates import load_gate
 from knowgate.integrations.llamaindex import (
     KnowgateQueryEngine,
@@ -19,7 +19,7 @@ from knowgate.integrations.llamaindex import (
     LlamaIndexModel,
     LlamaIndexRetriever,
 )
-from knowgate.pipeline import AdaptiveRAG
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.types import Prompt
 from tests.integrations.conftest import KNOWN, UNKNOWN
 
@@ -89,9 +89,9 @@ def test_an_engine_of_theirs_runs_on_our_retriever(decider):
 
 @pytest.mark.parametrize("found", [ValueError("gone"), "text"])
 def test_a_wrapped_retriever_that_fails_is_named(decider, found):
-    with pytest.raises((WrappedError, AttributeError), match=r"Shelf|attribute"):
+    with pytest.raises((AdapterError, AttributeError), match=r"Shelf|attribute"):
         KnowgateRetriever(Shelf(found), decider).retrieve(UNKNOWN)
-    with pytest.raises(WrappedError, match="LlamaIndex's retriever Shelf"):
+    with pytest.raises(AdapterError, match="LlamaIndex's retriever Shelf"):
         LlamaIndexRetriever(Shelf(found)).search(["a"], 2)
 
 

@@ -12,13 +12,14 @@ import pytest
 pytest.importorskip("mcp", reason="needs the extra mcp")
 from mcp import Client, StdioServerParameters
 
+from knowgate.data.history.entries import KnowledgeLabel
+from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
-from knowgate.history import Known
-from knowgate.history.sqlite import SqliteHistory
-from knowgate.integrations.mcp import create_server, run_mcp
+from knowgate.integrations.mcp import create_mcp_server, run_mcp_server
 from knowgate.models.fake import FakeModel
-from knowgate.pipeline import AdaptiveRAG, TrafficLog
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.traffic_log import TrafficLog
 from tests.integrations.conftest import KNOWN, TABLE, UNKNOWN
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.processes import child, until
@@ -37,7 +38,7 @@ def talk(server, *calls):
 
 def test_the_tools_have_schemas_and_the_gate_has_a_card(rag):
     async def run():
-        async with Client(create_server(rag)) as client:
+        async with Client(create_mcp_server(rag)) as client:
             tools = (await client.list_tools()).tools
             card = await client.read_resource("knowgate://gate")
             return {one.name: one.output_schema for one in tools}, card.contents[0].text
@@ -51,7 +52,7 @@ def test_the_tools_have_schemas_and_the_gate_has_a_card(rag):
 
 def test_decide_tells_known_from_unknown_and_small_talk(rag):
     known, unknown, thanks = talk(
-        create_server(rag),
+        create_mcp_server(rag),
         *(("decide", {"question": text}) for text in (KNOWN, UNKNOWN, "thanks")),
     )
     assert [one["retrieve"] for one in (known, unknown, thanks)] == [False, True, False]
@@ -59,14 +60,14 @@ def test_decide_tells_known_from_unknown_and_small_talk(rag):
 
 
 def test_ask_searches_only_where_it_must(rag, retriever):
-    known, unknown = talk(create_server(rag), ("ask", {"question": KNOWN}), ("ask", {"question": UNKNOWN}))
+    known, unknown = talk(create_mcp_server(rag), ("ask", {"question": KNOWN}), ("ask", {"question": UNKNOWN}))
     assert (known["answer"], known["passages"]) == ("William Shakespeare", [])
     assert (unknown["answer"], unknown["passages"][0]["id"]) == ("Mira", "canteen")
     assert retriever.asked == [UNKNOWN]
 
 
 def test_search_finds_whatever_the_gate_says(rag):
-    (found,) = talk(create_server(rag), ("search", {"query": KNOWN}))
+    (found,) = talk(create_mcp_server(rag), ("search", {"query": KNOWN}))
     assert [(one["id"], one["score"]) for one in found["passages"]] == [("canteen", 2.0)]
 
 
@@ -80,21 +81,21 @@ def test_search_finds_whatever_the_gate_says(rag):
     ],
 )
 def test_bad_arguments_are_a_sentence_for_the_client(rag, call, said):
-    (told,) = talk(create_server(rag), call)
+    (told,) = talk(create_mcp_server(rag), call)
     assert said in told
 
 
 def test_a_search_without_documents_says_what_to_do():
     rag = AdaptiveRAG(FakeModel(TABLE), load_gate("never"))
-    (told,) = talk(create_server(rag), ("search", {"query": "x"}))
+    (told,) = talk(create_mcp_server(rag), ("search", {"query": "x"}))
     assert "start with --docs FOLDER" in told
 
 
 def test_a_gate_that_fails_is_an_error_or_falls_open(broken):
     call = ("decide", {"question": KNOWN})
-    (told,) = talk(create_server(broken(False).rag), call)
+    (told,) = talk(create_mcp_server(broken(False).rag), call)
     assert "logprobs" in told
-    (open_,) = talk(create_server(broken(False).rag, fall_open=True), call)
+    (open_,) = talk(create_mcp_server(broken(False).rag, fall_open=True), call)
     assert (open_["retrieve"], open_["notes"]) == (True, ["gate failed"])
 
 
@@ -104,7 +105,7 @@ def test_feedback_becomes_a_label_where_it_tells_something(retriever, tmp_path):
     rag = AdaptiveRAG(FakeModel(TABLE), load_gate("logprob:mean"), retriever, log=log)
 
     async def run():
-        async with Client(create_server(rag)) as client:
+        async with Client(create_mcp_server(rag)) as client:
             ids = [(await client.call_tool("ask", {"question": q})).structured_content["id"] for q in (KNOWN, UNKNOWN)]
             said = [{"rating": "up"}, {"rating": "down", "correction": "Mira"}]
             return [
@@ -115,12 +116,12 @@ def test_feedback_becomes_a_label_where_it_tells_something(retriever, tmp_path):
     assert asyncio.run(run()) == [True, True]
     log.close()
     labels = {entry.question: entry.label for entry in store.entries() if entry.source == "human"}
-    assert labels == {KNOWN: Known.KNOWN, UNKNOWN: Known.UNKNOWN}
+    assert labels == {KNOWN: KnowledgeLabel.KNOWN, UNKNOWN: KnowledgeLabel.UNKNOWN}
 
 
 def test_without_a_log_feedback_says_that_nothing_is_kept(rag):
     async def run():
-        async with Client(create_server(rag)) as client:
+        async with Client(create_mcp_server(rag)) as client:
             id = (await client.call_tool("ask", {"question": KNOWN})).structured_content["id"]
             return (await client.call_tool("feedback", {"id": id, "rating": "up"})).structured_content
 
@@ -171,4 +172,4 @@ def test_the_command_serves_over_streamable_http(command):
 
 def test_a_host_that_others_can_reach_is_refused(rag):
     with pytest.raises(BadSetting, match="this server knows no keys"):
-        run_mcp(rag, http=True, host="0.0.0.0")
+        run_mcp_server(rag, http=True, host="0.0.0.0")

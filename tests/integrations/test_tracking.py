@@ -4,11 +4,10 @@ import sys
 
 import pytest
 
-from knowgate.cli import run
+from knowgate.cli.main import run
 from knowgate.errors import MissingExtra
-from knowgate.evaluation import evaluate
-from knowgate.integrations import log_mlflow, log_wandb
-from knowgate.integrations.tracking import metrics_of, parameters_of
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.integrations.experiment_trackers import collect_metrics, collect_parameters, log_to_mlflow, log_to_wandb
 from tests.support.planted_run import planted_row, write_run
 
 
@@ -24,20 +23,20 @@ def evaluation(folder):
 
 
 def test_metrics_are_named_by_gate_and_measure(evaluation):
-    metrics = metrics_of(evaluation)
+    metrics = collect_metrics(evaluation)
     gate = evaluation.gate("random:rate=0.5,seed=1")
     assert metrics["random_rate_0.5_seed_1/auroc"] == gate.measures["auroc"].value
     assert metrics["random_rate_0.5_seed_1/auroc_low"] == gate.measures["auroc"].low
     assert not [key for key in metrics if ":" in key or "," in key]
-    assert parameters_of(evaluation)["questions"] == "40"
+    assert collect_parameters(evaluation)["questions"] == "40"
 
 
 def test_a_run_of_mlflow_holds_them(evaluation, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    kept = mlflow.get_run(log_mlflow(evaluation)).data
-    assert kept.metrics == pytest.approx(metrics_of(evaluation))
+    kept = mlflow.get_run(log_to_mlflow(evaluation)).data
+    assert kept.metrics == pytest.approx(collect_metrics(evaluation))
     assert kept.params["questions"] == "40"
 
 
@@ -49,12 +48,12 @@ def test_a_run_of_wandb_holds_them(evaluation, tmp_path, monkeypatch):
     kept = {}
     inner = wandb.sdk.wandb_summary.Summary.update
     monkeypatch.setattr(wandb.sdk.wandb_summary.Summary, "update", lambda self, d: (kept.update(d), inner(self, d)))
-    assert log_wandb(evaluation)
-    assert kept == metrics_of(evaluation)
+    assert log_to_wandb(evaluation)
+    assert kept == collect_metrics(evaluation)
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
 
-@pytest.mark.parametrize(("module", "log"), [("mlflow", log_mlflow), ("wandb", log_wandb)])
+@pytest.mark.parametrize(("module", "log"), [("mlflow", log_to_mlflow), ("wandb", log_to_wandb)])
 def test_without_the_package_the_extra_is_named(module, log, evaluation, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=rf"knowgate\[{module}\]"):

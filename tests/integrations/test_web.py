@@ -7,12 +7,12 @@ import pytest
 
 from knowgate.errors import BadInput, BadSetting, ServerError
 from knowgate.gates import load_gate
-from knowgate.integrations import web_store
-from knowgate.integrations.web import WebOptions, WebRetriever, open_web, passages, read_options
-from knowgate.integrations.web_engines import Result
 from knowgate.models.fake import FakeModel
-from knowgate.pipeline import AdaptiveRAG
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval import load_retriever
+from knowgate.retrieval.engines import web as web_store
+from knowgate.retrieval.engines.web import WebOptions, WebRetriever, convert_results, open_web, parse_web_options
+from knowgate.retrieval.engines.web_engines import WebResult
 from tests.integrations.conftest import TABLE, UNKNOWN
 
 SEARXNG = {
@@ -270,9 +270,13 @@ def test_a_spec_that_cannot_be_says_what_can(spec, said):
 
 
 def test_options_are_read_by_their_kind():
-    assert read_options("lang=en&day=5&days=0.5&stale=true") == WebOptions(lang="en", day=5, days=0.5, stale=True)
+    assert parse_web_options("lang=en&day=5&days=0.5&stale=true") == WebOptions(lang="en", day=5, days=0.5, stale=True)
 
 
 def test_pages_and_texts_come_once():
-    same = [Result("https://a/x", "t", "one"), Result("https://a/x/", "t", "two"), Result("https://b/", "t", " one ")]
-    assert [one.id for one in passages(same)] == ["https://a/x"]
+    same = [
+        WebResult("https://a/x", "t", "one"),
+        WebResult("https://a/x/", "t", "two"),
+        WebResult("https://b/", "t", " one "),
+    ]
+    assert [one.id for one in convert_results(same)] == ["https://a/x"]

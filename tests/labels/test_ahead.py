@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from knowgate.errors import ServerError
-from knowgate.labels.ahead import AT_ONCE, BATCHES, Ahead
-from knowgate.labels.library import LookedUp
+from knowgate.labels.local_runner import PREFETCH_BATCHES, PREFETCH_SIZE, PassagePrefetcher
+from knowgate.labels.passages import PassageSearchResults
 from knowgate.types import Passage, Question
 from tests.support.processes import until
 
@@ -26,7 +26,7 @@ class Shelf:
         self.calls.append((threading.current_thread().name, ids))
         if self.fails_at in ids:
             raise ServerError("the search server is away.")
-        return LookedUp([[Passage(name, name)] for name in ids], [int(name) for name in ids])
+        return PassageSearchResults([[Passage(name, name)] for name in ids], [int(name) for name in ids])
 
     @property
     def asked(self):
@@ -38,7 +38,7 @@ def ahead_of():
     begun = []
 
     def make(shelf, questions=QUESTIONS):
-        begun.append(Ahead(shelf.look_up, questions))
+        begun.append(PassagePrefetcher(shelf.look_up, questions))
         begun[-1].start()
         return begun[-1]
 
@@ -68,9 +68,9 @@ def test_the_thread_goes_no_further_ahead_than_two_batches(ahead_of):
     shelf = Shelf()
     ahead = ahead_of(shelf)
     ahead.look_up(QUESTIONS[:4])
-    until(lambda: len(shelf.asked) >= AT_ONCE)
+    until(lambda: len(shelf.asked) >= PREFETCH_SIZE)
     ahead.look_up(QUESTIONS[4:8])
-    assert len(shelf.asked) <= BATCHES * AT_ONCE + AT_ONCE
+    assert len(shelf.asked) <= PREFETCH_BATCHES * PREFETCH_SIZE + PREFETCH_SIZE
 
 
 def test_an_unknown_question_and_one_asked_again_are_looked_up_when_asked_for(ahead_of):

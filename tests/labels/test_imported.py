@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadInput
+from knowgate.labels.answer_import import import_answers
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.imported import import_answers
-from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Question
 
 QUESTIONS = [

@@ -2,9 +2,9 @@
 
 import pytest
 
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.errors import BadInput
-from knowgate.labels.kbsat import make_sets
-from knowgate.runs.rows import GradedAnswer, LabelRow
+from knowgate.papers.kb_sat import build_kb_sat
 
 
 def row(number, correct, question=None, lang="en"):
@@ -16,23 +16,23 @@ ROWS = [row(i, i < 4) for i in range(10, 20)] + [row(i, True) for i in range(20,
 
 
 def test_as_many_right_as_wrong_questions():
-    sets = make_sets(ROWS)
+    sets = build_kb_sat(ROWS)
     known = [record["meta"]["known"] for record in sets.balanced]
     assert known.count(True) == known.count(False) == 3
 
 
 def test_the_label_is_what_the_answer_was():
     right = {row.id for row in ROWS if row.closed.correct}
-    assert all((record["id"] in right) == record["meta"]["known"] for record in make_sets(ROWS).balanced)
+    assert all((record["id"] in right) == record["meta"]["known"] for record in build_kb_sat(ROWS).balanced)
 
 
 def test_the_same_seed_gives_the_same_sets():
-    assert make_sets(ROWS, seed=3) == make_sets(ROWS, seed=3)
+    assert build_kb_sat(ROWS, seed=3) == build_kb_sat(ROWS, seed=3)
 
 
 def test_a_swapped_question_has_an_entity_of_another_one_and_is_unknown():
     originals = {row.id: row.question for row in ROWS}
-    swapped = make_sets(ROWS).swapped
+    swapped = build_kb_sat(ROWS).swapped
     assert len(swapped) == 3
     for record in swapped:
         assert record["question"] != originals[record["meta"]["source"]]
@@ -41,7 +41,7 @@ def test_a_swapped_question_has_an_entity_of_another_one_and_is_unknown():
 
 
 def test_a_rare_word_stands_before_the_question_which_stays_known():
-    for record in make_sets(ROWS).rare:
+    for record in build_kb_sat(ROWS).rare:
         word, _, question = record["question"].partition(" | ")
         assert word.isalpha()
         assert question == next(row.question for row in ROWS if row.id == record["meta"]["source"])
@@ -50,23 +50,23 @@ def test_a_rare_word_stands_before_the_question_which_stays_known():
 
 def test_chinese_titles_are_entities():
     rows = [row(1, True, "《红楼梦》的作者是谁?", "zh"), row(2, False, "《三国演义》的作者是谁?", "zh")]
-    assert make_sets(rows).swapped[0]["question"] == "《三国演义》的作者是谁?"
+    assert build_kb_sat(rows).swapped[0]["question"] == "《三国演义》的作者是谁?"
 
 
 def test_an_empty_swapped_set_says_why():
-    nameless = make_sets([row(1, True, "who wrote it?"), row(2, False)])
+    nameless = build_kb_sat([row(1, True, "who wrote it?"), row(2, False)])
     assert nameless.swapped == []
     assert "none of the 1 known questions names one" in nameless.why_none_swapped
-    alone = make_sets([row(1, True), row(2, False, "who wrote it?")])
+    alone = build_kb_sat([row(1, True), row(2, False, "who wrote it?")])
     assert alone.swapped == []
     assert "1 of the 1 known questions name one, but no other question" in alone.why_none_swapped
 
 
 def test_failed_and_ungraded_rows_are_left_out():
     rows = [row(1, True), row(2, False), LabelRow("3", "q", "en", error="bad"), row(4, None)]
-    assert len(make_sets(rows).balanced) == 2
+    assert len(build_kb_sat(rows).balanced) == 2
 
 
 def test_one_kind_of_answer_is_not_enough():
     with pytest.raises(BadInput, match="2 right and 0 wrong"):
-        make_sets([row(1, True), row(2, True)])
+        build_kb_sat([row(1, True), row(2, True)])

@@ -3,11 +3,12 @@ import logging
 
 import pytest
 
+from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadSetting
-from knowgate.labels import label
+from knowgate.labels.labeling import label
 from knowgate.models import load_model
-from knowgate.retrieval import build_index, load_retriever
-from knowgate.runs import RunFolder
+from knowgate.retrieval import load_retriever
+from knowgate.retrieval.index import build_index
 from knowgate.types import Passage, Question
 from tests.support.invented import write_invented
 

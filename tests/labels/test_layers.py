@@ -1,7 +1,7 @@
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.labels.layers import layer_numbers
+from knowgate.labels.options import resolve_layers
 from knowgate.models.fake import FakeModel
 from knowgate.types import Signal
 
@@ -21,13 +21,13 @@ MODEL = FakeModel(layers=11)  # depth 12: the embeddings and eleven layers
     ],
 )
 def test_words_and_figures_become_layer_numbers(layers, numbers):
-    assert layer_numbers(layers, MODEL) == numbers
+    assert resolve_layers(layers, MODEL) == numbers
 
 
 def test_a_backend_without_hidden_states_keeps_none():
-    assert layer_numbers("mid", FakeModel(offers=frozenset({Signal.DRAFT}))) == ()
+    assert resolve_layers("mid", FakeModel(offers=frozenset({Signal.DRAFT}))) == ()
 
 
 def test_an_unknown_word_is_refused():
     with pytest.raises(BadSetting, match="'top' is neither a number nor one of mid, late, last, none"):
-        layer_numbers("mid,top", MODEL)
+        resolve_layers("mid,top", MODEL)

@@ -2,13 +2,13 @@
 
 import pytest
 
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, RetrievalOutcome
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.errors import BadInput
-from knowgate.history.entries import Known, Outcome, Scope, Source
-from knowgate.labels.logbook import entries_of, time_sensitive_entries
-from knowgate.runs.rows import GradedAnswer, LabelRow
+from knowgate.labels.history_entries import entries_from_rows, time_sensitive_entries
 from knowgate.types import Question
 
-SCOPE = Scope("m", "p")
+SCOPE = HistoryScope("m", "p")
 
 
 def row(correct=True, samples=(), **values):
@@ -16,21 +16,21 @@ def row(correct=True, samples=(), **values):
 
 
 def only(*rows, rule="greedy"):
-    return list(entries_of(rows, SCOPE, rule))
+    return list(entries_from_rows(rows, SCOPE, rule))
 
 
 def test_the_greedy_answer_decides_by_default():
-    assert [e.label for e in only(row(True), row(False))] == [Known.KNOWN, Known.UNKNOWN]
+    assert [e.label for e in only(row(True), row(False))] == [KnowledgeLabel.KNOWN, KnowledgeLabel.UNKNOWN]
 
 
 def test_the_papers_rule_wants_every_sample_right():
-    assert only(row(True, (True, True)), rule="all")[0].label == Known.KNOWN
-    assert only(row(True, (True, False)), rule="all")[0].label == Known.UNKNOWN
+    assert only(row(True, (True, True)), rule="all")[0].label == KnowledgeLabel.KNOWN
+    assert only(row(True, (True, False)), rule="all")[0].label == KnowledgeLabel.UNKNOWN
 
 
 def test_the_majority_rule_wants_more_than_half():
-    assert only(row(True, (True, True, False)), rule="majority")[0].label == Known.KNOWN
-    assert only(row(True, (True, False)), rule="majority")[0].label == Known.UNKNOWN
+    assert only(row(True, (True, True, False)), rule="majority")[0].label == KnowledgeLabel.KNOWN
+    assert only(row(True, (True, False)), rule="majority")[0].label == KnowledgeLabel.UNKNOWN
 
 
 def test_rules_on_samples_need_samples():
@@ -40,17 +40,22 @@ def test_rules_on_samples_need_samples():
 
 def test_benefit_becomes_the_outcome():
     found = only(row(benefit=1), row(benefit=0), row(benefit=-1), row())
-    assert [e.outcome for e in found] == [Outcome.BETTER, Outcome.SAME, Outcome.WORSE, None]
+    assert [e.outcome for e in found] == [RetrievalOutcome.BETTER, RetrievalOutcome.SAME, RetrievalOutcome.WORSE, None]
 
 
 @pytest.mark.parametrize("changing", [{"fact_type": "fast-changing"}, {"time_sensitive": True}])
 def test_of_changing_facts_only_those_answered_wrongly_are_logged(changing):
-    assert [e.label for e in only(row(False, meta=changing), row(True, meta=changing))] == [Known.TIME_SENSITIVE]
+    assert [e.label for e in only(row(False, meta=changing), row(True, meta=changing))] == [
+        KnowledgeLabel.TIME_SENSITIVE
+    ]
 
 
 def test_a_fact_that_never_changes_is_logged_like_any_other():
     still = {"fact_type": "never-changing"}
-    assert [e.label for e in only(row(False, meta=still), row(True, meta=still))] == [Known.UNKNOWN, Known.KNOWN]
+    assert [e.label for e in only(row(False, meta=still), row(True, meta=still))] == [
+        KnowledgeLabel.UNKNOWN,
+        KnowledgeLabel.KNOWN,
+    ]
 
 
 def test_questions_marked_by_uars_time_criterion_are_logged_without_asking_anybody():
@@ -58,7 +63,7 @@ def test_questions_marked_by_uars_time_criterion_are_logged_without_asking_anybo
         return Question("Who leads now?", meta={"dataset": dataset, "need_retrieval_by_criterion": needed})
 
     asked = [of("uar_time_aware_valid", True), of("uar_time_aware_valid", False), of("uar_intent", True)]
-    assert [e.label for e in time_sensitive_entries(asked, SCOPE)] == [Known.TIME_SENSITIVE]
+    assert [e.label for e in time_sensitive_entries(asked, SCOPE)] == [KnowledgeLabel.TIME_SENSITIVE]
 
 
 def test_rows_without_a_verdict_and_failed_rows_are_left_out():
@@ -67,5 +72,5 @@ def test_rows_without_a_verdict_and_failed_rows_are_left_out():
 
 def test_a_judges_verdict_is_trusted_less_than_gold():
     judged, gold = only(row(grader="judge:implies:x"), row(grader="contains"))
-    assert (judged.source, gold.source) == (Source.JUDGE, Source.GOLD)
+    assert (judged.source, gold.source) == (LabelSource.JUDGE, LabelSource.GOLD)
     assert judged.trust < gold.trust

@@ -5,10 +5,10 @@ from itertools import islice
 
 import pytest
 
-from knowgate.datasets import load_questions
-from knowgate.labels.mask import holds_answer, is_mask, mask_passages, says_mask
-from knowgate.prompts.answer import evidence
-from knowgate.text import tokens
+from knowgate.core.text import tokenize
+from knowgate.data.questions import load_questions
+from knowgate.labels.mask import contains_answer, is_mask, mask_passages, mentions_mask
+from knowgate.models.prompts.answers import format_passages
 from knowgate.types import Passage
 
 SETS = ("nq_ctx", "triviaqa_ctx", "squad_ctx", "webqa_zh_ctx", "hotpotqa_ctx", "cmrc2018_ctx", "temporalqa_ctx")
@@ -93,9 +93,9 @@ def test_no_gold_answer_is_left_in_a_benchmark_set(name):
     questions = (q for q in load_questions(f"bench:{name}/test") if q.contexts and q.answers and not q.choices)
     held = left = 0
     for question in islice(questions, CHECKED):
-        answers = [tokens(gold) for gold in question.answers if tokens(gold) not in ([], ["mask"])]
-        held += holds_answer(evidence(question.contexts), answers)
-        left += holds_answer(evidence(mask_passages(question.contexts, question.answers)), answers)
+        answers = [tokenize(gold) for gold in question.answers if tokenize(gold) not in ([], ["mask"])]
+        held += contains_answer(format_passages(question.contexts), answers)
+        left += contains_answer(format_passages(mask_passages(question.contexts, question.answers)), answers)
     assert held > 20
     assert left == 0
 
@@ -103,5 +103,5 @@ def test_no_gold_answer_is_left_in_a_benchmark_set(name):
 def test_answers_that_say_mask_are_seen():
     assert is_mask("MASK.")
     assert not is_mask("MASK province")
-    assert says_mask("It is the MASK province.")
-    assert not says_mask("a masked ball")
+    assert mentions_mask("It is the MASK province.")
+    assert not mentions_mask("a masked ball")

@@ -9,21 +9,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from knowgate.data.preferences import PreferenceFolder
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.records import read_needs
 from knowgate.errors import BadSetting, MissingExtra, ServerError
-from knowgate.evaluation import evaluate
-from knowgate.labels import label
-from knowgate.labels.labeller import Labeller
-from knowgate.labels.plan import Plan
-from knowgate.labels.ray import cluster as ray_cluster
-from knowgate.labels.ray.cluster import Cluster, Crew, Machine, Share, crew_for
-from knowgate.labels.ray.runner import RayRunner
-from knowgate.labels.recipe import LabelRecipe, identity
-from knowgate.labels.runner import LocalRunner
-from knowgate.labels.session import label_run
-from knowgate.preferences import PreferenceFolder, prefer
-from knowgate.prompts import AnswerPrompts
-from knowgate.retrieval import build_index, load_retriever
-from knowgate.runs import RunFolder, read_needs
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.labels import ray_cluster
+from knowgate.labels.labeler import Labeler
+from knowgate.labels.labeling import LabelJobSpec, identify_label_job, label
+from knowgate.labels.local_runner import LocalRunner
+from knowgate.labels.options import LabelPlan
+from knowgate.labels.ray_cluster import ClusterNode, RayCluster, WorkerPool, WorkerResources, plan_workers
+from knowgate.labels.ray_runner import RayRunner
+from knowgate.labels.run import run_labeling
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.retrieval import load_retriever
+from knowgate.retrieval.index import build_index
+from knowgate.training.preference_run import measure_preferences
 from knowgate.types import Passage, Question
 from tests.support.processes import python
 from tests.support.troubled_recipe import BROKEN, POISON, Trouble
@@ -44,9 +46,11 @@ def questions(n=16):
 
 
 def test_a_spec_names_the_cluster_and_what_each_worker_gets():
-    assert Cluster.from_spec("ray") == Cluster("auto", Share())
-    assert Cluster.from_spec("ray:local?workers=2") == Cluster("local", Share(workers=2))
-    assert Cluster.from_spec("ray:10.0.0.5:6379?workers=8&gpus=0.5") == Cluster("10.0.0.5:6379", Share(8, 0.5))
+    assert RayCluster.from_spec("ray") == RayCluster("auto", WorkerResources())
+    assert RayCluster.from_spec("ray:local?workers=2") == RayCluster("local", WorkerResources(workers=2))
+    assert RayCluster.from_spec("ray:10.0.0.5:6379?workers=8&gpus=0.5") == RayCluster(
+        "10.0.0.5:6379", WorkerResources(8, 0.5)
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,14 +70,14 @@ def test_a_bad_spec_is_refused_before_anything_is_loaded(spec, said, tmp_path):
 
 
 def test_workers_take_a_gpu_each_or_the_cores_of_a_machine():
-    gpus = [Machine("a", "h1", 16, 4), Machine("b", "h2", 16, 4)]
-    cores = [Machine("a", "h1", 8, 0), Machine("b", "h2", 8, 0)]
-    assert crew_for(Share(), gpus) == Crew(8, 1, 1)
-    assert crew_for(Share(gpus=0.5), gpus) == Crew(16, 1, 0.5)
-    assert crew_for(Share(), cores) == Crew(2, 8, 0)
-    assert crew_for(Share(workers=4), cores) == Crew(4, 4, 0)
+    gpus = [ClusterNode("a", "h1", 16, 4), ClusterNode("b", "h2", 16, 4)]
+    cores = [ClusterNode("a", "h1", 8, 0), ClusterNode("b", "h2", 8, 0)]
+    assert plan_workers(WorkerResources(), gpus) == WorkerPool(8, 1, 1)
+    assert plan_workers(WorkerResources(gpus=0.5), gpus) == WorkerPool(16, 1, 0.5)
+    assert plan_workers(WorkerResources(), cores) == WorkerPool(2, 8, 0)
+    assert plan_workers(WorkerResources(workers=4), cores) == WorkerPool(4, 4, 0)
     with pytest.raises(BadSetting, match=r"9 workers with 1 cores and 1 GPUs each do not fit .*: 8 would"):
-        crew_for(Share(workers=9), gpus)
+        plan_workers(WorkerResources(workers=9), gpus)
 
 
 def test_a_cluster_that_does_not_answer_is_a_sentence(tmp_path):
@@ -112,7 +116,7 @@ def nodes():
     head = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False, "_system_config": few}
     made = TestCluster(initialize_head=True, head_node_args=head)
     made.add_node(num_cpus=1, object_store_memory=100 << 20)
-    with Cluster(made.address).connected():
+    with RayCluster(made.address).connected():
         yield made
     made.shutdown()
 
@@ -131,12 +135,14 @@ def labeller(index=None):
     from knowgate.models import load_model
 
     retriever = load_retriever(str(index)) if index else None
-    return Labeller(load_model("fake"), load_grader("contains"), Plan(samples=5, layers=(1, 2)), retriever=retriever)
+    return Labeler(
+        load_model("fake"), load_grader("contains"), LabelPlan(samples=5, layers=(1, 2)), retriever=retriever
+    )
 
 
 def recipe(index=None):
     here = labeller(index)
-    return LabelRecipe("fake", "contains", None, "implies", here.plan, AnswerPrompts(), str(index) if index else None)
+    return LabelJobSpec("fake", "contains", None, "implies", here.plan, AnswerPrompts(), str(index) if index else None)
 
 
 def by_id(folder):
@@ -153,16 +159,16 @@ def states(folder, ids):
 
 def test_every_question_has_one_row_equal_to_the_local_ones_whatever_dies(nodes, index, tmp_path):
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
-    label_run(here, questions(), labeller(index), data="d", runner=SMALL)
+    run_labeling(here, questions(), labeller(index), data="d", runner=SMALL)
     made = labeller(index)
     runner = RayRunner(
-        Cluster(nodes.address, Share(workers=3)),
+        RayCluster(nodes.address, WorkerResources(workers=3)),
         Trouble(recipe(index), str(tmp_path)),
         made.failed,
-        identity(made),
+        identify_label_job(made),
         SMALL,
     )
-    tally = label_run(there, questions(), made, data="d", runner=runner)
+    tally = run_labeling(there, questions(), made, data="d", runner=runner)
     local, far = by_id(here), by_id(there)
     assert (tmp_path / "killed").exists()
     assert set(far) == set(local)
@@ -214,9 +220,11 @@ def test_a_machine_with_another_version_is_refused_by_name(nodes, tmp_path):
 
 def test_a_machine_with_another_model_is_refused(nodes, tmp_path):
     made = labeller()
-    runner = RayRunner(Cluster(nodes.address), recipe(), made.failed, {**identity(made), "model": "another"}, SMALL)
+    runner = RayRunner(
+        RayCluster(nodes.address), recipe(), made.failed, {**identify_label_job(made), "model": "another"}, SMALL
+    )
     with pytest.raises(BadSetting, match=r"other files than this one: its model is fake-\w+, not another"):
-        label_run(RunFolder(tmp_path / "run"), questions(2), made, data="d", runner=runner)
+        run_labeling(RunFolder(tmp_path / "run"), questions(2), made, data="d", runner=runner)
 
 
 def test_preferences_and_decisions_made_on_a_cluster_are_those_made_here(nodes, tmp_path):
@@ -230,7 +238,7 @@ def test_preferences_and_decisions_made_on_a_cluster_are_those_made_here(nodes, 
     ]
     run = label(asked, model=model, samples=0, layers="none", out=tmp_path / "run")
     for name, runner in (("here", None), ("there", far)):
-        counts = prefer(run, tmp_path / name, source="benefit", model=model, candidates=2, runner=runner)
+        counts = measure_preferences(run, tmp_path / name, source="benefit", model=model, candidates=2, runner=runner)
         assert (counts.done, counts.failed) == (8, 0)
     here, there = ({row.id: row for row in PreferenceFolder(tmp_path / name).rows()} for name in ("here", "there"))
     assert there == here
@@ -248,4 +256,4 @@ def test_preferences_and_decisions_made_on_a_cluster_are_those_made_here(nodes, 
 
 
 def test_importing_the_labels_loads_no_ray():
-    assert "ray" not in python("import sys, knowgate.labels.label_data; print(*sys.modules)").split()
+    assert "ray" not in python("import sys, knowgate.labels.labeling; print(*sys.modules)").split()

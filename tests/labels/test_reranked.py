@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.labels import label
+from knowgate.labels.labeling import label
 from knowgate.models.fake import FakeModel
 from knowgate.types import Passage, Question
 from tests.support.tiny_models import save_tiny_cross_encoder
@@ -90,7 +90,7 @@ def test_rerankers_that_could_not_choose_are_refused(tmp_path, options, said):
 
 def test_a_folder_is_named_by_its_weights_wherever_it_lies(tmp_path):
     pytest.importorskip("sentence_transformers")
-    from knowgate.rerank import load_reranker
+    from knowgate.retrieval.rerankers import load_reranker
 
     prints = [
         load_reranker(str(save_tiny_cross_encoder(tmp_path / name, seed=seed))).fingerprint
@@ -101,8 +101,8 @@ def test_a_folder_is_named_by_its_weights_wherever_it_lies(tmp_path):
 
 def test_a_reranker_of_another_llm_is_said_to_be_so(tmp_path, caplog):
     pytest.importorskip("sentence_transformers")
-    from knowgate.fitting.reranker.alignment import fit_reranker
-    from knowgate.fitting.reranker.save import save_reranker
+    from knowgate.training.reranker import fit_reranker
+    from knowgate.training.reranker_artifact import save_reranker
     from tests.support.planted_preferences import SETTINGS, planted_preferences
 
     base = str(save_tiny_cross_encoder(tmp_path / "tiny"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from knowgate.labels.runner import LocalRunner
+from knowgate.labels.local_runner import LocalRunner
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,6 @@ from knowgate.labels.runner import LocalRunner
 )
 def test_batches_grow_as_fast_as_the_machine_is(monkeypatch, seconds, sizes):
     times = iter(value for tick in range(10**6) for value in (tick * seconds, (tick + 1) * seconds))
-    monkeypatch.setattr("knowgate.labels.runner.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("knowgate.labels.local_runner.time.perf_counter", lambda: next(times))
     taken = list(LocalRunner(largest=100).run(list(range(200)), len))
     assert taken == sizes

@@ -9,15 +9,16 @@ import sys
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError, BadInput, BadSetting, KnowgateError, ServerError
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.rows import row_from_json, row_to_json
+from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError, ServerError
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.labeller import Labeller, Plan
-from knowgate.labels.runner import LocalRunner
-from knowgate.labels.session import fingerprint_questions, label_run
+from knowgate.labels.labeler import Labeler
+from knowgate.labels.local_runner import LocalRunner
+from knowgate.labels.options import LabelPlan
+from knowgate.labels.run import fingerprint_questions, run_labeling
 from knowgate.models.fake import FakeModel
-from knowgate.prompts.answer import AnswerPrompts
-from knowgate.runs.rows import from_json, to_json
-from knowgate.runs.run_folder import RunFolder
+from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.types import Passage, Question
 from tests.support.processes import PATIENCE, child, until
 
@@ -33,7 +34,7 @@ QUESTIONS = [
 
 def labeller(model=None, **plan):
     settings = {"samples": 4, "layers": (1, 2), **plan}
-    return Labeller(model or FakeModel(TABLE), StringGrader(), Plan(**settings))
+    return Labeler(model or FakeModel(TABLE), StringGrader(), LabelPlan(**settings))
 
 
 def many(n):
@@ -42,7 +43,7 @@ def many(n):
 
 def run(tmp_path, questions=QUESTIONS, made=None, **options):
     folder = RunFolder(tmp_path / "run")
-    label_run(folder, questions, made or labeller(), data="jsonl:test", **options)
+    run_labeling(folder, questions, made or labeller(), data="jsonl:test", **options)
     return folder
 
 
@@ -58,7 +59,7 @@ def test_mastery_certainty_effect_and_benefit_of_known_answers(tmp_path):
 
 def test_rows_survive_the_way_through_json(tmp_path):
     for row in run(tmp_path).rows():
-        assert from_json(json.loads(json.dumps(to_json(row))), "here") == row
+        assert row_from_json(json.loads(json.dumps(row_to_json(row))), "here") == row
 
 
 def test_hidden_states_are_those_of_their_rows(tmp_path):
@@ -66,9 +67,11 @@ def test_hidden_states_are_those_of_their_rows(tmp_path):
     rows = list(folder.rows())
     model = FakeModel(TABLE)
     prompts = labeller().prompts
-    from knowgate.types import Want
+    from knowgate.types import SignalRequest
 
-    states = model.read([prompts.closed(q) for q in many(9)], Want(draft_tokens=32, layers=(2,), after_draft=True))
+    states = model.read(
+        [prompts.closed(q) for q in many(9)], SignalRequest(draft_tokens=32, layers=(2,), after_draft=True)
+    )
     np.testing.assert_allclose(folder.vectors(rows, "before.2"), [s.hidden[2] for s in states], atol=1e-2)
     np.testing.assert_allclose(folder.vectors(rows[::-1], "after.2")[0], states[-1].hidden_after[2], atol=1e-2)
     assert folder.vector_names() == ["after.1", "after.2", "before.1", "before.2"]
@@ -166,7 +169,7 @@ def test_a_run_of_another_version_is_refused(tmp_path):
     folder = run(tmp_path)
     manifest = json.loads((folder.path / "run.json").read_text())
     (folder.path / "run.json").write_text(json.dumps({**manifest, "version": 99}))
-    with pytest.raises(ArtefactError, match="another version of knowgate \\(format 99"):
+    with pytest.raises(ArtifactError, match="another version of knowgate \\(format 99"):
         list(folder.rows())
 
 
@@ -293,7 +296,7 @@ class Shelf:
 
 
 def from_index(**plan):
-    return Labeller(FakeModel(TABLE), StringGrader(), Plan(samples=0, **plan), retriever=Shelf())
+    return Labeler(FakeModel(TABLE), StringGrader(), LabelPlan(samples=0, **plan), retriever=Shelf())
 
 
 def test_a_run_keeps_how_many_passages_were_asked_for_and_how_they_were_put(tmp_path):
@@ -334,7 +337,7 @@ PLAIN = Question("Where does the book lie?", id="lies", answers=("Ada",))
 
 
 def in_rounds(tmp_path, questions, **plan):
-    made = Labeller(FakeModel(HOPS), StringGrader(), Plan(samples=0, iterative=True, **plan), retriever=Chain())
+    made = Labeler(FakeModel(HOPS), StringGrader(), LabelPlan(samples=0, iterative=True, **plan), retriever=Chain())
     return {row.id: row for row in run(tmp_path, questions, made).rows()}
 
 
@@ -346,16 +349,16 @@ def test_several_rounds_look_up_the_answer_of_the_one_before(tmp_path):
 
 
 def test_rounds_end_where_nothing_new_is_found(tmp_path):
-    made = Labeller(FakeModel(HOPS), StringGrader(), Plan(samples=0, iterative=True), retriever=Shelf())
+    made = Labeler(FakeModel(HOPS), StringGrader(), LabelPlan(samples=0, iterative=True), retriever=Shelf())
     (row,) = run(tmp_path, [TOWN], made).rows()
     assert (row.rounds, row.iterative.text) == (2, row.open.text)
 
 
 def test_several_rounds_without_an_index_are_refused():
     with pytest.raises(BadSetting, match="give --index DIR"):
-        Labeller(FakeModel(), StringGrader(), Plan(iterative=True))
+        Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True))
     with pytest.raises(BadSetting, match="no --closed-book"):
-        Labeller(FakeModel(), StringGrader(), Plan(iterative=True, open_book=False), retriever=Shelf())
+        Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True, open_book=False), retriever=Shelf())
 
 
 def test_a_run_killed_while_its_first_manifest_was_written_begins_again(tmp_path):

@@ -10,10 +10,10 @@ import pytest
 from knowgate.errors import KnowgateError
 from knowgate.integrations.chat_model import ChatModel
 from knowgate.models.fake import FakeModel
+from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.wire import Patience
 from knowgate.models.replay import RecordingModel, ReplayModel
-from knowgate.types import LabelPrompt, Prompt, Signal, Want
+from knowgate.types import LabelPrompt, Prompt, Signal, SignalRequest
 from tests.support.chat_server import ChatServer
 
 PROMPTS = [Prompt("What is the capital of France?"), Prompt("Hi"), Prompt("1 + 1 = ?")]
@@ -82,7 +82,7 @@ def model(request, tmp_path):
     if "smollm" in request.param:
         return request.getfixturevalue(request.param)
     if request.param == "openai":
-        quick = Patience(timeout=120, total=360, retries=1, backoff=0.0)
+        quick = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
         return OpenAIModel("m", "http://server.test/v1", patience=quick, transport=httpx.MockTransport(ChatServer()))
     if request.param == "chat":
         return Chat()
@@ -102,7 +102,7 @@ def test_a_batch_gives_what_its_prompts_give_one_by_one(model):
 
 
 def test_the_drafts_of_a_batch_are_those_of_its_prompts_one_by_one(model):
-    want = Want(draft_tokens=DRAFT)
+    want = SignalRequest(draft_tokens=DRAFT)
     singles = [model.read([prompt], want)[0].draft for prompt in PROMPTS]
     for draft, single in zip([reading.draft for reading in model.read(PROMPTS, want)], singles, strict=True):
         assert draft.text == single.text
@@ -110,7 +110,7 @@ def test_the_drafts_of_a_batch_are_those_of_its_prompts_one_by_one(model):
 
 
 def test_going_on_from_a_draft_gives_the_draft_and_more(model):
-    readings = model.read(PROMPTS, Want(draft_tokens=DRAFT))
+    readings = model.read(PROMPTS, SignalRequest(draft_tokens=DRAFT))
     rows = model.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
     for reading, row in zip(readings, rows, strict=True):
         assert len(row) == 1
@@ -118,7 +118,7 @@ def test_going_on_from_a_draft_gives_the_draft_and_more(model):
 
 
 def test_going_on_from_a_draft_ends_where_a_whole_answer_ends(model):
-    readings = model.read(PROMPTS, Want(draft_tokens=DRAFT))
+    readings = model.read(PROMPTS, SignalRequest(draft_tokens=DRAFT))
     rows = model.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
     assert [row[0].text for row in rows] == greedy(model, PROMPTS)
 
@@ -142,7 +142,7 @@ def test_a_stream_ends_in_what_is_generated_at_once(model):
 
 
 def test_a_stream_that_goes_on_from_a_draft_begins_with_it(model):
-    for prompt, reading in zip(PROMPTS, model.read(PROMPTS, Want(draft_tokens=DRAFT)), strict=True):
+    for prompt, reading in zip(PROMPTS, model.read(PROMPTS, SignalRequest(draft_tokens=DRAFT)), strict=True):
         pieces, completion = streamed(model, prompt, resume=reading.resume)
         assert completion == model.generate([prompt], max_tokens=TOKENS, resume=[reading.resume])[0][0]
         assert "".join(pieces) == completion.text
@@ -163,7 +163,7 @@ def test_a_model_has_no_more_threads_than_may_use_it_at_once(model):
 def test_as_many_samples_are_given_as_were_asked_for(model):
     drawn = model.generate(PROMPTS, max_tokens=TOKENS, temperature=1.0, n=3, seed=0)
     assert [len(row) for row in drawn] == [3, 3, 3]
-    readings = model.read(PROMPTS[:1], Want(samples=2, sample_tokens=TOKENS, seed=0))
+    readings = model.read(PROMPTS[:1], SignalRequest(samples=2, sample_tokens=TOKENS, seed=0))
     assert len(readings[0].samples) == 2
 
 
@@ -173,30 +173,30 @@ def test_a_seed_gives_the_same_samples_again(model):
 
 
 def test_an_answer_has_no_more_tokens_than_it_may(model):
-    readings = model.read(PROMPTS, Want(draft_tokens=1))
+    readings = model.read(PROMPTS, SignalRequest(draft_tokens=1))
     assert all(len(reading.draft.tokens) <= 1 for reading in readings)
 
 
 def test_no_prompts_give_no_results(model):
-    assert model.read([], Want(draft_tokens=DRAFT)) == []
+    assert model.read([], SignalRequest(draft_tokens=DRAFT)) == []
     assert model.generate([], max_tokens=TOKENS) == []
     assert model.fits([], TOKENS) == []
 
 
 def test_what_was_not_wanted_is_not_given(model):
-    reading = model.read(PROMPTS[:1], Want(draft_tokens=1))[0]
+    reading = model.read(PROMPTS[:1], SignalRequest(draft_tokens=1))[0]
     assert (reading.samples, dict(reading.hidden), dict(reading.labels)) == ((), {}, {})
 
 
 def test_log_probabilities_come_where_they_are_offered(model):
-    drafts = [reading.draft for reading in model.read(PROMPTS, Want(draft_tokens=DRAFT))]
+    drafts = [reading.draft for reading in model.read(PROMPTS, SignalRequest(draft_tokens=DRAFT))]
     offered = Signal.LOGPROBS in model.offers
     assert all((draft.tokens is not None) is offered for draft in drafts)
     assert all(token.logprob <= 0 for draft in drafts for token in draft.tokens or ())
 
 
 def test_hidden_states_come_where_they_are_offered_and_are_refused_elsewhere(model):
-    want = Want(draft_tokens=1, layers=(0, -1), after_draft=True)
+    want = SignalRequest(draft_tokens=1, layers=(0, -1), after_draft=True)
     if Signal.HIDDEN not in model.offers:
         with pytest.raises(KnowgateError, match="hidden states"):
             model.read(PROMPTS, want)

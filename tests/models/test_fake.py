@@ -6,7 +6,7 @@ import pytest
 
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.models.fake import FakeModel, open_fake
-from knowgate.types import LabelPrompt, Prompt, Sampling, Signal, Want
+from knowgate.types import LabelPrompt, Prompt, Sampling, Signal, SignalRequest
 from tests.support.counting import CountingModel
 
 CAPITAL = "What is the capital of France?"
@@ -41,7 +41,7 @@ def test_when_replaces_the_open_answer_as_the_sign_of_an_open_book():
 
 
 def test_every_token_has_the_logprob_entropy_and_margin_of_a_ten_word_vocabulary():
-    draft = FakeModel(TABLE).read([Prompt(CAPITAL)], Want(draft_tokens=8))[0].draft
+    draft = FakeModel(TABLE).read([Prompt(CAPITAL)], SignalRequest(draft_tokens=8))[0].draft
     assert [token.text for token in draft.tokens] == ["the", " city", " of", " Lyon"]
     token = draft.tokens[0]
     assert token.logprob == pytest.approx(math.log(0.55))
@@ -57,14 +57,14 @@ def test_a_sure_token_has_no_entropy():
 
 def test_a_draft_stops_at_its_limit_and_goes_on_from_there():
     model = FakeModel(TABLE)
-    reading = model.read([Prompt(CAPITAL)], Want(draft_tokens=2))[0]
+    reading = model.read([Prompt(CAPITAL)], SignalRequest(draft_tokens=2))[0]
     assert (reading.draft.text, reading.draft.finished, reading.draft.n_tokens) == ("the city", False, 2)
     whole = model.generate([Prompt(CAPITAL)], max_tokens=32, resume=[reading.resume])[0][0]
     assert (whole.text, whole.finished) == ("the city of Lyon", True)
 
 
 def test_chinese_answers_have_a_token_per_character():
-    draft = FakeModel({"首都": "北京"}).read([Prompt("首都?")], Want(draft_tokens=1))[0].draft
+    draft = FakeModel({"首都": "北京"}).read([Prompt("首都?")], SignalRequest(draft_tokens=1))[0].draft
     assert (draft.text, draft.finished) == ("北", False)
 
 
@@ -81,17 +81,17 @@ def test_samples_repeat_the_table_from_the_seed_on():
 
 def test_made_up_samples_agree_for_the_known_and_differ_for_the_unknown():
     model = FakeModel({"K?": {"closed": "a", "known": True}, "U?": {"closed": "a", "known": False}})
-    want = Want(samples=40, seed=1)
+    want = SignalRequest(samples=40, seed=1)
     known, unknown = model.read([Prompt("K?"), Prompt("U?")], want)
     assert len({x.text for x in known.samples}) < len({x.text for x in unknown.samples})
     assert model.read([Prompt("K?")], want)[0].samples == known.samples
-    assert model.read([Prompt("U?")], Want(samples=40, seed=2))[0].samples != unknown.samples
+    assert model.read([Prompt("U?")], SignalRequest(samples=40, seed=2))[0].samples != unknown.samples
 
 
 def test_the_most_probable_answer_alone_is_drawn_with_a_top_k_of_one():
     model = FakeModel({"the sky": {"closed": "blue", "logprob": math.log(0.4)}})
     whole, cut = (
-        model.read([Prompt("the sky")], Want(samples=40, sampling=sampling, seed=1))[0].samples
+        model.read([Prompt("the sky")], SignalRequest(samples=40, sampling=sampling, seed=1))[0].samples
         for sampling in (Sampling(), Sampling(top_k=1))
     )
     assert {sample.text for sample in cut} == {"blue"} < {sample.text for sample in whole}
@@ -106,7 +106,7 @@ def test_questions_outside_the_table_differ_but_not_between_runs():
 
 def test_hidden_states_have_the_asked_layers_and_width():
     model = FakeModel(width=8, layers=3)
-    reading = model.read([Prompt("Q?")], Want(draft_tokens=1, layers=(-1, 0, 3), after_draft=True))[0]
+    reading = model.read([Prompt("Q?")], SignalRequest(draft_tokens=1, layers=(-1, 0, 3), after_draft=True))[0]
     assert set(reading.hidden) == set(reading.hidden_after) == {-1, 0, 3}
     assert reading.hidden[0].shape == (8,)
     assert reading.hidden[0].dtype == np.float32
@@ -117,14 +117,14 @@ def test_hidden_states_have_the_asked_layers_and_width():
 def test_hidden_states_of_known_and_unknown_questions_lie_apart():
     model = FakeModel({"K": {"known": True}, "U": {"known": False}})
     prompts = [Prompt(f"{side} {i}") for side in "KU" for i in range(50)]
-    states = np.stack([reading.hidden[2] for reading in model.read(prompts, Want(layers=(2,)))])
+    states = np.stack([reading.hidden[2] for reading in model.read(prompts, SignalRequest(layers=(2,)))])
     direction = states[:50].mean(axis=0) - states[50:].mean(axis=0)
     assert (states[:50] @ direction).mean() > (states[50:] @ direction).mean() + 10
 
 
 def test_a_layer_that_is_not_there_is_refused():
     with pytest.raises(BadSetting, match="0 to 4, not 5"):
-        FakeModel().read([Prompt("Q?")], Want(layers=(5,)))
+        FakeModel().read([Prompt("Q?")], SignalRequest(layers=(5,)))
 
 
 def test_the_first_label_is_favoured_where_the_question_is_known():
@@ -139,9 +139,9 @@ def test_a_model_can_offer_less():
     model = FakeModel(TABLE, offers=frozenset({Signal.DRAFT}))
     assert ask(model, CAPITAL)[0].tokens is None
     with pytest.raises(NotOffered, match="hidden"):
-        model.read([Prompt("Q?")], Want(layers=(0,)))
+        model.read([Prompt("Q?")], SignalRequest(layers=(0,)))
     with pytest.raises(NotOffered, match="samples"):
-        model.read([Prompt("Q?")], Want(samples=1))
+        model.read([Prompt("Q?")], SignalRequest(samples=1))
     with pytest.raises(NotOffered, match="labels"):
         model.label_logits([], ["a", "b"])
 
@@ -188,6 +188,6 @@ def test_a_wrong_table_file_is_named(tmp_path, name, text):
 
 def test_counting_sees_every_call():
     model = CountingModel(FakeModel(TABLE))
-    model.read([Prompt("a"), Prompt("b")], Want())
+    model.read([Prompt("a"), Prompt("b")], SignalRequest())
     ask(model, "a")
     assert model.calls == [("read", 2), ("generate", 1)]

@@ -8,9 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from knowgate.errors import BadSetting
 from knowgate.models import load_model
-from knowgate.models.gguf_tokens import write_tokens
-from knowgate.models.gguf_writing import check_writable, write_gguf
-from knowgate.models.llamacpp import LlamaCpp
+from knowgate.models.gguf import check_exportable, write_gguf, write_tokenizer
+from knowgate.models.llamacpp.classifier import LlamaCppClassifier
 from tests.support.tiny_models import save_spoken_llama, save_word_llama
 
 TEXTS = ["Question: Who?", "Yes or No: is the proposed answer correct? 12, 345!", "谁写的?"]
@@ -73,7 +72,7 @@ def test_llama_cpp_gives_two_tokens_the_probabilities_they_had(made, kind, room)
     pytest.importorskip("xllamacpp")
     model, folder = made
     model.loaded.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
-    other = LlamaCpp(written(made, kind), folder / "tokenizer.json")
+    other = LlamaCppClassifier(written(made, kind), folder / "tokenizer.json")
     pair = labels(model)
     there = [other.first_of_two(other.tokenise(text), pair) for text in TEXTS]
     assert there == pytest.approx(
@@ -94,18 +93,18 @@ def test_queries_of_llama_are_turned_and_those_of_qwen_are_not(made):
 def test_a_tokenizer_that_llama_cpp_cuts_otherwise_is_refused(tmp_path):
     model = load_model(f"hf:{save_word_llama(tmp_path)}")
     with pytest.raises(BadSetting, match=r"\(WordLevel, Whitespace\) cannot be written as GGUF.*--base gguf:FILE"):
-        write_tokens(None, model.loaded.tokenizer, 100)
+        write_tokenizer(None, model.loaded.tokenizer, 100)
 
 
 def test_an_architecture_that_is_not_known_is_refused(made):
     config = type(made[0].loaded.model.config)()
     config.model_type = "gemma9"
     with pytest.raises(BadSetting, match="'gemma9' cannot be written as GGUF here; these can: llama, qwen2"):
-        check_writable(config)
+        check_exportable(config)
 
 
 def test_stretched_positions_are_refused(made):
     config = type(made[0].loaded.model.config)()
     config.rope_parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     with pytest.raises(BadSetting, match=r"stretches its positions \('yarn'\)"):
-        check_writable(config)
+        check_exportable(config)

@@ -10,10 +10,10 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError
-from knowgate.models.hf.drawing import draw
+from knowgate.models.hf.decoding import draw_tokens
+from knowgate.models.hf.forward_pass import PrefixCache, find_common_prefix
 from knowgate.models.hf.model import HFModel
-from knowgate.models.hf.prefix import Prefixes, common
-from knowgate.types import LabelPrompt, Prompt, Sampling, Want
+from knowgate.types import LabelPrompt, Prompt, Sampling, SignalRequest
 from tests.support.tiny_models import save_tiny_llama
 
 PROMPTS = [Prompt("Who wrote it?"), Prompt("What is the name of the tallest tower in town?"), Prompt("Why?")]
@@ -46,21 +46,21 @@ def test_greedy_answers_equal_transformers_generate_for_prompts_of_different_len
 
 
 def test_a_draft_that_goes_on_equals_one_long_answer(model):
-    readings = model.read(PROMPTS, Want(draft_tokens=3))
+    readings = model.read(PROMPTS, SignalRequest(draft_tokens=3))
     resumed = model.generate(PROMPTS, max_tokens=12, resume=[reading.resume for reading in readings])
     whole = model.generate(PROMPTS, max_tokens=12)
     assert [row[0].text for row in resumed] == [row[0].text for row in whole]
 
 
 def test_some_of_a_batch_can_go_on_and_a_handle_can_be_used_twice(model):
-    readings = model.read(PROMPTS, Want(draft_tokens=2, layers=(1,), after_draft=True))
+    readings = model.read(PROMPTS, SignalRequest(draft_tokens=2, layers=(1,), after_draft=True))
     once = model.generate(PROMPTS[1:2], max_tokens=9, resume=[readings[1].resume])
     twice = model.generate(PROMPTS[1:2], max_tokens=9, resume=[readings[1].resume])
     assert once[0][0].text == twice[0][0].text == model.generate(PROMPTS[1:2], max_tokens=9)[0][0].text
 
 
 def test_token_statistics_equal_a_direct_computation(model):
-    token = model.read(PROMPTS[:1], Want(draft_tokens=1))[0].draft.tokens[0]
+    token = model.read(PROMPTS[:1], SignalRequest(draft_tokens=1))[0].draft.tokens[0]
     with torch.inference_mode():
         logits = model.loaded.model(ids_of(model, PROMPTS[0])).logits[0, -1].double().numpy()
     p = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
@@ -71,7 +71,7 @@ def test_token_statistics_equal_a_direct_computation(model):
 
 
 def test_hidden_states_are_those_at_the_last_prompt_token(model):
-    readings = model.read(PROMPTS, Want(layers=(0, 1, -1)))
+    readings = model.read(PROMPTS, SignalRequest(layers=(0, 1, -1)))
     for prompt, reading in zip(PROMPTS, readings, strict=True):
         with torch.inference_mode():
             states = model.loaded.model(ids_of(model, prompt), output_hidden_states=True).hidden_states
@@ -80,9 +80,9 @@ def test_hidden_states_are_those_at_the_last_prompt_token(model):
 
 
 def test_a_pass_that_only_reads_a_middle_layer_stops_there_and_can_go_on(model):
-    readings = model.read(PROMPTS, Want(layers=(0, 1)))
+    readings = model.read(PROMPTS, SignalRequest(layers=(0, 1)))
     assert all(reading.resume.stream.half is not None for reading in readings)
-    whole = model.read(PROMPTS, Want(layers=(0, 1), draft_tokens=1))
+    whole = model.read(PROMPTS, SignalRequest(layers=(0, 1), draft_tokens=1))
     for half, full in zip(readings, whole, strict=True):
         for layer in (0, 1):
             np.testing.assert_allclose(half.hidden[layer], full.hidden[layer], atol=1e-5)
@@ -94,7 +94,7 @@ def test_the_upper_layers_run_only_for_prompts_that_go_on(model):
     calls = []
     hook = model.loaded.model.base_model.layers[1].register_forward_hook(lambda *_: calls.append(1))
     try:
-        readings = model.read(PROMPTS, Want(layers=(1,)))
+        readings = model.read(PROMPTS, SignalRequest(layers=(1,)))
         assert calls == []
         model.generate(PROMPTS[:1], max_tokens=1, resume=[readings[0].resume])
         assert len(calls) == 1
@@ -103,7 +103,7 @@ def test_the_upper_layers_run_only_for_prompts_that_go_on(model):
 
 
 def test_states_after_the_draft_are_those_at_its_last_token(model):
-    readings = model.read(PROMPTS, Want(draft_tokens=4, layers=(1,), after_draft=True))
+    readings = model.read(PROMPTS, SignalRequest(draft_tokens=4, layers=(1,), after_draft=True))
     for prompt, reading in zip(PROMPTS, readings, strict=True):
         ids = torch.cat([ids_of(model, prompt), torch.tensor([tokens_of(model, reading.draft)])], dim=1).long()
         with torch.inference_mode():
@@ -124,13 +124,13 @@ def test_another_seed_gives_other_samples(model):
 
 def test_drawn_tokens_follow_the_softmax():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).repeat(10_000, 1)
-    drawn = draw(logits, np.random.default_rng(0).random(10_000), Sampling())
+    drawn = draw_tokens(logits, np.random.default_rng(0).random(10_000), Sampling())
     np.testing.assert_allclose(np.bincount(drawn) / 10_000, [0.5, 0.3, 0.2], atol=0.02)
 
 
 def test_temperature_sharpens_the_distribution():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).repeat(10_000, 1)
-    drawn = draw(logits, np.random.default_rng(0).random(10_000), Sampling(0.5))
+    drawn = draw_tokens(logits, np.random.default_rng(0).random(10_000), Sampling(0.5))
     squared = np.array([0.25, 0.09, 0.04]) / 0.38
     np.testing.assert_allclose(np.bincount(drawn) / 10_000, squared, atol=0.02)
 
@@ -141,7 +141,7 @@ def test_truncated_samples_follow_the_distribution_that_transformers_cuts_out(mo
     warped = TemperatureLogitsWarper(sampling.temperature)(None, logits)
     warped = TopKLogitsWarper(sampling.top_k)(None, warped) if sampling.top_k else warped
     expected = torch.softmax(TopPLogitsWarper(sampling.top_p)(None, warped), dim=-1)[0].numpy()
-    drawn = draw(logits.repeat(20_000, 1), (np.arange(20_000) + 0.5) / 20_000, sampling)
+    drawn = draw_tokens(logits.repeat(20_000, 1), (np.arange(20_000) + 0.5) / 20_000, sampling)
     shares = np.bincount(drawn, minlength=logits.shape[1]) / 20_000
     np.testing.assert_allclose(shares, expected, atol=1e-3)
     assert set(np.flatnonzero(shares)) <= set(np.flatnonzero(expected))
@@ -149,17 +149,17 @@ def test_truncated_samples_follow_the_distribution_that_transformers_cuts_out(mo
 
 def test_a_uniform_number_next_to_one_never_draws_what_was_cut_off():
     logits = torch.log(torch.tensor([[0.2, 0.5, 0.3]]))
-    assert draw(logits, np.array([1 - 1e-12]), Sampling(top_p=0.6)) == [2]
+    assert draw_tokens(logits, np.array([1 - 1e-12]), Sampling(top_p=0.6)) == [2]
 
 
 def test_the_single_most_probable_token_is_the_greedy_answer(model):
-    want = Want(draft_tokens=6, samples=3, sample_tokens=6, sampling=Sampling(top_k=1))
+    want = SignalRequest(draft_tokens=6, samples=3, sample_tokens=6, sampling=Sampling(top_k=1))
     for reading in model.read(PROMPTS, want):
         assert {sample.text for sample in reading.samples} == {reading.draft.text}
 
 
 def test_truncating_leaves_each_answer_to_its_own_seed(model):
-    want = Want(samples=4, sample_tokens=6, sampling=Sampling(0.6, 0.9, 50), seed=7)
+    want = SignalRequest(samples=4, sample_tokens=6, sampling=Sampling(0.6, 0.9, 50), seed=7)
     together, alone = model.read(PROMPTS, want)[1], model.read(PROMPTS[1:2], want)[0]
     assert [c.text for c in together.samples] == [c.text for c in alone.samples]
 
@@ -176,7 +176,7 @@ def test_truncating_leaves_each_answer_to_its_own_seed(model):
 )
 def test_what_cannot_be_drawn_is_refused(model, sampling, said):
     with pytest.raises(BadSetting, match=re.escape(said)):
-        model.read(PROMPTS[:1], Want(samples=2, sampling=sampling))
+        model.read(PROMPTS[:1], SignalRequest(samples=2, sampling=sampling))
 
 
 def next_logits(model, prompt):
@@ -186,21 +186,21 @@ def next_logits(model, prompt):
 
 def test_a_shared_beginning_changes_nothing(model):
     prompts = [Prompt("The same long instruction for all. " + end) for end in ("One?", "Another one?", "x")]
-    shared = model.read(prompts, Want(draft_tokens=5, layers=(1,)))
+    shared = model.read(prompts, SignalRequest(draft_tokens=5, layers=(1,)))
     assert model.prefixes.kept
     for prompt, reading in zip(prompts, shared, strict=True):
-        fresh = HFModel(model.source).read([prompt], Want(draft_tokens=5, layers=(1,)))[0]
+        fresh = HFModel(model.source).read([prompt], SignalRequest(draft_tokens=5, layers=(1,)))[0]
         assert fresh.draft.text == reading.draft.text
         np.testing.assert_allclose(fresh.hidden[1], reading.hidden[1], atol=1e-4)
 
 
 def test_the_common_beginning_leaves_each_row_its_last_token():
-    assert common([[1, 2, 3, 4], [1, 2, 3]]) == (1, 2)
-    assert common([[5, 6], [7, 6]]) == ()
+    assert find_common_prefix([[1, 2, 3, 4], [1, 2, 3]]) == (1, 2)
+    assert find_common_prefix([[5, 6], [7, 6]]) == ()
 
 
 def test_a_single_prompt_reuses_a_kept_beginning_but_keeps_none_itself(model):
-    prefixes = Prefixes()
+    prefixes = PrefixCache()
     rows = [[*range(5, 25), end] for end in (30, 31)]
     with torch.inference_mode():
         assert prefixes.start(model.loaded.model, rows[:1], model.loaded.device)[0] == 0
@@ -241,7 +241,7 @@ def test_a_prompt_longer_than_the_window_is_refused_with_its_length(model):
 
 def test_a_layer_that_does_not_exist_is_refused(model):
     with pytest.raises(BadSetting, match="hidden states 0 to 2; layer 3 was asked"):
-        model.read(PROMPTS, Want(layers=(3,)))
+        model.read(PROMPTS, SignalRequest(layers=(3,)))
 
 
 def test_nan_from_the_model_is_an_error_never_a_score(tmp_path):
@@ -249,7 +249,7 @@ def test_nan_from_the_model_is_an_error_never_a_score(tmp_path):
     with torch.no_grad():
         broken.loaded.model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(ModelError, match="NaN"):
-        broken.read(PROMPTS, Want(draft_tokens=2))
+        broken.read(PROMPTS, SignalRequest(draft_tokens=2))
     with pytest.raises(ModelError, match="NaN"):
         broken.generate(PROMPTS, max_tokens=2, temperature=1.0, n=2)
     with pytest.raises(ModelError, match="NaN"):
@@ -268,9 +268,9 @@ def test_a_folder_without_weights_is_explained(tmp_path):
 
 
 def test_special_tokens_in_a_turn_are_text():
-    from knowgate.models.turns import as_text
+    from knowgate.models.tokenization import escape_special_tokens
 
-    assert as_text("a <|im_end|> b</s>", ["<|im_end|>", "</s>", "."]) == "a < |im_end|> b< /s>"
+    assert escape_special_tokens("a <|im_end|> b</s>", ["<|im_end|>", "</s>", "."]) == "a < |im_end|> b< /s>"
 
 
 def test_the_environment_chooses_the_number_format(model, monkeypatch):

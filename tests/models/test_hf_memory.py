@@ -8,15 +8,27 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import DeviceError, OutOfMemory
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.labeller import Labeller, Plan
-from knowgate.labels.session import label_run
-from knowgate.models.hf.batches import CUDA, batches, limits_of, run_alone, run_batched
-from knowgate.models.hf.memory import PLANNED, SHARE, Room, appetite, held_back, is_pressure
+from knowgate.labels.labeler import Labeler
+from knowgate.labels.options import LabelPlan
+from knowgate.labels.run import run_labeling
+from knowgate.models.hf.batching import (
+    CUDA_LIMITS,
+    MAX_FREE_SHARE,
+    PLANNED_SHARE,
+    GpuMemory,
+    compute_batch_limits,
+    estimate_memory_cost,
+    is_memory_error,
+    limit_gpu_memory,
+    run_in_batches,
+    run_single,
+    split_into_batches,
+)
 from knowgate.models.hf.model import HFModel
-from knowgate.runs.run_folder import RunFolder
-from knowgate.types import Prompt, Question, Want
+from knowgate.types import Prompt, Question, SignalRequest
 from tests.support.byte_llama import save_byte_llama
 
 GPU = torch.device("cuda")
@@ -58,61 +70,63 @@ def card(monkeypatch):
 
 
 def test_the_bytes_of_a_token_are_those_of_its_keys_and_values():
-    need = appetite(model_of(**QWEN))
+    need = estimate_memory_cost(model_of(**QWEN))
     assert need.row_token == 2 * 28_672
     assert need.row == 16 * 151_936 + 64 * 28_672  # logits, and an answer of 64 tokens
 
 
 def test_a_large_card_is_planned_for_a_quarter_of_what_is_free(card):
     card(free=136 * GIB)
-    limits, need = limits_of(model_of(**QWEN), GPU), appetite(model_of(**QWEN))
-    planned = PLANNED * 136 * GIB
+    limits, need = compute_batch_limits(model_of(**QWEN), GPU), estimate_memory_cost(model_of(**QWEN))
+    planned = PLANNED_SHARE * 136 * GIB
     assert limits.row_tokens * need.row_token <= planned
     assert limits.rows * need.row <= planned
     assert limits.prompt_tokens * need.prompt_token <= planned
-    assert limits.prompts == CUDA.prompts
+    assert limits.prompts == CUDA_LIMITS.prompts
 
 
 def test_batches_shrink_with_what_others_leave_free(card):
     card(free=2 * GIB)
-    few = limits_of(model_of(**QWEN), GPU)
-    assert few.row_tokens == int(PLANNED * 2 * GIB / 57_344)
+    few = compute_batch_limits(model_of(**QWEN), GPU)
+    assert few.row_tokens == int(PLANNED_SHARE * 2 * GIB / 57_344)
     card(free=0)
-    assert limits_of(model_of(**QWEN), GPU).rows == 1
+    assert compute_batch_limits(model_of(**QWEN), GPU).rows == 1
 
 
 def test_what_the_allocator_keeps_unused_counts_as_free(card):
     card(free=10 * GIB, reserved=8 * GIB, allocated=3 * GIB)
-    assert limits_of(model_of(**QWEN), GPU).row_tokens == int(PLANNED * 15 * GIB / 57_344)
+    assert compute_batch_limits(model_of(**QWEN), GPU).row_tokens == int(PLANNED_SHARE * 15 * GIB / 57_344)
 
 
 def test_during_a_pass_no_more_than_a_share_of_the_free_memory_may_be_taken(card):
     allowed = card(free=100 * GIB, reserved=20 * GIB, allocated=10 * GIB, total=200 * GIB)
-    with held_back(GPU):
-        assert allowed == [pytest.approx((10 + SHARE * 110) / 200)]
+    with limit_gpu_memory(GPU):
+        assert allowed == [pytest.approx((10 + MAX_FREE_SHARE * 110) / 200)]
     assert allowed[1:] == [1.0]
 
 
 def test_the_share_does_not_creep_up_from_pass_to_pass():
-    assert Room(free=110 * GIB, used=10 * GIB, total=200 * GIB).most < 0.4
+    assert GpuMemory(free=110 * GIB, used=10 * GIB, total=200 * GIB).most < 0.4
 
 
 def test_no_pass_takes_more_than_four_fifths_of_the_card():
-    assert Room(free=130 * GIB, used=60 * GIB, total=200 * GIB).most == pytest.approx((60 + SHARE * 130) / 200)
-    assert Room(free=90 * GIB, used=110 * GIB, total=200 * GIB).most == 0.8
-    assert Room(free=20 * GIB, used=180 * GIB, total=200 * GIB).most == 0.9  # weights that are there stay there
+    assert GpuMemory(free=130 * GIB, used=60 * GIB, total=200 * GIB).most == pytest.approx(
+        (60 + MAX_FREE_SHARE * 130) / 200
+    )
+    assert GpuMemory(free=90 * GIB, used=110 * GIB, total=200 * GIB).most == 0.8
+    assert GpuMemory(free=20 * GIB, used=180 * GIB, total=200 * GIB).most == 0.9  # weights that are there stay there
 
 
 def test_answers_that_share_their_prompts_need_no_room_for_copies(card):
     card(free=2 * GIB)
-    assert limits_of(model_of(**QWEN), GPU, shared=True).row_tokens is None
-    assert list(batches([900] * 4, replace(CUDA, row_tokens=None), rows=2_000)) == [[0, 1, 2, 3]]
-    assert len(list(batches([900] * 4, replace(CUDA, row_tokens=1_000_000), rows=2_000))) == 4
+    assert compute_batch_limits(model_of(**QWEN), GPU, shared=True).row_tokens is None
+    assert list(split_into_batches([900] * 4, replace(CUDA_LIMITS, row_tokens=None), rows=2_000)) == [[0, 1, 2, 3]]
+    assert len(list(split_into_batches([900] * 4, replace(CUDA_LIMITS, row_tokens=1_000_000), rows=2_000))) == 4
 
 
 def test_on_a_cpu_nothing_is_asked():
-    with held_back(torch.device("cpu")):
-        assert limits_of(None, torch.device("cpu")).prompts == 64
+    with limit_gpu_memory(torch.device("cpu")):
+        assert compute_batch_limits(None, torch.device("cpu")).prompts == 64
 
 
 @pytest.mark.parametrize(
@@ -126,9 +140,9 @@ def test_on_a_cpu_nothing_is_asked():
     ],
 )
 def test_errors_of_too_little_memory_are_told_from_others(error):
-    assert is_pressure(error)
-    assert not is_pressure(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"))
-    assert not is_pressure(STICKY)
+    assert is_memory_error(error)
+    assert not is_memory_error(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"))
+    assert not is_memory_error(STICKY)
 
 
 def limited(most, error):
@@ -144,12 +158,12 @@ def limited(most, error):
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("CUDA out of memory"), CUDNN])
 def test_a_batch_is_halved_until_it_fits(error):
-    assert run_batched([[1]] * 7, CUDA, limited(2, error)) == [0, 10, 20, 30, 40, 50, 60]
+    assert run_in_batches([[1]] * 7, CUDA_LIMITS, limited(2, error)) == [0, 10, 20, 30, 40, 50, 60]
 
 
 def test_a_single_question_that_does_not_fit_is_a_sentence():
     with pytest.raises(OutOfMemory, match=r"single question: end other programs that use the GPU, .* same command"):
-        run_batched([[1]] * 3, CUDA, limited(0, CUDNN))
+        run_in_batches([[1]] * 3, CUDA_LIMITS, limited(0, CUDNN))
 
 
 def test_a_gpu_that_failed_is_a_sentence_and_nothing_is_tried_again():
@@ -160,7 +174,7 @@ def test_a_gpu_that_failed_is_a_sentence_and_nothing_is_tried_again():
         raise STICKY
 
     with pytest.raises(DeviceError, match=r"the GPU failed .*\(CUDA error: device-side assert triggered\)"):
-        run_batched([[1]] * 4, CUDA, work)
+        run_in_batches([[1]] * 4, CUDA_LIMITS, work)
     assert len(tried) == 1
 
 
@@ -169,7 +183,7 @@ def test_an_error_that_is_not_the_gpus_goes_through():
         raise RuntimeError("a defect")
 
     with pytest.raises(RuntimeError, match="a defect"):
-        run_alone(work)
+        run_single(work)
 
 
 # --- a model whose passes raise -------------------------------------------------------------------
@@ -195,7 +209,7 @@ def failing(folder, error, *, above=0, after=0):
 
 def test_readings_under_memory_pressure_are_those_in_peace(llama):
     prompts = [Prompt(f"what is {i}?") for i in range(6)]
-    want = Want(draft_tokens=4, samples=2, sample_tokens=4, seed=0)
+    want = SignalRequest(draft_tokens=4, samples=2, sample_tokens=4, seed=0)
     calm, pressed = HFModel(str(llama)).read(prompts, want), failing(llama, CUDNN, above=4).read(prompts, want)
     assert [(r.draft.text, [s.text for s in r.samples]) for r in pressed] == [
         (r.draft.text, [s.text for s in r.samples]) for r in calm
@@ -203,18 +217,22 @@ def test_readings_under_memory_pressure_are_those_in_peace(llama):
 
 
 def test_a_gpu_that_fails_in_the_middle_of_a_run_leaves_the_finished_rows_and_the_run_goes_on(llama, tmp_path):
-    plan, grader, folder = Plan(samples=1, max_tokens=3, open_book=False), StringGrader(), RunFolder(tmp_path / "run")
+    plan, grader, folder = (
+        LabelPlan(samples=1, max_tokens=3, open_book=False),
+        StringGrader(),
+        RunFolder(tmp_path / "run"),
+    )
     with pytest.raises(DeviceError):
-        label_run(folder, QUESTIONS, Labeller(failing(llama, STICKY, after=5), grader, plan), data="d")
+        run_labeling(folder, QUESTIONS, Labeler(failing(llama, STICKY, after=5), grader, plan), data="d")
     finished = [row.id for row in folder.rows()]
     assert 0 < len(finished) < len(QUESTIONS)
     assert all(row.error is None for row in folder.rows())
-    label_run(folder, QUESTIONS, Labeller(HFModel(str(llama)), grader, plan), data="d")
+    run_labeling(folder, QUESTIONS, Labeler(HFModel(str(llama)), grader, plan), data="d")
     assert [(row.id, row.error) for row in folder.rows()] == [(question.id, None) for question in QUESTIONS]
 
 
 def test_a_gpu_that_others_have_filled_ends_the_run_instead_of_failing_every_row(llama, tmp_path):
-    plan, folder = Plan(samples=1, max_tokens=3, open_book=False), RunFolder(tmp_path / "run")
+    plan, folder = LabelPlan(samples=1, max_tokens=3, open_book=False), RunFolder(tmp_path / "run")
     with pytest.raises(OutOfMemory):
-        label_run(folder, QUESTIONS, Labeller(failing(llama, CUDNN), StringGrader(), plan), data="d")
+        run_labeling(folder, QUESTIONS, Labeler(failing(llama, CUDNN), StringGrader(), plan), data="d")
     assert list(folder.rows()) == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from knowgate.models.hf.pieces import GrowingText
+from knowgate.models.tokenization import IncrementalDecoder
 from tests.support.byte_llama import byte_tokenizer, fallback_tokenizer, word_tokenizer
 
 BYTES, FALLBACK, WORDS = byte_tokenizer(), fallback_tokenizer(), word_tokenizer()
@@ -14,7 +14,7 @@ BYTES, FALLBACK, WORDS = byte_tokenizer(), fallback_tokenizer(), word_tokenizer(
 
 def pieces_of(tokenizer, ids):
     """What each token gives, and at the end the rest."""
-    text, whole = GrowingText(tokenizer), tokenizer.decode(ids, skip_special_tokens=True).strip()
+    text, whole = IncrementalDecoder(tokenizer), tokenizer.decode(ids, skip_special_tokens=True).strip()
     given_out = [text.take(ids[: end + 1]) for end in range(len(ids))]
     return [*given_out, text.finish(whole)]
 

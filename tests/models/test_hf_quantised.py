@@ -6,13 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from knowgate.core.schema import read_record
 from knowgate.errors import BadInput, BadSetting, MissingExtra
-from knowgate.fitting.judges.answer import fit_answer
-from knowgate.gates import JudgeOptions
+from knowgate.gates.judges.causal_judge import JudgeOptions
 from knowgate.models import load_model
-from knowgate.models.hf.load import load
-from knowgate.models.hf.quantised import check_bits
-from knowgate.typed import read_record
+from knowgate.models.hf.loader import check_bits, load_transformers
+from knowgate.training.judges.answer_judge import fit_answer_judge
 from tests.support.judge_data import planted
 from tests.support.tiny_models import save_word_llama
 
@@ -62,13 +61,13 @@ def test_a_judge_is_refused_before_anything_is_loaded(base, tmp_path, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **options: pytest.fail("loaded"))
     with pytest.raises(BadSetting, match="need a GPU with CUDA"):
-        fit_answer(planted(base, 60, by="draft"), bits=4, work=tmp_path)
+        fit_answer_judge(planted(base, 60, by="draft"), bits=4, work=tmp_path)
 
 
 @pytest.mark.parametrize("options", [{"full": True}, {"base": "small"}])
 def test_weights_of_few_bits_are_not_trained_themselves(options, base, tmp_path, with_cuda):
     with pytest.raises(BadSetting, match="cannot learn: --bits is for LoRA on a causal base"):
-        fit_answer(planted(base, 60, by="draft"), bits=4, work=tmp_path, **options)
+        fit_answer_judge(planted(base, 60, by="draft"), bits=4, work=tmp_path, **options)
 
 
 def test_transformers_is_told_the_bits_and_puts_the_model_on_the_gpu_itself(base, with_cuda, monkeypatch):
@@ -80,7 +79,7 @@ def test_transformers_is_told_the_bits_and_puts_the_model_on_the_gpu_itself(base
         return torch.nn.Identity()
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", read)
-    loaded = load(network.source, bits=8)
+    loaded = load_transformers(network.source, bits=8)
     assert told["quantization_config"].load_in_8bit
     assert told["device_map"] == {"": 0}
     assert not loaded.model.training

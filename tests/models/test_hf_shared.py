@@ -10,7 +10,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
-from knowgate.models.hf.shared import Branches, attend, can_share, sharing
+from knowgate.models.hf.forward_pass import (
+    SharedCache,
+    compute_shared_attention,
+    supports_shared_cache,
+    use_shared_attention,
+)
 
 
 class Attention:
@@ -31,14 +36,14 @@ def test_two_parts_are_the_attention_over_all_tokens(heads, groups, answers):
     prompts, length, width, steps = 3, 7, 8, 4
     keys, values = torch.randn(2, prompts, heads, length, width)
     mask = torch.tensor([[1] * 7, [1, 1, 0, 0, 1, 1, 1], [0] * 6 + [1]])  # padding may follow a shared beginning
-    branches = Branches(DynamicCache([(keys, values)]), mask, answers, room=steps)
+    branches = SharedCache(DynamicCache([(keys, values)]), mask, answers, room=steps)
     model, own = SimpleNamespace(config=config()), []
     for step in range(steps):
         query = torch.randn(prompts * answers, heads * groups, 1, width)
         own.append(torch.randn(2, prompts * answers, heads, 1, width))
-        with sharing(model, branches):
+        with use_shared_attention(model, branches):
             given = branches.update(own[-1][0], own[-1][1], 0)
-            ours, _ = attend(Attention(), query, *given, None, scaling=0.3)
+            ours, _ = compute_shared_attention(Attention(), query, *given, None, scaling=0.3)
         all_keys, all_values = (
             torch.cat([part.repeat_interleave(answers, dim=0), *(pair[i] for pair in own)], dim=2)
             for i, part in enumerate((keys, values))
@@ -52,7 +57,7 @@ def test_two_parts_are_the_attention_over_all_tokens(heads, groups, answers):
 
 def test_answers_that_are_kept_keep_their_own_keys():
     keys = torch.arange(2.0)[:, None, None, None].expand(2, 1, 3, 1)
-    branches = Branches(DynamicCache([(keys, keys)]), torch.ones(2, 3), answers=3, room=2)
+    branches = SharedCache(DynamicCache([(keys, keys)]), torch.ones(2, 3), answers=3, room=2)
     branches.update(torch.arange(6.0)[:, None, None, None], torch.arange(6.0)[:, None, None, None], 0)
     branches.select(torch.tensor([1]), torch.tensor([[1]]), torch.tensor([[2, 0]]))
     own, _ = branches.update(torch.tensor([8.0, 9.0])[:, None, None, None], torch.zeros(2, 1, 1, 1), 0)
@@ -63,7 +68,7 @@ def test_answers_that_are_kept_keep_their_own_keys():
 def test_the_models_own_attention_is_back_after_an_error():
     text = SimpleNamespace(_attn_implementation="sdpa")
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
-    with contextlib.suppress(RuntimeError), sharing(model, SimpleNamespace()):
+    with contextlib.suppress(RuntimeError), use_shared_attention(model, SimpleNamespace()):
         assert text._attn_implementation != "sdpa"
         raise RuntimeError
     assert text._attn_implementation == "sdpa"
@@ -71,7 +76,7 @@ def test_the_models_own_attention_is_back_after_an_error():
 
 def test_attention_of_another_kind_is_an_error_never_another_result():
     with pytest.raises(RuntimeError, match="softcap cannot be shared"):
-        attend(Attention(), *[torch.zeros(1, 1, 1, 1)] * 3, None, softcap=50.0, sliding_window=None)
+        compute_shared_attention(Attention(), *[torch.zeros(1, 1, 1, 1)] * 3, None, softcap=50.0, sliding_window=None)
 
 
 @pytest.mark.parametrize(
@@ -86,5 +91,5 @@ def test_attention_of_another_kind_is_an_error_never_another_result():
     ],
 )
 def test_only_plain_attention_is_shared(values, shares):
-    assert can_share(SimpleNamespace(config=config(**values), _supports_attention_backend=True)) == shares
-    assert not can_share(SimpleNamespace(config=config(**values)))
+    assert supports_shared_cache(SimpleNamespace(config=config(**values), _supports_attention_backend=True)) == shares
+    assert not supports_shared_cache(SimpleNamespace(config=config(**values)))

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadInput, BadSetting, ModelError, NotOffered, WeightsError
-from knowgate.gates import bind_gate, load_gate, read_questions, score_both
-from knowgate.models import gguf_behind, load_model
-from knowgate.models.llama import engine as llama_engine
-from knowgate.models.llama.library import FIRST, TYPES, check_layout
-from knowgate.models.llama.rows import Row, draw, most_probable
-from knowgate.prompts import AnswerPrompts
-from knowgate.types import LabelPrompt, Prompt, Question, Sampling, Want
+from knowgate.gates import load_gate
+from knowgate.gates.scoring import bind_gate, read_questions, score_with_raw
+from knowgate.models import load_model
+from knowgate.models.gguf import find_gguf_file
+from knowgate.models.llamacpp import engine as llama_engine
+from knowgate.models.llamacpp.bindings import CACHE_TYPES_OFFSET, DEFAULT_FIRST_FIELDS, check_params_layout
+from knowgate.models.llamacpp.decoding import SequenceState, draw_tokens, pick_greedy_steps
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.types import LabelPrompt, Prompt, Question, Sampling, SignalRequest
 
 TEXTS = (
     "What is the capital of France?", "Hi, how are you?", "What is 7 times 8?", "Is water wet? Say yes or no.",
@@ -28,15 +30,15 @@ pytest.importorskip("xllamacpp", reason="needs the extra 'llamacpp'")
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def defaults(first=FIRST, types=(1, 1), gap=24):
+def defaults(first=DEFAULT_FIRST_FIELDS, types=(1, 1), gap=24):
     """Settings as llama.cpp lays them out: numbers, an empty callback, types, pointers, switches."""
-    begin = struct.pack("<9i", *first).ljust(TYPES, b"\0")
+    begin = struct.pack("<9i", *first).ljust(CACHE_TYPES_OFFSET, b"\0")
     return (begin + struct.pack("<2i", *types) + bytes(gap) + bytes((0, 1, 1, 1, 1, 0))).ljust(512, b"\0")
 
 
 def test_settings_that_are_laid_out_as_known_give_the_place_of_the_shared_memory():
-    assert check_layout(defaults()) == TYPES + 8 + 24 + 5
-    assert check_layout(defaults(gap=16)) == TYPES + 8 + 16 + 5
+    assert check_params_layout(defaults()) == CACHE_TYPES_OFFSET + 8 + 24 + 5
+    assert check_params_layout(defaults(gap=16)) == CACHE_TYPES_OFFSET + 8 + 16 + 5
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_settings_that_are_laid_out_as_known_give_the_place_of_the_shared_memory
 )
 def test_settings_that_are_laid_out_otherwise_are_refused(other):
     with pytest.raises(NotOffered, match=r"laid out in another way.*or use gguf:FILE"):
-        check_layout(other)
+        check_params_layout(other)
 
 
 def test_a_file_that_is_not_there_is_a_sentence(tmp_path):
@@ -79,17 +81,17 @@ def test_a_runtime_whose_two_ways_differ_by_more_than_a_tenth_of_a_nat_is_refuse
             return off
 
     if not refused:
-        llama_engine.check_numbers(Engine(), tmp_path)
+        llama_engine.check_engine(Engine(), tmp_path)
         return
     with pytest.raises(ModelError, match="differ by"):
-        llama_engine.check_numbers(Engine(), tmp_path)
+        llama_engine.check_engine(Engine(), tmp_path)
 
 
 # --- choosing tokens ------------------------------------------------------------------------------
 
 
 def test_log_probability_entropy_and_margin_of_a_distribution():
-    [step] = most_probable(np.log(np.array([[0.5, 0.25, 0.25]], dtype=np.float32)))
+    [step] = pick_greedy_steps(np.log(np.array([[0.5, 0.25, 0.25]], dtype=np.float32)))
     assert step.token == 0
     assert step.logprob == pytest.approx(np.log(0.5), abs=1e-6)
     assert step.entropy == pytest.approx(1.5 * np.log(2), abs=1e-6)
@@ -103,8 +105,8 @@ def test_log_probability_entropy_and_margin_of_a_distribution():
 def test_tokens_are_drawn_by_inverse_cumulative_probability(sampling, expected):
     """p = (.1, .6, .3): in the order of the vocabulary, or of the most probable where some are cut off."""
     logits = np.log(np.array([[0.1, 0.6, 0.3]] * 3, dtype=np.float32))
-    rows = [Row(1, 1, 1, uniforms=np.array([number])) for number in (0.5, 0.8, 0.05)]
-    assert draw(rows, logits, sampling) == expected
+    rows = [SequenceState(1, 1, 1, uniforms=np.array([number])) for number in (0.5, 0.8, 0.05)]
+    assert draw_tokens(rows, logits, sampling) == expected
 
 
 # --- the embedded model ---------------------------------------------------------------------------
@@ -127,7 +129,7 @@ def test_answers_states_and_needs_agree_with_transformers(smollm, smollm_llamacp
     """Ties aside, the answers are the same; needs of `prompt` correlate above .98, those of the first token less."""
     prompts, models = AnswerPrompts(), (smollm_llamacpp, smollm)
     asked = [prompts.closed(question) for question in QUESTIONS]
-    here, there = (model.read(asked, Want(draft_tokens=3, layers=(10, 20, -1))) for model in models)
+    here, there = (model.read(asked, SignalRequest(draft_tokens=3, layers=(10, 20, -1))) for model in models)
     for mine, other in zip(here, there, strict=True):
         assert mine.draft.text == other.draft.text or min(token.margin for token in other.draft.tokens) < TIE
         for layer in (10, 20, -1):
@@ -138,7 +140,8 @@ def test_answers_states_and_needs_agree_with_transformers(smollm, smollm_llamacp
     gates = [bind_gate(load_gate("prompt"), model, prompts) for model in models]
     pairs = zip(gates, models, strict=True)
     needs = [
-        score_both(gate, QUESTIONS, read_questions(model, [gate], QUESTIONS, prompts)).needs for gate, model in pairs
+        score_with_raw(gate, QUESTIONS, read_questions(model, [gate], QUESTIONS, prompts)).needs
+        for gate, model in pairs
     ]
     assert np.corrcoef(*needs)[0, 1] >= 0.98
     scores = [model.answer_logprobs(asked[:2], ["Paris", "Fine, thank you"]) for model in models]
@@ -164,7 +167,7 @@ def test_labels_inside_a_prompt_agree_with_transformers_with_and_without_a_held_
 @pytest.mark.model
 def test_samples_depend_on_the_seed_and_not_on_the_batch(smollm_llamacpp):
     """In an engine that keeps nothing: what it kept shifts where tokens lie, and so the rounding of their sums."""
-    want = Want(samples=4, sample_tokens=5, seed=3, draft_tokens=2, sample_layer=15, sample_end=True)
+    want = SignalRequest(samples=4, sample_tokens=5, seed=3, draft_tokens=2, sample_layer=15, sample_end=True)
     smollm_llamacpp.engine.clear()
     alone = smollm_llamacpp.read([Prompt("Who wrote Faust?")], want)[0]
     smollm_llamacpp.engine.clear()
@@ -178,9 +181,9 @@ def test_samples_depend_on_the_seed_and_not_on_the_batch(smollm_llamacpp):
 @pytest.mark.model
 def test_a_draft_can_go_on_after_other_work_was_done(smollm_llamacpp):
     prompt = Prompt("What is the Danube?")
-    handle = smollm_llamacpp.read([prompt], Want(draft_tokens=3))[0].resume
+    handle = smollm_llamacpp.read([prompt], SignalRequest(draft_tokens=3))[0].resume
     at_once = smollm_llamacpp.generate([prompt], max_tokens=8, resume=[handle])[0][0]
-    smollm_llamacpp.read([Prompt("Hi")], Want(draft_tokens=2))
+    smollm_llamacpp.read([Prompt("Hi")], SignalRequest(draft_tokens=2))
     later = smollm_llamacpp.generate([prompt], max_tokens=8, resume=[handle])[0][0]
     assert later.text == at_once.text == smollm_llamacpp.generate([prompt], max_tokens=8)[0][0].text
     assert later.n_tokens == 8
@@ -191,13 +194,13 @@ def test_what_does_not_fit_is_refused(smollm_llamacpp):
     with pytest.raises(BadInput, match="sees only 8192"):
         smollm_llamacpp.generate([Prompt("word " * 9_000)], max_tokens=4)
     with pytest.raises(BadSetting, match="at most 62 samples"):
-        smollm_llamacpp.read([Prompt("Hi")], Want(samples=100))
+        smollm_llamacpp.read([Prompt("Hi")], SignalRequest(samples=100))
     with pytest.raises(BadSetting, match="hidden states 0 to 30"):
-        smollm_llamacpp.read([Prompt("Hi")], Want(layers=(31,)))
+        smollm_llamacpp.read([Prompt("Hi")], SignalRequest(layers=(31,)))
 
 
 @pytest.mark.model
 def test_the_fingerprint_is_that_of_the_file_and_not_that_of_transformers(smollm, smollm_llamacpp):
     assert smollm_llamacpp.fingerprint == f"llamacpp-{smollm.fingerprint}"
-    assert load_model(f"llamacpp:{gguf_behind('smollm')}").fingerprint == smollm_llamacpp.fingerprint
+    assert load_model(f"llamacpp:{find_gguf_file('smollm')}").fingerprint == smollm_llamacpp.fingerprint
     assert smollm_llamacpp.name == "llamacpp:smollm"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.models.marked import cut_prompts
+from knowgate.models.tokenization import encode_label_prompts
 from knowgate.types import LabelPrompt
 
 
@@ -34,7 +34,7 @@ class Letters:
 def test_chats_and_raw_prompts_are_cut_together():
     model, labels = Letters(), [ord("y"), ord("n")]
     raw = LabelPrompt(parts=("a:", "yb:"), prefix="p", raw=True)
-    chat, first, again = cut_prompts(model, [LabelPrompt(parts=("q",), raw=False), raw, raw], labels)
+    chat, first, again = encode_label_prompts(model, [LabelPrompt(parts=("q",), raw=False), raw, raw], labels)
     assert (chat.ids, chat.marks, chat.prefix) == ([ord(letter) for letter in "(q)"], [2], 0)
     assert (first.ids, first.marks, first.prefix) == ([0, *map(ord, "pa:yb:")], [3, 6], 2)
     assert again == first
@@ -44,9 +44,9 @@ def test_chats_and_raw_prompts_are_cut_together():
 
 def test_a_part_that_begins_with_no_label_is_refused():
     with pytest.raises(BadSetting, match="not one token in place"):
-        cut_prompts(Letters(), [LabelPrompt(parts=("a:", "xb:"), raw=True)], [ord("y")])
+        encode_label_prompts(Letters(), [LabelPrompt(parts=("a:", "xb:"), raw=True)], [ord("y")])
 
 
 def test_a_user_turn_has_one_place_for_a_label():
     with pytest.raises(BadSetting, match="one label position"):
-        cut_prompts(Letters(), [LabelPrompt(parts=("a:", "yb:"), raw=False)], [ord("y")])
+        encode_label_prompts(Letters(), [LabelPrompt(parts=("a:", "yb:"), raw=False)], [ord("y")])

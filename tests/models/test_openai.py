@@ -7,16 +7,16 @@ import httpx
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, NotOffered, ServerError
+from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel, open_openai
-from knowgate.models.openai.reply import label_logprobs
-from knowgate.models.openai.wire import Patience
-from knowgate.types import LabelPrompt, Prompt, Sampling, Signal, Want
+from knowgate.models.openai.responses import compute_label_logprobs
+from knowgate.types import LabelPrompt, Prompt, Sampling, Signal, SignalRequest
 from tests.support.chat_server import ChatServer
 from tests.support.processes import PATIENCE
 
 URL = "http://server.test/v1"
 PROMPTS = [Prompt(f"q{i}") for i in range(20)]
-QUICK = Patience(timeout=120, total=360, retries=1, backoff=0.0)
+QUICK = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_everything_but_hidden_states_is_offered_when_it_comes_back():
 def test_a_field_that_is_refused_or_ignored_takes_its_signals_away(how, field, lost):
     model = connect(ChatServer(**{how: frozenset({field})}))
     assert model.offers == frozenset(Signal) - {Signal.HIDDEN} - lost
-    drafted = model.read([Prompt("q")], Want(draft_tokens=4))[0].draft
+    drafted = model.read([Prompt("q")], SignalRequest(draft_tokens=4))[0].draft
     assert (drafted.tokens is None) == (Signal.LOGPROBS in lost)
     drawn = model.generate(PROMPTS[:3], max_tokens=4, temperature=1.0, n=5)
     assert [len(row) for row in drawn] == [5, 5, 5]
@@ -69,7 +69,7 @@ def test_extras_are_sent_only_where_they_are_taken():
 
 def test_top_p_and_top_k_are_sent_where_answers_are_drawn_from_the_most_probable_tokens():
     server = ChatServer()
-    connect(server).read(PROMPTS[:1], Want(samples=2, sampling=Sampling(0.6, 0.9, 50)))
+    connect(server).read(PROMPTS[:1], SignalRequest(samples=2, sampling=Sampling(0.6, 0.9, 50)))
     sent = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "min_p": 0.0}
     assert sent.items() <= server.after_probe()[0].items()
 
@@ -77,7 +77,7 @@ def test_top_p_and_top_k_are_sent_where_answers_are_drawn_from_the_most_probable
 def test_a_server_that_takes_no_top_k_says_so_instead_of_drawing_from_all_tokens():
     model = connect(ChatServer(refuses=frozenset({"top_k", "min_p"})))
     with pytest.raises(NotOffered, match="takes no top_k: leave it out"):
-        model.read(PROMPTS[:1], Want(samples=2, sampling=Sampling(top_k=50)))
+        model.read(PROMPTS[:1], SignalRequest(samples=2, sampling=Sampling(top_k=50)))
 
 
 def test_a_server_without_n_is_asked_n_times_with_a_seed_each():
@@ -132,7 +132,7 @@ def test_requests_of_a_batch_overlap_up_to_the_limit():
 
 def test_a_draft_has_logprobs_and_the_margin_of_the_top_two():
     server = ChatServer()
-    reading = connect(server).read([Prompt("q")], Want(draft_tokens=7, samples=2, sample_tokens=3))[0]
+    reading = connect(server).read([Prompt("q")], SignalRequest(draft_tokens=7, samples=2, sample_tokens=3))[0]
     token = reading.draft.tokens[0]
     assert (token.text, token.entropy) == ("Paris", None)
     assert token.logprob == pytest.approx(math.log(0.6))
@@ -149,7 +149,7 @@ def test_tokens_of_several_choices_are_shared_out_to_the_right_sum():
 def test_a_finished_draft_is_the_answer_without_a_call():
     server = ChatServer()
     model = connect(server)
-    handle = model.read([Prompt("q")], Want(draft_tokens=4))[0].resume
+    handle = model.read([Prompt("q")], SignalRequest(draft_tokens=4))[0].resume
     before = len(server.bodies)
     assert model.generate([Prompt("q")], max_tokens=50, resume=[handle])[0][0].text == "answer to q"
     assert len(server.bodies) == before
@@ -159,9 +159,9 @@ def test_a_draft_that_hit_its_limit_is_generated_anew_in_its_place():
     server = ChatServer()
     model = connect(server)
     server.finish = "length"
-    cut = model.read([Prompt("a")], Want(draft_tokens=1))[0]
+    cut = model.read([Prompt("a")], SignalRequest(draft_tokens=1))[0]
     server.finish = "stop"
-    done = model.read([Prompt("b")], Want(draft_tokens=1))[0]
+    done = model.read([Prompt("b")], SignalRequest(draft_tokens=1))[0]
     prompts, handles = [Prompt("b"), Prompt("a"), Prompt("b")], [done.resume, cut.resume, done.resume]
     rows = model.generate(prompts, max_tokens=50, resume=handles)
     assert not cut.draft.finished
@@ -179,7 +179,7 @@ def test_going_on_is_greedy_and_needs_an_own_handle():
 
 def test_raw_prompts_go_to_the_completions_endpoint():
     server = ChatServer()
-    draft = connect(server).read([Prompt("Q: x A:", raw=True)], Want(draft_tokens=4))[0].draft
+    draft = connect(server).read([Prompt("Q: x A:", raw=True)], SignalRequest(draft_tokens=4))[0].draft
     assert draft.text == "Q: x A: goes on"
     assert draft.tokens[0].margin == pytest.approx(0.35)
     path, body = server.bodies[-1]
@@ -195,12 +195,12 @@ def test_labels_are_read_from_the_top_tokens():
 
 def test_an_unlisted_label_gets_the_smallest_listed_probability():
     top = [("Yes", math.log(0.9)), ("yes", math.log(0.08)), ("x", math.log(0.02))]
-    assert label_logprobs(top, ["Yes", "No"]) == pytest.approx([math.log(0.9), math.log(0.02)])
+    assert compute_label_logprobs(top, ["Yes", "No"]) == pytest.approx([math.log(0.9), math.log(0.02)])
 
 
 def test_an_unlisted_label_of_several_tokens_is_bounded_by_its_beginning():
     top = [("un", math.log(0.9)), ("known", math.log(0.05)), ("x", math.log(0.01))]
-    assert label_logprobs(top, ["known", "unknown"]) == pytest.approx([math.log(0.05), math.log(0.9)])
+    assert compute_label_logprobs(top, ["known", "unknown"]) == pytest.approx([math.log(0.05), math.log(0.9)])
 
 
 def test_labels_that_are_all_unlisted_get_the_same_bound_and_do_not_end_the_batch():
@@ -213,7 +213,7 @@ def test_what_a_server_cannot_give_is_refused():
     server.cards = [{"id": "m", "owned_by": "library"}]
     model = connect(server)
     with pytest.raises(NotOffered, match="hidden states"):
-        model.read(PROMPTS, Want(layers=(1,)))
+        model.read(PROMPTS, SignalRequest(layers=(1,)))
     with pytest.raises(NotOffered, match="inside"):
         model.label_logits([LabelPrompt(("a", "b"))], ["x", "y"])
     with pytest.raises(NotOffered, match="most probable tokens"):
@@ -223,7 +223,7 @@ def test_what_a_server_cannot_give_is_refused():
 def test_an_empty_batch_asks_nothing():
     server = ChatServer()
     model = connect(server)
-    assert model.read([], Want(draft_tokens=3, samples=2)) == model.generate([], max_tokens=3) == []
+    assert model.read([], SignalRequest(draft_tokens=3, samples=2)) == model.generate([], max_tokens=3) == []
     assert model.label_logits([], ["a", "b"]) == []
     assert server.bodies == []
 
@@ -277,7 +277,7 @@ def test_a_nonsense_reply_is_a_model_error(change, message):
     assert model.offers
     server.change = change
     with pytest.raises(ModelError, match=message):
-        model.read([Prompt("q")], Want(draft_tokens=2))
+        model.read([Prompt("q")], SignalRequest(draft_tokens=2))
 
 
 def with_logprob(value):
@@ -291,7 +291,7 @@ def test_missing_logprobs_after_the_probe_are_an_error():
     assert model.offers
     server.change = lambda reply: {"choices": [{"message": {"content": "a"}}]}
     with pytest.raises(ModelError, match="left out the log-probabilities"):
-        model.read([Prompt("q")], Want(draft_tokens=2))
+        model.read([Prompt("q")], SignalRequest(draft_tokens=2))
 
 
 def test_no_content_is_an_empty_answer():

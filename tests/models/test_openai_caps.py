@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.gates import bind_gate, load_gate
+from knowgate.gates import load_gate
+from knowgate.gates.scoring import bind_gate
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.labeller import Labeller, Plan
+from knowgate.labels.labeler import Labeler
+from knowgate.labels.options import LabelPlan
+from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.wire import Patience
+from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.prompts import AnswerPrompts
-from knowgate.types import LabelPrompt, Note, Question
+from knowgate.types import DecisionNote, LabelPrompt, Question
 from tests.support.chat_server import ChatServer
 
-QUICK = Patience(timeout=120, total=360, retries=1, backoff=0.0)
+QUICK = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
 SPELLED = {"true": [9], " true": [19], "false": [8], " false": [18]}
 EXACT = {9: 0.02, 19: 0.01, 8: 0.004, 18: 0.001}
 HALF_LISTED = "listed"
@@ -63,7 +65,7 @@ def test_sglang_is_asked_for_labels_by_their_tokens():
 def test_a_question_whose_labels_are_not_listed_is_undecided_and_noted_and_the_others_go_on():
     rag = AdaptiveRAG(connect(CappedServer()), load_gate("prompt"))
     none, one = rag.answer_many([Question("Who?"), Question(f"Who is {HALF_LISTED}?")])
-    assert (none.decision.need, none.decision.notes) == (0.5, (Note.LABELS_UNLISTED,))
+    assert (none.decision.need, none.decision.notes) == (0.5, (DecisionNote.LABELS_UNLISTED,))
     assert "nothing tells the gate's labels apart" in none.decision.reason
     assert one.decision.need == pytest.approx(0.01 / 0.91)  # 'false' has at most what the least listed has
     assert one.decision.notes == ()
@@ -71,7 +73,7 @@ def test_a_question_whose_labels_are_not_listed_is_undecided_and_noted_and_the_o
 
 
 def test_a_label_run_leaves_out_what_the_llm_did_not_say():
-    labeller = Labeller(connect(CappedServer()), StringGrader(), Plan(samples=0))
+    labeller = Labeler(connect(CappedServer()), StringGrader(), LabelPlan(samples=0))
     asked = [Question("Who?", id="1", answers=("x",)), Question(f"Who is {HALF_LISTED}?", id="2", answers=("x",))]
     rows = labeller.label(asked).rows
     assert ["self_assessment" in row.signals for row in rows] == [False, True]

@@ -6,16 +6,16 @@ import json
 import httpx
 import pytest
 
-from knowgate.models.openai.going_on import Draft
+from knowgate.models.openai.client import RetryPolicy
+from knowgate.models.openai.continuation import ServerDraft
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.wire import Patience
-from knowgate.types import Completion, Prompt, Token, Want
+from knowgate.types import Completion, Prompt, SignalRequest, Token
 from tests.support.chat_server import ChatServer
 from tests.support.llama_server import NAME, running_llama
 from tests.support.vllm_talk import TURN, Talk, drafted_and_finished, labelled
 
 URL = "http://server.test/v1"
-QUICK = Patience(timeout=120, total=360, retries=1, backoff=0.0)
+QUICK = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
 BEGUN = Completion(
     "Faust is by", tokens=tuple(Token(text, -0.5) for text in ("Faust", " is", " by")), finished=False, n_tokens=3
 )
@@ -53,11 +53,11 @@ def connect(server):
 
 
 def finish(model, begun=BEGUN, prompt=TURN, max_tokens=10):
-    return model.generate([prompt], max_tokens=max_tokens, resume=[Draft(prompt, begun)])[0][0]
+    return model.generate([prompt], max_tokens=max_tokens, resume=[ServerDraft(prompt, begun)])[0][0]
 
 
 def streamed(model, begun=BEGUN, max_tokens=10):
-    pieces, stream = [], model.stream(TURN, max_tokens=max_tokens, resume=Draft(TURN, begun))
+    pieces, stream = [], model.stream(TURN, max_tokens=max_tokens, resume=ServerDraft(TURN, begun))
     while True:
         try:
             pieces.append(next(stream))
@@ -167,7 +167,7 @@ def test_a_real_llama_cpp_goes_on_from_its_draft():
     with running_llama() as url:
         notebook = Counting()
         model = OpenAIModel(NAME, url, transport=notebook)
-        reading = model.read([turn], Want(draft_tokens=3))[0]
+        reading = model.read([turn], SignalRequest(draft_tokens=3))[0]
         answer = model.generate([turn], max_tokens=12, resume=[reading.resume])[0][0]
         last = notebook.bodies[-1]
         stream = model.stream(turn, max_tokens=12, resume=reading.resume)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, NotOffered, ServerError
+from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.wire import Patience
 from knowgate.types import LabelPrompt
 from tests.support.chat_server import ChatServer
 
@@ -122,7 +122,7 @@ def tokens(body):
 
 
 def connect(server, **settings):
-    quick = Patience(timeout=120, total=360, retries=0, backoff=0.0)
+    quick = RetryPolicy(timeout=120, total=360, retries=0, backoff=0.0)
     transport = httpx.MockTransport(server)
     return OpenAIModel("m", "http://server.test/v1", patience=quick, transport=transport, **settings)
 

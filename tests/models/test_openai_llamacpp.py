@@ -7,15 +7,16 @@ import httpx
 import numpy as np
 import pytest
 
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
+from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import NotOffered
-from knowgate.gates import bind_gate, load_gate, read_questions, score_both
+from knowgate.gates import load_gate
 from knowgate.gates.dhicl import DhiclGate
-from knowgate.history.entries import Known, LogEntry, Scope, Source
-from knowgate.history.sqlite import SqliteHistory
+from knowgate.gates.scoring import bind_gate, read_questions, score_with_raw
+from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.reply import ListedToken
-from knowgate.models.openai.wire import Patience
-from knowgate.prompts import AnswerPrompts
+from knowgate.models.openai.responses import TokenLogprobs
+from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.types import LabelPrompt, Question
 from tests.support.chat_server import ChatServer
 from tests.support.hash_embedder import HashEmbedder
@@ -25,7 +26,7 @@ TEXTS = ("What is the capital of France?", "Is water wet?")
 QUESTIONS = [Question(text, id=str(number)) for number, text in enumerate(TEXTS)]
 PROMPTS = AnswerPrompts()
 CLOSE = 0.05  # of a need: the server computes several requests together, and rounds otherwise
-QUICK = Patience(timeout=120, total=360, retries=1, backoff=0.0)
+QUICK = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def served():
 
 def needs(gate, model):
     bound = bind_gate(load_gate(gate) if isinstance(gate, str) else gate, model, PROMPTS)
-    return score_both(bound, QUESTIONS, read_questions(model, [bound], QUESTIONS, PROMPTS)).needs
+    return score_with_raw(bound, QUESTIONS, read_questions(model, [bound], QUESTIONS, PROMPTS)).needs
 
 
 @pytest.mark.model
@@ -60,10 +61,10 @@ def test_labels_inside_a_prompt_are_those_of_the_same_weights_in_process(served,
 def test_dhicl_decides_on_a_llama_cpp_server(served, smollm_llamacpp, tmp_path):
     found = []
     for model in (served, smollm_llamacpp):
-        scope = Scope(model.fingerprint, PROMPTS.fingerprint)
+        scope = HistoryScope(model.fingerprint, PROMPTS.fingerprint)
         log = SqliteHistory(tmp_path / f"{model.fingerprint}.db", HashEmbedder())
-        labels = (Known.KNOWN, Known.UNKNOWN)
-        log.add([LogEntry(f"{text} ({n})", labels[n % 2], scope, Source.GOLD) for n, text in enumerate(TEXTS)])
+        labels = (KnowledgeLabel.KNOWN, KnowledgeLabel.UNKNOWN)
+        log.add([LogEntry(f"{text} ({n})", labels[n % 2], scope, LabelSource.GOLD) for n, text in enumerate(TEXTS)])
         found.append(needs(DhiclGate(log, k=2), model))
     np.testing.assert_allclose(found[0], found[1], atol=CLOSE)
 
@@ -118,6 +119,6 @@ def test_labels_beyond_the_cap_of_vllm_are_asked_for_by_their_tokens():
 
 
 def test_the_entropy_of_a_long_list_is_that_of_the_distribution():
-    even = ListedToken("a", math.log(1 / 1_000), tuple((str(i), math.log(1 / 1_000)) for i in range(1_000)))
+    even = TokenLogprobs("a", math.log(1 / 1_000), tuple((str(i), math.log(1 / 1_000)) for i in range(1_000)))
     assert even.entropy == pytest.approx(math.log(1_000), abs=1e-6)
-    assert ListedToken("a", -0.1, (("a", -0.1), ("b", -3.0))).entropy is None
+    assert TokenLogprobs("a", -0.1, (("a", -0.1), ("b", -3.0))).entropy is None

@@ -5,22 +5,22 @@ import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.models.openai.model import open_openai
-from knowgate.models.openai.spec import ServerSpec, StateLayers, read_spec
+from knowgate.models.openai.spec import HiddenStateConfig, OpenAISpec, parse_openai_spec
 
 URL = "http://127.0.0.1:8000/v1"
 
 
 def test_a_spec_says_nothing_more_than_model_and_url_unless_it_does():
-    assert read_spec(f"Qwen/Qwen3-8B@{URL}") == ServerSpec("Qwen/Qwen3-8B", URL, 8, None)
+    assert parse_openai_spec(f"Qwen/Qwen3-8B@{URL}") == OpenAISpec("Qwen/Qwen3-8B", URL, 8, None)
 
 
 def test_options_stand_behind_the_url():
-    spec = read_spec(f"m@{URL}#layers=15,23&storage=/mnt/my%20states&depth=31&concurrency=32")
-    assert spec == ServerSpec("m", URL, 32, StateLayers((15, 23), 31, Path("/mnt/my states")))
+    spec = parse_openai_spec(f"m@{URL}#layers=15,23&storage=/mnt/my%20states&depth=31&concurrency=32")
+    assert spec == OpenAISpec("m", URL, 32, HiddenStateConfig((15, 23), 31, Path("/mnt/my states")))
 
 
 def test_the_depth_follows_from_the_last_layer_unless_it_is_given():
-    assert read_spec(f"m@{URL}#layers=23,15").states == StateLayers((23, 15), 24, None)
+    assert parse_openai_spec(f"m@{URL}#layers=23,15").states == HiddenStateConfig((23, 15), 24, None)
 
 
 def test_a_model_is_made_as_its_spec_says():
@@ -45,4 +45,4 @@ def test_a_model_is_made_as_its_spec_says():
 )
 def test_options_that_make_no_sense_are_refused(options, words):
     with pytest.raises(BadSetting, match=re.escape(words)):
-        read_spec(f"m@{URL}#{options}")
+        parse_openai_spec(f"m@{URL}#{options}")

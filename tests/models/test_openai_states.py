@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
-from knowgate.labels.layers import layer_numbers
+from knowgate.labels.options import resolve_layers
+from knowgate.models.openai.client import RetryPolicy
+from knowgate.models.openai.hidden_states import consume_states_file, locate_states_file
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.spec import StateLayers
-from knowgate.models.openai.states_file import located, take_states
-from knowgate.models.openai.wire import Patience
-from knowgate.types import LabelPrompt, Prompt, Signal, Want
+from knowgate.models.openai.spec import HiddenStateConfig
+from knowgate.types import LabelPrompt, Prompt, Signal, SignalRequest
 from tests.support.vllm_talk import ASKED, recorded_states
 
 if sys.platform == "win32":
@@ -29,13 +29,13 @@ from tests.support.states_servers import (
 )
 
 URL = "http://server.test/v1"
-QUICK = Patience(timeout=120, total=360, retries=1, backoff=0.0)
+QUICK = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
 PROMPTS = [Prompt(f"question {number}?") for number in range(4)]
-BOTH = Want(draft_tokens=2, layers=(2, 4), after_draft=True)
+BOTH = SignalRequest(draft_tokens=2, layers=(2, 4), after_draft=True)
 
 
 def connect(server, folder=None, layers=SERVED_LAYERS, depth=5):
-    states = StateLayers(layers, depth, folder)
+    states = HiddenStateConfig(layers, depth, folder)
     return OpenAIModel("m", URL, patience=QUICK, transport=httpx.MockTransport(server), states=states)
 
 
@@ -69,14 +69,14 @@ def test_states_are_those_at_the_end_of_the_prompt_and_of_the_draft(served, fini
 
 def test_without_a_draft_there_is_one_request_for_states(served):
     model, server = served
-    reading = model.read(PROMPTS[:1], Want(layers=(-1,)))[0]
+    reading = model.read(PROMPTS[:1], SignalRequest(layers=(-1,)))[0]
     np.testing.assert_array_equal(reading.hidden[-1], state_of(text_ids(PROMPTS[0].text), 4))
     assert (server.ids, reading.hidden_after) == ([text_ids(PROMPTS[0].text)], {})
 
 
 def test_raw_prompts_have_states_too(served):
     model, _ = served
-    reading = model.read([Prompt("as it stands", raw=True)], Want(layers=(2,)))[0]
+    reading = model.read([Prompt("as it stands", raw=True)], SignalRequest(layers=(2,)))[0]
     np.testing.assert_array_equal(reading.hidden[2], state_of(text_ids("as it stands"), 2))
 
 
@@ -96,7 +96,7 @@ def test_no_file_is_left_behind(tmp_path):
 def test_states_in_bfloat16_are_read(tmp_path):
     server = VllmStates(tmp_path)
     server.bf16 = True
-    found = connect(server, tmp_path).read(PROMPTS[:1], Want(layers=(2,)))[0].hidden[2]
+    found = connect(server, tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))[0].hidden[2]
     np.testing.assert_allclose(found, state_of(text_ids(PROMPTS[0].text), 2), rtol=2**-7)
 
 
@@ -113,7 +113,7 @@ def test_labels_are_not_asked_for_by_name_while_states_are_extracted(tmp_path):
 def test_a_layer_the_server_was_not_started_with_is_refused_by_its_number(served):
     model, server = served
     with pytest.raises(NotOffered, match=r"layer 3 is asked for, and the server gives 4, 2\. Start it with that layer"):
-        model.read(PROMPTS, Want(layers=(2, 3)))
+        model.read(PROMPTS, SignalRequest(layers=(2, 3)))
     assert server.ids == []
 
 
@@ -123,25 +123,25 @@ def test_other_layers_than_the_server_gives_are_counted(tmp_path):
         (SglangStates(), "not those of 3 layers"),
     ):
         with pytest.raises(BadSetting, match=words):
-            connect(server, tmp_path, layers=(4, 2, 1)).read(PROMPTS[:1], Want(layers=(2,)))
+            connect(server, tmp_path, layers=(4, 2, 1)).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 
 def test_a_label_run_is_refused_layers_the_server_lacks_before_it_begins(served):
     model, server = served
-    assert layer_numbers("mid,last", model) == (2, 4)
+    assert resolve_layers("mid,last", model) == (2, 4)
     with pytest.raises(NotOffered, match="layer 3 is asked for"):
-        layer_numbers("mid,late", model)
+        resolve_layers("mid,late", model)
     assert server.ids == []
 
 
 def test_states_of_samples_are_refused(served):
     with pytest.raises(NotOffered, match="no hidden states of sampled answers"):
-        served[0].read(PROMPTS, Want(samples=2, sample_layer=2))
+        served[0].read(PROMPTS, SignalRequest(samples=2, sample_layer=2))
 
 
 def test_vllm_needs_the_folder():
     with pytest.raises(BadSetting, match=r"name its shared_storage_path.*&storage=DIR"):
-        connect(VllmStates(None)).read(PROMPTS, Want(layers=(2,)))
+        connect(VllmStates(None)).read(PROMPTS, SignalRequest(layers=(2,)))
 
 
 class Plain(StatesServer):
@@ -157,28 +157,28 @@ class Ollama(StatesServer):
 
 def test_servers_that_were_not_started_for_it_or_cannot_do_it_say_so(tmp_path):
     with pytest.raises(NotOffered, match=r"openai:m gave no hidden states; docs/runtimes\.md says how"):
-        connect(Plain(), tmp_path).read(PROMPTS[:1], Want(layers=(2,)))
+        connect(Plain(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
     with pytest.raises(NotOffered, match=r"calls itself 'library': hidden states come from servers of vLLM and SGLang"):
-        connect(Ollama(), tmp_path).read(PROMPTS[:1], Want(layers=(2,)))
+        connect(Ollama(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 
 def test_a_folder_that_is_not_the_servers_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"'cmpl-1\.safetensors' does not appear in .*shared_storage_path"):
-        take_states(tmp_path, "/theirs/cmpl-1.safetensors", wait=0.02)
+        consume_states_file(tmp_path, "/theirs/cmpl-1.safetensors", wait=0.02)
 
 
 def test_a_server_can_name_no_file_outside_the_folder(tmp_path):
-    assert located(tmp_path, "/etc/../x-1.safetensors") == tmp_path / "x-1.safetensors"
+    assert locate_states_file(tmp_path, "/etc/../x-1.safetensors") == tmp_path / "x-1.safetensors"
     for name in ("/etc/passwd", "..", "", "a b.safetensors", "C:\\temp\\secret"):
         with pytest.raises(ModelError, match="is none"):
-            located(tmp_path, name)
+            locate_states_file(tmp_path, name)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}", (1 << 40).to_bytes(8, "little")])
 def test_a_damaged_file_is_refused_and_deleted(tmp_path, data):
     (tmp_path / "a-1.safetensors").write_bytes(data)
     with pytest.raises(ModelError, match="damaged or of an unknown form"):
-        take_states(tmp_path, "a-1.safetensors", wait=0.02)
+        consume_states_file(tmp_path, "a-1.safetensors", wait=0.02)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -187,7 +187,7 @@ def test_states_of_other_tokens_are_refused(tmp_path):
     write = server.write
     server.write = lambda kind, ids: write(kind, [*ids, 5])
     with pytest.raises(ModelError, match="those of other tokens"):
-        connect(server, tmp_path).read(PROMPTS[:1], Want(layers=(2,)))
+        connect(server, tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 
 # --- real numbers ---------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_states_of_other_tokens_are_refused(tmp_path):
 @pytest.mark.model
 def test_the_states_of_a_real_vllm_are_those_of_transformers(smollm):
     recorded = recorded_states()
-    readings = smollm.read(ASKED, Want(layers=tuple(recorded)))
+    readings = smollm.read(ASKED, SignalRequest(layers=tuple(recorded)))
     for layer, theirs in recorded.items():
         mine = np.stack([reading.hidden[layer] for reading in readings])
         cosines = (mine * theirs).sum(1) / np.linalg.norm(mine, axis=1) / np.linalg.norm(theirs, axis=1)

@@ -11,15 +11,14 @@ import httpx
 import pytest
 
 from knowgate.errors import ModelError, ServerError
-from knowgate.models.openai.events import read_events
+from knowgate.models.openai.client import RetryPolicy, parse_events
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.parts import GatheredReply
-from knowgate.models.openai.wire import Patience
-from knowgate.types import Prompt, Want
+from knowgate.models.openai.responses import StreamedResponse
+from knowgate.types import Prompt, SignalRequest
 from tests.support.chat_server import ChatServer, EventStream, as_line
 
 URL = "http://server.test/v1"
-QUICK = Patience(timeout=120, total=360, retries=2, backoff=0.0)
+QUICK = RetryPolicy(timeout=120, total=360, retries=2, backoff=0.0)
 ASKED = Prompt("why is it so?")
 
 
@@ -102,7 +101,7 @@ def test_an_answer_cut_off_by_the_limit_says_so():
 def test_a_draft_that_is_the_answer_costs_no_request():
     server = ChatServer()
     model = connect(server)
-    handle = model.read([ASKED], Want(draft_tokens=8))[0].resume
+    handle = model.read([ASKED], SignalRequest(draft_tokens=8))[0].resume
     asked = len(server.bodies)
     assert run(model.stream(ASKED, max_tokens=8, resume=handle))[0] == ["answer to why is it so?"]
     assert len(server.bodies) == asked
@@ -112,7 +111,7 @@ def test_a_draft_that_was_cut_off_is_streamed_anew():
     server = ChatServer()
     server.finish = "length"
     model = connect(server)
-    handle = model.read([ASKED], Want(draft_tokens=1))[0].resume
+    handle = model.read([ASKED], SignalRequest(draft_tokens=1))[0].resume
     pieces, _ = run(model.stream(ASKED, max_tokens=8, resume=handle))
     assert len(pieces) == 6
     assert server.after_probe()[-1]["max_tokens"] == 8
@@ -160,7 +159,7 @@ def test_the_last_count_is_taken_and_a_missing_one_is_no_error():
 
 
 def test_events_are_lines_of_data():
-    assert list(read_events([b": x\nda", b"ta: 1\n\ndata:2\nother: 3\ndata: [DO", b"NE]"])) == ["1", "2", "[DONE]"]
+    assert list(parse_events([b": x\nda", b"ta: 1\n\ndata:2\nother: 3\ndata: [DO", b"NE]"])) == ["1", "2", "[DONE]"]
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
@@ -286,12 +285,12 @@ def test_pieces_come_over_a_real_connection_before_the_answer_is_done():
 def test_parts_of_another_answer_are_left_out():
     part = {"choices": [{"index": 1, "delta": {"content": "B"}}, {"index": 0, "delta": {"content": "A"}}]}
     other = {"choices": [{"index": 1, "delta": {"content": "B"}, "finish_reason": "length"}]}
-    reply = GatheredReply()
+    reply = StreamedResponse()
     assert [reply.add(one) for one in (part, other, "[DONE]")] == ["A", "", ""]
     assert reply.finish is None
 
 
 def test_a_long_line_in_small_pieces_is_read_in_one_pass():
     start = time.process_time()
-    assert list(read_events(b"x" for _ in range(300_000))) == []
+    assert list(parse_events(b"x" for _ in range(300_000))) == []
     assert time.process_time() - start < 5  # joined again for every piece it takes minutes

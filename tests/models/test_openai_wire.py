@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, ServerError
+from knowgate.models.openai.client import ApiClient, RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.wire import Patience, Wire
 from knowgate.types import Prompt
 
 GOOD = (200, {}, {"choices": [{"message": {"content": "fine"}, "finish_reason": "stop"}]})
@@ -75,7 +75,7 @@ def loopback(*answers, drip=0.0):
 @contextmanager
 def post_to(url, **patience):
     settings = {"timeout": 120.0, "total": 360.0, "retries": 2, "backoff": 0.0, **patience}
-    wire = Wire(url, patience=Patience(**settings), connections=2)
+    wire = ApiClient(url, patience=RetryPolicy(**settings), connections=2)
     try:
         yield lambda: wire.post("/chat/completions", {"question": "a secret question"})
     finally:
@@ -203,7 +203,9 @@ def test_a_redirect_is_not_followed():
 
 def answering(status, value, **settings):
     transport = httpx.MockTransport(lambda request: httpx.Response(status, json=value))
-    return Wire("http://x.test/v1", patience=Patience(retries=0), connections=1, transport=transport, **settings)
+    return ApiClient(
+        "http://x.test/v1", patience=RetryPolicy(retries=0), connections=1, transport=transport, **settings
+    )
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -236,7 +238,7 @@ def test_the_key_is_sent_as_a_bearer(monkeypatch):
     seen = []
     monkeypatch.setenv("OPENAI_API_KEY", " sk-1 ")
     transport = httpx.MockTransport(lambda request: seen.append(request) or httpx.Response(200, json={}))
-    Wire("http://x.test", patience=Patience(), connections=1, transport=transport).get("/models")
+    ApiClient("http://x.test", patience=RetryPolicy(), connections=1, transport=transport).get("/models")
     assert seen[0].headers["Authorization"] == "Bearer sk-1"
 
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtefactError, BadSetting, ModelError
+from knowgate.errors import ArtifactError, BadSetting, ModelError
 from knowgate.models.fake import FakeModel
-from knowgate.models.replay import RecordingModel, ReplayModel, _want_settings
-from knowgate.models.replay_format import append_calls
-from knowgate.types import LabelPrompt, Prompt, Reading, Sampling, Want
+from knowgate.models.recording_format import append_calls
+from knowgate.models.replay import RecordingModel, ReplayModel, _reading_settings
+from knowgate.types import LabelPrompt, Prompt, Reading, Sampling, SignalRequest
 
 MODEL = FakeModel({"sky": {"closed": "blue as the sea", "known": True}}, name="small")
 PROMPTS = [Prompt("Why is the sky blue?"), Prompt("首都?", raw=True), Prompt("half a pair \ud800")]
-WANT = Want(draft_tokens=2, layers=(0, -1), after_draft=True, samples=3, seed=7)
+WANT = SignalRequest(draft_tokens=2, layers=(0, -1), after_draft=True, samples=3, seed=7)
 
 
 def same(left: Reading, right: Reading) -> bool:
@@ -56,15 +56,15 @@ def test_generations_and_labels_are_replayed(tmp_path):
 
 
 def test_truncated_samples_are_other_samples_than_whole_ones(tmp_path):
-    cut = Want(samples=2, sampling=Sampling(0.6, 0.9, 50), seed=1)
+    cut = SignalRequest(samples=2, sampling=Sampling(0.6, 0.9, 50), seed=1)
     for model in recorder_then_replay(tmp_path):
         assert model.read(PROMPTS[:1], cut)[0].samples == MODEL.read(PROMPTS[:1], cut)[0].samples
     with pytest.raises(ModelError, match="no recorded read"):
-        ReplayModel(tmp_path).read(PROMPTS[:1], Want(samples=2, sampling=Sampling(0.6), seed=1))
+        ReplayModel(tmp_path).read(PROMPTS[:1], SignalRequest(samples=2, sampling=Sampling(0.6), seed=1))
 
 
 def test_recordings_made_before_samples_could_be_truncated_keep_their_keys():
-    settings = _want_settings(Want(samples=2))
+    settings = _reading_settings(SignalRequest(samples=2))
     assert (settings["temperature"], {"sampling", "top_p", "top_k"} & set(settings)) == (1.0, set())
 
 
@@ -126,12 +126,12 @@ def test_the_prompt_is_not_written_down(folder):
 
 
 def test_a_folder_takes_one_model_only(folder):
-    with pytest.raises(ArtefactError, match=r"outputs of small .* not of big"):
+    with pytest.raises(ArtifactError, match=r"outputs of small .* not of big"):
         RecordingModel(FakeModel(name="big"), folder).read(PROMPTS, WANT)
 
 
 def test_a_folder_without_a_recording_is_refused(tmp_path):
-    with pytest.raises(ArtefactError, match=re.escape(str(tmp_path))):
+    with pytest.raises(ArtifactError, match=re.escape(str(tmp_path))):
         ReplayModel(tmp_path)
 
 
@@ -147,7 +147,7 @@ def test_a_folder_without_a_recording_is_refused(tmp_path):
 )
 def test_a_broken_or_other_manifest_is_refused(folder, manifest, message):
     (folder / "recording.json").write_text(manifest)
-    with pytest.raises(ArtefactError, match=message):
+    with pytest.raises(ArtifactError, match=message):
         _ = ReplayModel(folder).offers
 
 
@@ -155,13 +155,13 @@ def test_a_broken_or_other_manifest_is_refused(folder, manifest, message):
 def test_a_broken_line_is_named_by_its_number(folder, line):
     calls = folder / "calls.jsonl"
     calls.write_text(line + "\n" + calls.read_text())
-    with pytest.raises(ArtefactError, match=r"calls.jsonl line 1 is broken"):
+    with pytest.raises(ArtifactError, match=r"calls.jsonl line 1 is broken"):
         ReplayModel(folder).read(PROMPTS, WANT)
 
 
 def test_missing_calls_are_named(folder):
     (folder / "calls.jsonl").unlink()
-    with pytest.raises(ArtefactError, match=r"no calls\.jsonl"):
+    with pytest.raises(ArtifactError, match=r"no calls\.jsonl"):
         ReplayModel(folder).read(PROMPTS, WANT)
 
 
@@ -170,5 +170,5 @@ def test_a_broken_array_is_refused(folder):
     row = json.loads(calls.read_text().splitlines()[0])
     row["result"]["hidden"]["0"]["shape"] = [3]
     calls.write_text(json.dumps(row) + "\n")
-    with pytest.raises(ArtefactError, match="is broken"):
+    with pytest.raises(ArtifactError, match="is broken"):
         ReplayModel(folder).read(PROMPTS[:1], WANT)

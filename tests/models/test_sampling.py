@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from knowgate.models.sampling import sharpened
+from knowgate.models.backend import apply_sampling
 from knowgate.types import Sampling
 
 
@@ -21,4 +21,4 @@ from knowgate.types import Sampling
     ],
 )
 def test_temperature_comes_first_then_top_k_then_top_p_of_what_is_left(sampling, expected):
-    np.testing.assert_allclose(sharpened(np.array([0.1, 0.6, 0.3]), sampling), expected)
+    np.testing.assert_allclose(apply_sampling(np.array([0.1, 0.6, 0.3]), sampling), expected)

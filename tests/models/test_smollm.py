@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from knowgate import weights
+from knowgate.models import embedded_weights as weights
 from knowgate.models import load_model
-from knowgate.models.gguf import converted
+from knowgate.models.gguf import convert_gguf
 from knowgate.models.hf.model import HFModel
+from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.prompts.answer import AnswerPrompts
-from knowgate.types import Question, Want
+from knowgate.types import Question, SignalRequest
 
 pytestmark = pytest.mark.model
 QUESTIONS = [Question(text) for text in ("What is the capital of France?", "Who wrote Hamlet?", "日本的首都是哪里?")]
@@ -31,11 +31,11 @@ def said(smollm):
 
 @pytest.fixture(scope="module")
 def file():
-    return weights.fetch("smollm") / weights.lookup("smollm").checked
+    return weights.fetch_weights("smollm") / weights.get_weights("smollm").checked
 
 
 def test_hf_and_gguf_and_the_embedded_model_answer_alike(smollm, said, file):
-    from_folder = load_model(f"hf:{converted(file)}")
+    from_folder = load_model(f"hf:{convert_gguf(file)}")
     from_gguf = load_model(f"gguf:{file}")
     assert texts(from_folder) == texts(from_gguf) == said
     assert from_folder.fingerprint == from_gguf.fingerprint == smollm.fingerprint
@@ -52,7 +52,7 @@ def test_our_decoding_equals_transformers_own(smollm, said):
 
 
 def test_the_one_pass_path_answers_as_plain_generation_does(smollm, said):
-    readings = smollm.read(PROMPTS, Want(draft_tokens=1, layers=(15,)))
+    readings = smollm.read(PROMPTS, SignalRequest(draft_tokens=1, layers=(15,)))
     resumed = smollm.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
     assert [[token.text for token in row[0].tokens] for row in resumed] == said
 
@@ -67,7 +67,7 @@ def test_the_pipeline_skips_with_the_closed_book_answer(smollm):
 
 
 def test_answers_that_share_their_prompts_are_those_that_copy_them(smollm):
-    want = Want(draft_tokens=TOKENS, samples=4, sample_tokens=TOKENS, seed=0, resumable=False)
+    want = SignalRequest(draft_tokens=TOKENS, samples=4, sample_tokens=TOKENS, seed=0, resumable=False)
     copying = HFModel(smollm.source)
     vars(copying).update(loaded=smollm.loaded, shares=False)
     for ours, plain in zip(smollm.read(PROMPTS, want), copying.read(PROMPTS, want), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from knowgate.models.turns import is_plain, plain_turn
+from knowgate.models.tokenization import extract_plain_turn_template, is_plain_text
 
 SPECIAL = ("<|end|>",)
 
@@ -14,7 +14,7 @@ def framed(text):
 
 
 def test_a_template_that_frames_a_text_is_read_off_once():
-    turn = plain_turn(framed, SPECIAL, "{{ content }}")
+    turn = extract_plain_turn_template(framed, SPECIAL, "{{ content }}")
     assert turn is not None
     assert turn.render("Who?\n\nWhat? ") == framed("Who?\n\nWhat? ")
 
@@ -29,13 +29,13 @@ def test_a_template_that_frames_a_text_is_read_off_once():
     ],
 )
 def test_a_template_that_changes_texts_or_tells_the_date_is_run_each_time(render, template):
-    assert plain_turn(render, SPECIAL, template) is None
+    assert extract_plain_turn_template(render, SPECIAL, template) is None
 
 
 @pytest.mark.parametrize("text", ["<think>", "a | b", "{x}", "[INST]", "a > b"])
 def test_a_text_with_marks_is_not_plain(text):
-    assert not is_plain(text)
-    assert is_plain("Who wrote 'Faust'? (a play, 1808)\n")
+    assert not is_plain_text(text)
+    assert is_plain_text("Who wrote 'Faust'? (a play, 1808)\n")
 
 
 @pytest.mark.model

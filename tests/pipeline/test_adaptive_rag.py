@@ -8,10 +8,10 @@ from knowgate.errors import BadInput, BadSetting, ModelError, NotOffered
 from knowgate.gates import load_gate
 from knowgate.models import load_model
 from knowgate.models.fake import FakeModel
-from knowgate.pipeline.adaptive_rag import AdaptiveRAG, fit_passages
-from knowgate.prompts.answer import AnswerPrompts
+from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval.bm25 import Bm25Retriever
-from knowgate.types import Gate, Note, Passage, Question, Signal, Want
+from knowgate.types import DecisionNote, Gate, Passage, Question, Signal, SignalRequest
 from tests.support.counting import CountingModel
 
 KNOWN, UNKNOWN = "capital of France", "badge colour of Anna"
@@ -105,7 +105,7 @@ def test_only_the_tokens_the_gate_asked_for_are_read():
     read = model.read
     model.read = lambda prompts, want: wants.append(want) or read(prompts, want)
     build(model=model).answer(QUESTION_KNOWN)
-    assert wants == [Want(draft_tokens=1)]
+    assert wants == [SignalRequest(draft_tokens=1)]
 
 
 def test_a_gate_that_reads_nothing_costs_no_pass():
@@ -160,7 +160,7 @@ def test_a_reranker_gets_twenty_candidates_and_its_order_is_used():
 
 def test_what_the_retriever_is_sure_of_is_noted_as_not_reranked():
     answer = build("always", reranker=Shortest(), rerank_margin=0.0).answer(QUESTION_UNKNOWN)
-    assert answer.decision.notes == (Note.NOT_RERANKED,)
+    assert answer.decision.notes == (DecisionNote.NOT_RERANKED,)
     assert answer.decision.reason.endswith("; not reranked, the retriever is sure")
     assert build("always", reranker=Shortest()).answer(QUESTION_UNKNOWN).decision.notes == ()
 
@@ -170,7 +170,7 @@ def test_a_second_look_that_finds_the_passages_useless_drops_them():
     assert (answer.text, answer.passages) == ("red", ())
     assert answer.decision.retrieve  # it was decided, and paid for
     assert answer.decision.reason == "need 1.00 is above 0.50; the passages were judged useless"
-    assert answer.decision.notes == (Note.PASSAGES_USELESS,)
+    assert answer.decision.notes == (DecisionNote.PASSAGES_USELESS,)
 
 
 def test_a_second_look_that_finds_them_useful_keeps_them():
@@ -181,7 +181,7 @@ def test_where_nothing_is_found_the_answer_is_closed_book_and_says_so():
     answer = build("always").answer("xyzzy?")
     assert answer.passages == ()
     assert answer.decision.reason == "need 1.00 is above 0.50; nothing was found"
-    assert answer.decision.notes == (Note.NOTHING_FOUND,)
+    assert answer.decision.notes == (DecisionNote.NOTHING_FOUND,)
     assert answer.text == build("never").answer("xyzzy?").text
 
 
@@ -221,7 +221,7 @@ def test_where_no_passage_fits_at_all_the_answer_is_closed_book_and_says_so():
     answer = build("always", SmallWindow(TABLE, 0)).answer(QUESTION_UNKNOWN)
     assert (answer.text, answer.passages) == ("red", ())
     assert answer.decision.reason.endswith("; no passage fits the context window")
-    assert answer.decision.notes == (Note.NO_PASSAGE_FITS,)
+    assert answer.decision.notes == (DecisionNote.NO_PASSAGE_FITS,)
 
 
 # --- decisions ------------------------------------------------------------------------------------

@@ -210,9 +210,9 @@ def test_whoever_stops_listening_stops_the_model_and_frees_its_cache(tiny, monke
     from knowgate.models.hf import decoding
 
     streams, passes = [], []
-    grow = decoding.grow
+    grow = decoding.iter_greedy_steps
     monkeypatch.setattr(
-        decoding, "grow", lambda stream, *rest: streams.append(weakref.ref(stream)) or grow(stream, *rest)
+        decoding, "iter_greedy_steps", lambda stream, *rest: streams.append(weakref.ref(stream)) or grow(stream, *rest)
     )
     hook = tiny.loaded.model.register_forward_hook(lambda *_: passes.append(1))
     try:
@@ -252,7 +252,7 @@ def test_closing_closes_the_models_own_stream():
 
 
 def test_the_time_of_the_listener_is_not_counted(monkeypatch):
-    from knowgate.pipeline import case as clock
+    from knowgate.pipeline import question_state as clock
 
     now = [0.0]
     monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 import pytest
 
-from knowgate.arbiters import RULES, load_arbiter
-from knowgate.errors import ArtefactError, BadSetting, NotOffered
-from knowgate.fitting import fit_arbiter
+from knowgate.data.history.entries import KnowledgeLabel
+from knowgate.errors import ArtifactError, BadSetting, NotOffered
 from knowgate.gates import load_gate
-from knowgate.history import Known
+from knowgate.gates.arbiters import load_arbiter
+from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import answer_record
-from knowgate.pipeline.assemble import build_arbiter
+from knowgate.pipeline.builder import build_arbiter
 from knowgate.pipeline.settings import Settings
-from knowgate.pipeline.traffic import agreement
+from knowgate.pipeline.traffic_log import label_by_agreement
 from knowgate.retrieval.bm25 import Bm25Retriever
-from knowgate.types import Gate, Note, Passage, Signal, TextEvent
+from knowgate.training.arbiter import fit_arbiter
+from knowgate.types import DecisionNote, Gate, Passage, Signal, TextEvent
 from tests.support.pairs_by_hand import Prefers, pair_run
 
 LOST, FOUND, SAME = "Who wrote the lost book?", "What colour is the badge?", "What is the capital of France?"
@@ -52,7 +53,7 @@ def test_an_answer_that_abstains_gives_way_to_the_draft():
     answer = build().answer(LOST)
     assert (answer.text, answer.open_text) == ("it was memory", "not mentioned in the passages")
     assert answer.choice.from_memory
-    assert Note.DRAFT_GIVEN in answer.decision.notes
+    assert DecisionNote.DRAFT_GIVEN in answer.decision.notes
     assert "the arbiter rules gives the answer from memory: the answer with passages says it cannot tell" in (
         answer.decision.reason
     )
@@ -79,7 +80,7 @@ def test_they_can_be_told_to_have_drafts_made():
 def test_they_can_be_switched_off():
     assert build(arbiter=None).answer(LOST).text == "not mentioned in the passages"
     assert build_arbiter(Settings(arbiter="none")) is None
-    assert build_arbiter(Settings()) is RULES
+    assert build_arbiter(Settings()) is RULES_ARBITER
 
 
 def test_a_skipped_question_is_not_weighed():
@@ -158,7 +159,7 @@ def test_the_json_of_an_answer_says_which_was_given_and_why():
 
 def test_a_question_whose_draft_was_given_is_not_logged_as_known():
     rag = build(arbiter=Prefers("memory"))
-    assert agreement(rag.answer(FOUND), rag.max_tokens) is Known.UNKNOWN
+    assert label_by_agreement(rag.answer(FOUND), rag.max_tokens) is KnowledgeLabel.UNKNOWN
 
 
 # --- what does not fit ----------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def test_an_arbiter_that_needs_what_the_llm_does_not_give_is_refused():
 
 def test_an_arbiter_of_another_llm_is_refused(tmp_path):
     fitted = fit_arbiter(pair_run(tmp_path / "run"), out=tmp_path / "arbiter")
-    with pytest.raises(ArtefactError, match="was fitted on answers of fake"):
+    with pytest.raises(ArtifactError, match="was fitted on answers of fake"):
         build(arbiter=fitted).answer(FOUND)
 
 

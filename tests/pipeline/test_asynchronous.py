@@ -19,7 +19,7 @@ from knowgate.models.backend import Backend
 from knowgate.models.fake import FakeModel
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.asynchronous import run_beside, take_batches
+from knowgate.pipeline.execution import batch_async, run_in_model_thread
 from knowgate.retrieval.bm25 import Bm25Retriever
 from knowgate.types import AnswerEvent, Completion, Passage, TextEvent
 
@@ -177,7 +177,7 @@ def test_no_more_questions_are_taken_than_a_batch(wrap):
 
 def test_no_questions_give_no_answers():
     async def run():
-        return [batch async for batch in take_batches([], 4)], await build().aanswer_many([])
+        return [batch async for batch in batch_async([], 4)], await build().aanswer_many([])
 
     assert asyncio.run(run()) == ([], [])
 
@@ -272,7 +272,7 @@ def test_what_the_caller_set_in_its_context_is_seen():
 
     async def run():
         language.set("zh")
-        return await run_beside(FakeModel(), language.get)
+        return await run_in_model_thread(FakeModel(), language.get)
 
     assert asyncio.run(run()) == "zh"
 

@@ -7,9 +7,9 @@ import pytest
 from knowgate.errors import BadInput
 from knowgate.gates import load_gate
 from knowgate.models.fake import FakeModel
+from knowgate.models.prompts.questions import Exchange, is_follow_up
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.conversation import Conversation, from_messages, stand_alone
-from knowgate.prompts import Exchange, leans_on_before
+from knowgate.pipeline.conversation import Conversation, question_from_messages, rewrite_follow_up
 
 BEFORE = [Exchange("Who wrote Emma?", "Jane Austen")]
 
@@ -41,24 +41,24 @@ class Rewriter(FakeModel):
     ],
 )
 def test_follow_ups_are_told_from_questions_of_their_own(text, leans):
-    assert leans_on_before(text) is leans
+    assert is_follow_up(text) is leans
 
 
 def test_a_follow_up_is_rewritten():
-    assert stand_alone(Rewriter(), BEFORE, "When was she born?") == "When was Jane Austen born?"
+    assert rewrite_follow_up(Rewriter(), BEFORE, "When was she born?") == "When was Jane Austen born?"
 
 
 def test_first_questions_and_those_that_stand_alone_cost_nothing():
     model = Rewriter()
-    assert stand_alone(model, [], "When was she born?") == "When was she born?"
-    assert stand_alone(model, BEFORE, "Who wrote Hamlet?") == "Who wrote Hamlet?"
-    assert stand_alone(model, BEFORE, "Thanks!") == "Thanks!"
+    assert rewrite_follow_up(model, [], "When was she born?") == "When was she born?"
+    assert rewrite_follow_up(model, BEFORE, "Who wrote Hamlet?") == "Who wrote Hamlet?"
+    assert rewrite_follow_up(model, BEFORE, "Thanks!") == "Thanks!"
     assert model.asked == 0
 
 
 @pytest.mark.parametrize("says", ["", "Who wrote Emma?", "In 1775.", "The weather is fine."])
 def test_what_makes_no_sense_is_replaced_by_both_questions(says):
-    assert stand_alone(Rewriter(says), BEFORE, "When was she born?") == "Who wrote Emma? When was she born?"
+    assert rewrite_follow_up(Rewriter(says), BEFORE, "When was she born?") == "Who wrote Emma? When was she born?"
 
 
 def test_a_conversation_remembers_what_was_said():
@@ -76,7 +76,7 @@ def test_messages_of_a_chat_are_a_conversation():
         {"role": "assistant", "content": "Jane Austen"},
         {"role": "user", "content": "When was she born?"},
     ]
-    assert from_messages(Rewriter(), messages).text == "When was Jane Austen born?"
+    assert question_from_messages(Rewriter(), messages).text == "When was Jane Austen born?"
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_messages_of_a_chat_are_a_conversation():
 )
 def test_messages_without_a_question_are_refused(messages):
     with pytest.raises(BadInput, match="message"):
-        from_messages(Rewriter(), messages)
+        question_from_messages(Rewriter(), messages)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import knowgate as kg
-from knowgate.pipeline.presets import with_preset
+from knowgate.pipeline.builder import apply_preset
 from tests.support.hand_gate import write_gate
 from tests.support.invented import write_invented
 
@@ -66,14 +66,14 @@ def write_probe(folder, **changes):
 def test_the_preset_takes_a_probe_of_knowing_and_says_what_to_type(tmp_path):
     helped = write_probe(tmp_path / "helped", target="benefit")
     with pytest.raises(kg.KnowgateError, match="Fit one: knowgate fit probe --target known --balanced"):
-        with_preset(kg.Settings(preset="cbdr", gate=str(helped)))
+        apply_preset(kg.Settings(preset="cbdr", gate=str(helped)))
 
 
 def test_the_preset_decides_by_the_raw_score_above_beta(tmp_path):
     probe = write_probe(tmp_path / "probe", target="known")
     (tmp_path / "aligned").mkdir()
     (tmp_path / "aligned" / "reranker.json").write_text("{}")
-    settings = with_preset(kg.Settings(preset="cbdr", gate=str(probe), beta=0.98, rerank=str(tmp_path / "aligned")))
+    settings = apply_preset(kg.Settings(preset="cbdr", gate=str(probe), beta=0.98, rerank=str(tmp_path / "aligned")))
     assert (settings.gate, settings.threshold) == (f"{probe},verdict=own", 0.02)
 
 

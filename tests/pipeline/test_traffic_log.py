@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from knowgate.data.history.entries import KnowledgeLabel, LabelSource
+from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
-from knowgate.history.entries import Known, Source
-from knowgate.history.sqlite import SqliteHistory
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.traffic import TrafficLog, agreement
+from knowgate.pipeline.traffic_log import TrafficLog, label_by_agreement
 from knowgate.types import Answer, Completion, Decision, Passage, Question
 from tests.pipeline.test_adaptive_rag import Searching
 from tests.support.counting import CountingModel
@@ -40,23 +40,23 @@ def answer(draft, text, passages=tuple(PASSAGES), **question):
 @pytest.mark.parametrize(
     ("given", "label"),
     [
-        (answer("The Beatles.", "beatles"), Known.KNOWN),
-        (answer("The Beatles", "The Kinks"), Known.UNKNOWN),
-        (answer("(B) two", "B", choices=("one", "two")), Known.KNOWN),
+        (answer("The Beatles.", "beatles"), KnowledgeLabel.KNOWN),
+        (answer("The Beatles", "The Kinks"), KnowledgeLabel.UNKNOWN),
+        (answer("(B) two", "B", choices=("one", "two")), KnowledgeLabel.KNOWN),
         (answer("Paris", "Paris", passages=()), None),  # skipped, or nothing was found: one answer only
         (answer(None, "Paris"), None),
         (answer("", ""), None),
     ],
 )
 def test_two_answers_agree_by_what_the_grader_compares(given, label):
-    assert agreement(given, 32) == label
+    assert label_by_agreement(given, 32) == label
 
 
-@pytest.mark.parametrize(("limit", "label"), [(2, Known.KNOWN), (32, None)])
+@pytest.mark.parametrize(("limit", "label"), [(2, KnowledgeLabel.KNOWN), (32, None)])
 def test_a_draft_that_was_cut_short_of_the_answers_length_says_nothing(limit, label):
     cut = answer("It varies", "It varies")
     cut = Answer(cut.question, cut.text, cut.decision, cut.passages, draft=Completion("It varies", None, False, 2))
-    assert agreement(cut, limit) == label
+    assert label_by_agreement(cut, limit) == label
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_retrieved_questions_are_logged_and_skipped_ones_are_not(store):
     log.close()
     found = {entry.question: entry for entry in store.entries()}
     assert {text: entry.label for text, entry in found.items()} == {
-        QUESTIONS[1]: Known.UNKNOWN,
-        QUESTIONS[2]: Known.KNOWN,
+        QUESTIONS[1]: KnowledgeLabel.UNKNOWN,
+        QUESTIONS[2]: KnowledgeLabel.KNOWN,
     }
-    assert {entry.source for entry in found.values()} == {Source.AGREEMENT}
+    assert {entry.source for entry in found.values()} == {LabelSource.AGREEMENT}
     assert {entry.scope.model for entry in found.values()} == {rag.model.fingerprint}
     assert (log.asked, log.labelled) == (3, 2)
 
@@ -165,13 +165,14 @@ def test_an_agreement_never_outranks_a_person(store):
     rag.answer(QUESTIONS[1])
     log.close()
     (logged,) = store.entries()
-    store.add([type(logged)(logged.question, Known.KNOWN, logged.scope, Source.HUMAN)])
+    store.add([type(logged)(logged.question, KnowledgeLabel.KNOWN, logged.scope, LabelSource.HUMAN)])
     (near,) = store.search(["What is it?"], 5, logged.scope)[0]
-    assert (near.label, near.source) == (Known.KNOWN, Source.HUMAN)
+    assert (near.label, near.source) == (KnowledgeLabel.KNOWN, LabelSource.HUMAN)
 
 
 def test_drafts_without_a_log_are_refused(tmp_path):
-    from knowgate.pipeline import build_pipeline, load_settings
+    from knowgate.pipeline.builder import build_pipeline
+    from knowgate.pipeline.settings import load_settings
 
     (tmp_path / "a.txt").write_text("something to find")
     with pytest.raises(BadSetting, match="--log-drafts needs --log"):

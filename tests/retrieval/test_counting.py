@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from knowgate.retrieval import build_index, count_holding, load_retriever
+from knowgate.core.text import find_anchor_words, fold_text, join_tokens
+from knowgate.retrieval import load_retriever
 from knowgate.retrieval.bm25 import Bm25Retriever
-from knowgate.text import landmarks, skimmed, spaced
+from knowgate.retrieval.index import build_index
+from knowgate.retrieval.ranking import count_passages_containing
 from knowgate.types import Passage
 
 TEXTS = [
@@ -32,11 +34,11 @@ class Plain:
 
 
 def by_hand(phrase):
-    return sum(bool(spaced(phrase).strip()) and spaced(phrase) in spaced(text) for text in TEXTS)
+    return sum(bool(join_tokens(phrase).strip()) and join_tokens(phrase) in join_tokens(text) for text in TEXTS)
 
 
 def test_passages_that_hold_a_phrase_are_counted_as_by_taking_each_apart():
-    assert count_holding(Plain(), PHRASES, 100) == [by_hand(phrase) for phrase in PHRASES]
+    assert count_passages_containing(Plain(), PHRASES, 100) == [by_hand(phrase) for phrase in PHRASES]
     assert by_hand("tower") == 4
 
 
@@ -48,8 +50,8 @@ def test_an_index_folder_counts_what_it_finds_without_reading_the_rest(tmp_path,
     build_index(tmp_path / "texts", tmp_path / "index")
     index = load_retriever(str(tmp_path / "index"))
     found = [passage.text for passage in index.search([phrase], 100)[0]]
-    held = sum(bool(spaced(phrase).strip()) and spaced(phrase) in spaced(text) for text in found)
-    assert count_holding(index, [phrase], 100) == [held]
+    held = sum(bool(join_tokens(phrase).strip()) and join_tokens(phrase) in join_tokens(text) for text in found)
+    assert count_passages_containing(index, [phrase], 100) == [held]
 
 
 @pytest.mark.parametrize("phrase", ["tower", "said", "green tower", "2846", "red"])
@@ -60,16 +62,18 @@ def test_texts_with_quotes_and_lines_are_counted_and_titles_are_not(tmp_path, ph
     build_index(tmp_path / "corpus.jsonl", tmp_path / "index")
     index = load_retriever(str(tmp_path / "index"))
     found = [passage.text for passage in index.search([phrase], 100)[0]]
-    assert count_holding(index, [phrase], 100) == [sum(spaced(phrase) in spaced(text) for text in found)]
+    assert count_passages_containing(index, [phrase], 100) == [
+        sum(join_tokens(phrase) in join_tokens(text) for text in found)
+    ]
     assert len(found) == 5 or phrase not in ("tower", "red")
 
 
 def test_no_more_passages_are_counted_than_are_looked_at():
     shelf = Bm25Retriever.from_passages([Passage(str(i), f"tower number {i}") for i in range(9)])
-    assert count_holding(shelf, ["tower"], 4) == [4]
+    assert count_passages_containing(shelf, ["tower"], 4) == [4]
 
 
 def test_landmarks_are_the_plain_words_of_a_phrase_longest_first():
-    assert landmarks("The Tower of 2,846 bricklayers") == ["bricklayers", "tower", "2846", "of"]
-    assert landmarks("北京") == []
-    assert landmarks("1,000,000")[0] in skimmed("It cost 1,000,000 crowns.")
+    assert find_anchor_words("The Tower of 2,846 bricklayers") == ["bricklayers", "tower", "2846", "of"]
+    assert find_anchor_words("北京") == []
+    assert find_anchor_words("1,000,000")[0] in fold_text("It cost 1,000,000 crowns.")

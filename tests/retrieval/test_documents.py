@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from knowgate.errors import BadInput
-from knowgate.retrieval.documents import LARGEST, Document, find_documents
+from knowgate.retrieval.documents import MAX_DOCUMENT_BYTES, Document, find_documents
 
 
 def one(folder: Path) -> Document:
@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_read_leaves_the_others(tmp_path: Path):
 
 def test_a_file_beyond_the_limit_is_named_and_not_read(tmp_path: Path):
     with (tmp_path / "a.txt").open("wb") as file:
-        file.truncate(LARGEST + 1)
+        file.truncate(MAX_DOCUMENT_BYTES + 1)
     assert "a document has at most" in one(tmp_path).problem
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from knowgate.errors import BadSetting, ServerError
-from knowgate.retrieval.http import HttpRetriever
+from knowgate.retrieval.engines.http import HttpRetriever
 from knowgate.types import Passage
 from tests.support.processes import PATIENCE
 

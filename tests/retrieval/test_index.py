@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadInput, BadSetting, ModelError, UnknownName
-from knowgate.retrieval import ann, load_retriever
+from knowgate.retrieval import dense as ann
+from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import IndexReport, build_index
-from knowgate.retrieval.opening import open_bm25, open_dense
+from knowgate.retrieval.index_folder import open_bm25, open_dense
 from knowgate.types import Vector
 from tests.support.retrieval_fakes import CountingEmbedder, write_records
 
@@ -182,12 +183,12 @@ def test_the_fingerprint_follows_the_documents(tmp_path: Path):
 
 def test_a_large_index_is_searched_through_faiss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("faiss")
-    monkeypatch.setattr(ann, "ANN_ROWS", 100)
+    monkeypatch.setattr(ann, "MIN_ANN_ROWS", 100)
     embedder = CountingEmbedder()
     source = write_records(tmp_path / "docs.jsonl", {str(n): f"text {n}" for n in range(400)})
     build_index(source, tmp_path / "index", kind="dense", embedder=embedder)
     retriever = open_dense(tmp_path / "index", embedder)
-    assert isinstance(retriever._rows, ann.AnnSearch)
+    assert isinstance(retriever._rows, ann.AnnVectorSearch)
     assert [row[0].id for row in retriever.search(["text 7", "text 399"], 3)] == ["7", "399"]
 
 

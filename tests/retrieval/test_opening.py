@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadInput, BrokenIndex
-from knowgate.retrieval import load_retriever, opening
+from knowgate.retrieval import index_folder as opening
+from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import IndexReport, build_index
-from knowgate.retrieval.opening import open_bm25, open_dense, open_hybrid
+from knowgate.retrieval.index_folder import open_bm25, open_dense, open_hybrid
 from tests.support.retrieval_fakes import CountingEmbedder, write_records
 
 TEXTS = {"a": "red apple", "b": "green tree", "c": "blue sky"}

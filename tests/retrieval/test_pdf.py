@@ -8,7 +8,7 @@ import pytest
 
 from knowgate.errors import BadInput, MissingExtra
 from knowgate.retrieval.documents import Document, find_documents
-from knowgate.retrieval.pdf import read_pdf
+from knowgate.retrieval.file_formats import read_pdf
 
 
 def one(folder: Path) -> Document:

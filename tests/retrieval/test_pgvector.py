@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from knowgate.core.postgres.address import format_vector
 from knowgate.errors import BadSetting, KnowgateError
-from knowgate.postgres import as_vector
 from knowgate.retrieval import load_retriever
-from knowgate.retrieval.pgvector import PgvectorRetriever
+from knowgate.retrieval.engines.pgvector import PgvectorRetriever
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.postgres_server import postgres_server
 
@@ -39,7 +39,7 @@ def server():
 
 
 def vector(text):
-    return f"'{as_vector(HashEmbedder().embed([text])[0])}'"
+    return f"'{format_vector(HashEmbedder().embed([text])[0])}'"
 
 
 def spec(server, more=COLUMNS, table="lib.docs"):
@@ -158,8 +158,8 @@ def test_a_password_is_never_said(server):
 
 
 def test_a_question_is_answered_from_the_table(server, tmp_path, monkeypatch, capsys):
-    from knowgate.cli import run
-    from knowgate.embedding import SentenceEmbedder
+    from knowgate.cli.main import run
+    from knowgate.retrieval.embeddings import SentenceEmbedder
 
     monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path))
     monkeypatch.setattr(SentenceEmbedder, "embed", lambda self, texts: HashEmbedder().embed(texts))

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from knowgate.files import sha256_text
-from knowgate.retrieval import postings
+from knowgate.core.files import sha256_text
+from knowgate.retrieval import bm25_scores as postings
 from knowgate.retrieval.bm25 import K1, B
-from knowgate.retrieval.manifest import DocumentRow, DocumentRows
-from knowgate.retrieval.postings import Postings
+from knowgate.retrieval.bm25_scores import Postings
+from knowgate.retrieval.index_folder import DocumentRow, DocumentTable
 
 
 def texts(n, seed=0):
@@ -31,7 +31,7 @@ def at_once(passages):
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("block", [1, 7, 64, 1_000])
 def test_the_matrix_is_that_of_bm25s(tmp_path, monkeypatch, block, on_disk):
-    monkeypatch.setattr(postings, "BLOCK", block)
+    monkeypatch.setattr(postings, "BLOCK_PASSAGES", block)
     passages, made = texts(200), Postings(tmp_path if on_disk else None)
     made.add(iter(passages))
     found, wanted = made.scores(K1, B), at_once(passages)
@@ -43,7 +43,7 @@ def test_the_matrix_is_that_of_bm25s(tmp_path, monkeypatch, block, on_disk):
 
 
 def test_blocks_wait_on_disk_and_not_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(postings, "BLOCK", 50)
+    monkeypatch.setattr(postings, "BLOCK_PASSAGES", 50)
     made = Postings(tmp_path)
     made.add(texts(200))
     assert len(list(tmp_path.glob("block-*.npy"))) == 4
@@ -52,7 +52,7 @@ def test_blocks_wait_on_disk_and_not_in_memory(tmp_path, monkeypatch):
 
 def test_rows_of_documents_are_the_same_when_they_are_packed():
     rows = [DocumentRow(f"doc {n}", sha256_text(str(n)), 3 * n, 3) for n in range(5)]
-    packed = DocumentRows()
+    packed = DocumentTable()
     for row in rows:
         packed.append(row)
     assert list(packed) == rows

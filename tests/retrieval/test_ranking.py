@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from knowgate.core.nearest_neighbors import select_top_rows
 from knowgate.errors import BadSetting
-from knowgate.nearest import best_rows
-from knowgate.retrieval.ranking import check_k, rows_worth_ranking
+from knowgate.retrieval.ranking import check_k, select_candidate_rows
 
 
 def test_a_search_asks_for_at_least_one_passage():
@@ -23,11 +23,11 @@ def by_hand(scores, k):
 def test_the_best_are_the_same_when_few_scores_are_ranked(n, k, found):
     rng = np.random.default_rng([n, k])
     scores = np.where(rng.random(n) < found, rng.integers(1, 40, n) / 8, 0).astype(np.float32)  # with many ties
-    rows = rows_worth_ranking(scores, k)
+    rows = select_candidate_rows(scores, k)
     assert (scores[rows] > 0).all()
-    assert rows[best_rows(scores[rows], k)].tolist() == by_hand(scores, k)
+    assert rows[select_top_rows(scores[rows], k)].tolist() == by_hand(scores, k)
 
 
 def test_of_very_many_scores_few_are_ranked():
     scores = np.random.default_rng(0).random(100_000).astype(np.float32)
-    assert len(rows_worth_ranking(scores, 3)) < 1_000
+    assert len(select_candidate_rows(scores, 3)) < 1_000

@@ -5,20 +5,20 @@ import sys
 
 import pytest
 
+from knowgate.core.registry import load_entry
 from knowgate.errors import BadSetting, UnknownName
-from knowgate.registry import resolve
 from knowgate.retrieval import RETRIEVERS, load_retriever
 
 
 def test_importing_the_table_loads_nothing_heavy():
-    code = "import sys, knowgate.retrieval, knowgate.rerank; print(sorted(sys.modules))"
+    code = "import sys, knowgate.retrieval, knowgate.retrieval.rerankers; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not [name for name in ("'torch'", "'sentence_transformers'", "'bm25s'", "'faiss'") if name in loaded]
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
 def test_every_retriever_resolves(name: str):
-    assert callable(resolve(RETRIEVERS, "retriever", name))
+    assert callable(load_entry(RETRIEVERS, "retriever", name))
 
 
 @pytest.mark.parametrize("spec", ["http:https://x.example/s", "https://x.example/s", "http://x.example/s"])

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from knowgate.nearest import Hits
-from knowgate.retrieval import scoring
-from knowgate.retrieval.bm25 import _few_best, build_matrix
-from knowgate.retrieval.scoring import TermScores
-from knowgate.retrieval.tokens import Tokenizer
+from knowgate.core.nearest_neighbors import NearestHits
+from knowgate.retrieval import bm25_scores as scoring
+from knowgate.retrieval.bm25 import _few_best, build_bm25_matrix
+from knowgate.retrieval.bm25_scores import TermScorer
+from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Passage
 
 WORDS = [f"w{rank}" for rank in range(60)]
@@ -22,13 +22,13 @@ def matrix():
     """200 passages; the k-th word is in about one of k of them."""
     dice = random.Random(0)
     texts = [" ".join(word for k, word in enumerate(WORDS, 1) if dice.random() < 1 / k) for _ in range(200)]
-    return build_matrix([Passage(str(i), f"{text} end{i}") for i, text in enumerate(texts)], Tokenizer(stem=False))
+    return build_bm25_matrix([Passage(str(i), f"{text} end{i}") for i, text in enumerate(texts)], Tokenizer(stem=False))
 
 
 @pytest.mark.parametrize("most_bytes", [0, 4 * 200 * 3, 1 << 20])
 def test_scores_are_those_of_bm25s_whether_terms_are_added_as_columns_or_one_by_one(matrix, monkeypatch, most_bytes):
-    monkeypatch.setattr(scoring, "MOST_BYTES", most_bytes)
-    scores = TermScores(matrix.scores)
+    monkeypatch.setattr(scoring, "MAX_COLUMN_BYTES", most_bytes)
+    scores = TermScorer(matrix.scores)
     dice = random.Random(1)
     for _ in range(30):
         terms = matrix.get_tokens_ids(dice.choices(WORDS, k=dice.randint(1, 9)))
@@ -38,7 +38,7 @@ def test_scores_are_those_of_bm25s_whether_terms_are_added_as_columns_or_one_by_
 
 
 def test_only_common_terms_become_columns(matrix):
-    scores = TermScores(matrix.scores)
+    scores = TermScorer(matrix.scores)
     rare = matrix.get_tokens_ids(["end7"])
     scores(rare)
     assert not scores._columns
@@ -51,7 +51,7 @@ def test_a_few_best_are_those_that_sorting_gives_and_equal_ones_go_by_row():
     for k in (1, 3, 16):
         scores = dice.integers(0, 5, 40).astype(np.float32)
         rows = np.flatnonzero(scores > 0)
-        sorted_hits, few = Hits(rows, scores[rows]).best(k), _few_best(scores.copy(), k)
+        sorted_hits, few = NearestHits(rows, scores[rows]).best(k), _few_best(scores.copy(), k)
         assert few.rows.tolist() == sorted_hits.rows.tolist()
         assert few.scores.tolist() == sorted_hits.scores.tolist()
 

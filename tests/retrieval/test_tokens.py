@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from knowgate.errors import MissingExtra
-from knowgate.retrieval.tokens import Tokenizer, bigrams
+from knowgate.retrieval.tokenizer import Tokenizer, split_bigrams
 
 plain = Tokenizer(stem=False)
 
@@ -28,7 +28,7 @@ def test_chinese_becomes_pairs_of_characters():
 
 
 def test_a_single_chinese_character_stands_alone():
-    assert bigrams("水") == ["水"]
+    assert split_bigrams("水") == ["水"]
 
 
 def test_mixed_text_is_cut_into_runs():

@@ -5,7 +5,8 @@ from contextlib import ExitStack
 import pytest
 
 import knowgate as kg
-from knowgate.server import ServeOptions, create_app
+from knowgate.server.app import create_app
+from knowgate.server.options import ServeOptions
 from tests.support.invented import write_invented
 from tests.support.running_server import running
 from tests.support.stub_upstream import running_stub

@@ -7,7 +7,10 @@ import httpx
 import pytest
 
 import knowgate as kg
-from knowgate.server import ServeOptions, add_key, create_app, read_keys, revoke_key, run_server
+from knowgate.server.app import create_app
+from knowgate.server.auth.api_keys import add_key, read_keys, revoke_key
+from knowgate.server.entrypoint import run_server
+from knowgate.server.options import ServeOptions
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
 

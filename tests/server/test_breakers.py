@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from knowgate.server.gatekeeper import Gatekeeper
+from knowgate.server.chat.gate_service import GateService
 from tests.server.test_chat import ask
 from tests.server.test_failures import BrokenGate, with_keeper
 from tests.server.test_ways import FOUND
@@ -28,7 +28,7 @@ class MoodyRetriever:
 
 def with_parts(seconds=30, **parts):
     def change(service):
-        with_keeper(service, Gatekeeper(service.keeper.rag.altered(**parts), seconds=seconds, strict=False))
+        with_keeper(service, GateService(service.keeper.rag.altered(**parts), seconds=seconds, strict=False))
 
     return change
 

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from knowgate.server import add_key
+from knowgate.server.auth.api_keys import add_key
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
 from tests.server.test_learning import audited, learnt, raise_alarm, wait_for_audits

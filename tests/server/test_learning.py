@@ -6,13 +6,14 @@ import httpx
 import pytest
 
 import knowgate as kg
-from knowgate.history import Known, Source
-from knowgate.pipeline import TrafficLog
-from knowgate.server import ServeOptions, create_app
-from knowgate.server.learning.budget import Budget
-from knowgate.server.learning.labels import by_feedback, differ
-from knowgate.server.learning.replies import Heard
-from knowgate.server.learning.watch import Watch
+from knowgate.data.history.entries import KnowledgeLabel, LabelSource
+from knowgate.pipeline.traffic_log import TrafficLog
+from knowgate.server.app import create_app
+from knowgate.server.learning.answers import StreamText
+from knowgate.server.learning.arms import LossMonitor
+from knowgate.server.learning.audit import CallBudget
+from knowgate.server.learning.history_labels import answers_differ, label_by_feedback
+from knowgate.server.options import ServeOptions
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
 from tests.server.test_weighing import FirmArbiter, with_arbiter
@@ -191,7 +192,7 @@ def test_while_the_budget_is_spent_nothing_is_drawn(serve, stub, tmp_path):
 
 def test_a_budget_comes_back_with_time_but_is_saved_up_for_an_hour_at_most():
     now = [0.0]
-    budget = Budget(2, clock=lambda: now[0])
+    budget = CallBudget(2, clock=lambda: now[0])
     budget.spend()
     budget.spend()
     assert not budget.is_there
@@ -344,7 +345,7 @@ def test_where_an_arbiter_gives_the_draft_the_label_is_of_both_answers(serve, st
     store = with_history(app)
     assert SAME in ask(address).text
     wait_until(store.found)
-    assert store.found()[0] == (UNKNOWN, Known.UNKNOWN, Source.AGREEMENT)
+    assert store.found()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
 
 
 def test_two_answers_of_an_upstream_are_a_label_for_the_history(serve, stub, tmp_path):
@@ -353,7 +354,7 @@ def test_two_answers_of_an_upstream_are_a_label_for_the_history(serve, stub, tmp
     store = with_history(app)
     ask(address)
     wait_until(store.found)
-    assert store.found()[0] == (UNKNOWN, Known.UNKNOWN, Source.AGREEMENT)
+    assert store.found()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
 
 
 def test_a_retrieved_request_without_a_draft_is_answered_from_memory_for_its_label(serve, stub, tmp_path):
@@ -367,7 +368,11 @@ def test_a_retrieved_request_without_a_draft_is_answered_from_memory_for_its_lab
 
 @pytest.mark.parametrize(
     ("body", "label"),
-    [({"rating": "up"}, Known.KNOWN), ({"rating": "down"}, Known.UNKNOWN), ({"correction": "42"}, Known.KNOWN)],
+    [
+        ({"rating": "up"}, KnowledgeLabel.KNOWN),
+        ({"rating": "down"}, KnowledgeLabel.UNKNOWN),
+        ({"correction": "42"}, KnowledgeLabel.KNOWN),
+    ],
 )
 def test_feedback_on_a_skipped_answer_is_a_label_of_a_person(serve, stub, tmp_path, body, label):
     options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
@@ -378,7 +383,7 @@ def test_feedback_on_a_skipped_answer_is_a_label_of_a_person(serve, stub, tmp_pa
     reply = httpx.post(f"{address}/v1/feedback", json={"id": id, **body}).json()
     wait_until(store.found)
     assert reply["learnt"] is True
-    assert store.found() == [(UNKNOWN, label, Source.HUMAN)]
+    assert store.found() == [(UNKNOWN, label, LabelSource.HUMAN)]
 
 
 def test_without_texts_feedback_is_kept_but_teaches_nothing(serve, tmp_path):
@@ -390,20 +395,20 @@ def test_without_texts_feedback_is_kept_but_teaches_nothing(serve, tmp_path):
 
 def test_a_thumb_for_an_answer_with_passages_says_nothing_of_the_llm_unless_its_own_answer_is_known():
     retrieved = {"retrieved": True, "opened": "Paris"}
-    assert by_feedback("up", None, retrieved) is None
-    assert by_feedback("up", None, {**retrieved, "closed": "Paris."}) is Known.KNOWN
-    assert by_feedback("up", None, {**retrieved, "closed": "Rome"}) is Known.UNKNOWN
-    assert by_feedback("down", None, {**retrieved, "closed": "Rome"}) is None
-    assert by_feedback("down", "Rome", {**retrieved, "closed": "Rome"}) is Known.KNOWN
+    assert label_by_feedback("up", None, retrieved) is None
+    assert label_by_feedback("up", None, {**retrieved, "closed": "Paris."}) is KnowledgeLabel.KNOWN
+    assert label_by_feedback("up", None, {**retrieved, "closed": "Rome"}) is KnowledgeLabel.UNKNOWN
+    assert label_by_feedback("down", None, {**retrieved, "closed": "Rome"}) is None
+    assert label_by_feedback("down", "Rome", {**retrieved, "closed": "Rome"}) is KnowledgeLabel.KNOWN
 
 
 def test_an_answer_that_says_it_does_not_know_differs_from_every_other():
-    assert differ("I don't know.", "I don't know.")
-    assert not differ("Paris", "It is Paris.")
+    assert answers_differ("I don't know.", "I don't know.")
+    assert not answers_differ("Paris", "It is Paris.")
 
 
 def test_a_stream_that_broke_off_has_no_answer():
-    heard = Heard()
+    heard = StreamText()
     heard.hear(b'data: {"choices":[{"delta":{"content":"Pa"},"finish_reason":null}]}\n\nda')
     assert heard.text is None
     heard.hear(b'ta: {"choices":[{"delta":{"content":"ris"},"finish_reason":"stop"}]}\n\n')
@@ -414,7 +419,7 @@ def test_a_stream_that_broke_off_has_no_answer():
 
 
 def test_questions_unlike_those_of_the_fit_are_seen_as_drift_and_the_others_are_not():
-    usual, strange = Watch(), Watch()
+    usual, strange = LossMonitor(), LossMonitor()
     for number in range(400):
         usual.see_distance(1.5 if number % 100 == 0 else 0.4)
         strange.see_distance(1.5 if number > 300 else 0.4)
@@ -434,7 +439,7 @@ def test_how_far_questions_lie_from_those_of_the_fit_is_shown_per_gate(serve, tm
 
 
 def test_gates_that_measure_no_distance_say_nothing_of_drift():
-    watch = Watch()
+    watch = LossMonitor()
     watch.see_distance(None)
     assert (watch.record["drift"]["questions"], watch.record["drift"]["mean"]) == (0, None)
 

@@ -5,9 +5,9 @@ import asyncio
 import httpx
 import pytest
 
-from knowgate.server import add_key, read_keys
-from knowgate.server.limits import Meter
-from knowgate.server.problems import Problem
+from knowgate.server.auth.access_control import RateLimiter
+from knowgate.server.auth.api_keys import add_key, read_keys
+from knowgate.server.json_api import ApiError
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
 
@@ -45,7 +45,7 @@ def test_the_other_keys_go_on(serve, tmp_path):
 def admitted(meter, key):
     try:
         asyncio.run(meter.admit(key))
-    except Problem:
+    except ApiError:
         return False
     return True
 
@@ -53,7 +53,7 @@ def admitted(meter, key):
 def test_two_workers_count_together_and_time_gives_back(tmp_path):
     add_key(tmp_path / "keys.json", "app", rate=2)
     (key,), now = read_keys(tmp_path / "keys.json"), [1000.0]
-    first, second = (Meter(tmp_path / "keys.json", clock=lambda: now[0]) for _ in range(2))
+    first, second = (RateLimiter(tmp_path / "keys.json", clock=lambda: now[0]) for _ in range(2))
     assert [admitted(first, key), admitted(second, key), admitted(first, key)] == [True, True, False]
     now[0] += 30  # a minute / 2
     assert [admitted(second, key), admitted(first, key)] == [True, False]

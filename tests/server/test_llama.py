@@ -4,7 +4,8 @@ import openai
 import pytest
 
 import knowgate as kg
-from knowgate.server import ServeOptions, create_app
+from knowgate.server.app import create_app
+from knowgate.server.options import ServeOptions
 from tests.support.llama_server import NAME, running_llama
 from tests.support.running_server import running
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 
-from knowgate.server.openapi import ROUTES, openapi
+from knowgate.server.openapi import ROUTES, build_openapi
 from tests.server.test_beside import LengthReranker
 from tests.server.test_chat import ask
 
@@ -38,7 +38,7 @@ def test_nothing_that_is_asked_makes_the_server_fail(serve, tmp_path, mode, upst
     options = {"decisions": str(tmp_path / "d.db")}
     address, _ = serve(upstream=upstream, gate="always", options=options, change=change)
     ask(address, model="knowgate")  # everything is there before time counts
-    schema = schemathesis.openapi.from_dict(openapi())
+    schema = schemathesis.openapi.from_dict(build_openapi())
     schema.config.update(base_url=address)
     cases = st.one_of(
         *(found.ok().as_strategy(generation_mode=mode) for found in schema.get_all_operations() if _takes(found, mode))

@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 import knowgate as kg
-from knowgate.history import open_history
-from knowgate.server import ServeOptions, create_app
+from knowgate.data.history import open_history
+from knowgate.server.app import create_app
+from knowgate.server.options import ServeOptions
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
 from tests.support.postgres_server import postgres_server

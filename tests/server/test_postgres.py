@@ -7,10 +7,13 @@ import httpx
 import pytest
 
 import knowgate as kg
-from knowgate.history import Known, Source, open_history
-from knowgate.server import ServeOptions, add_key, create_app, read_keys
-from knowgate.server.limits import Meter
-from knowgate.server.problems import Problem
+from knowgate.data.history import open_history
+from knowgate.data.history.entries import KnowledgeLabel, LabelSource
+from knowgate.server.app import create_app
+from knowgate.server.auth.access_control import RateLimiter
+from knowgate.server.auth.api_keys import add_key, read_keys
+from knowgate.server.json_api import ApiError
+from knowgate.server.options import ServeOptions
 from tests.cli.conftest import call  # noqa: F401 - a fixture
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
@@ -81,12 +84,12 @@ def test_the_dashboard_shows_what_all_servers_did_and_nothing_that_one_forgot(se
 def test_two_servers_count_what_a_key_may_ask_together(tmp_path, database):
     add_key(tmp_path / "keys.json", "app", rate=2, budget=5)
     (key,), now = read_keys(tmp_path / "keys.json"), [1000.0]
-    meters = [Meter(tmp_path / "keys.json", lambda: now[0], database=database) for _ in range(2)]
+    meters = [RateLimiter(tmp_path / "keys.json", lambda: now[0], database=database) for _ in range(2)]
 
     def admitted(meter):
         try:
             asyncio.run(meter.admit(key))
-        except Problem:
+        except ApiError:
             return False
         return True
 
@@ -100,7 +103,7 @@ def test_two_servers_count_what_a_key_may_ask_together(tmp_path, database):
 
 
 def test_the_history_of_all_servers_is_one(serve, stub, database, monkeypatch):
-    from knowgate.embedding import SentenceEmbedder
+    from knowgate.retrieval.embeddings import SentenceEmbedder
     from tests.support.hash_embedder import HashEmbedder
 
     monkeypatch.setattr(SentenceEmbedder, "embed", lambda self, texts: HashEmbedder().embed(texts))
@@ -114,7 +117,7 @@ def test_the_history_of_all_servers_is_one(serve, stub, database, monkeypatch):
         assert reply.json()["learnt"] is True
     found = [(e.question, e.label, e.source) for e in open_history(database).entries()]  # at once: it was acknowledged
     assert sorted(found) == [
-        (f"What is the capital of Babako{number}land?", Known.KNOWN, Source.HUMAN) for number in range(2)
+        (f"What is the capital of Babako{number}land?", KnowledgeLabel.KNOWN, LabelSource.HUMAN) for number in range(2)
     ]
     gone = httpx.post(f"{servers[0][0]}/v1/forget", json={"question": found[0][0]}, timeout=30).json()
     assert (gone["decisions"], gone["history"]) == (1, 1)
@@ -187,11 +190,11 @@ def test_a_database_that_cannot_be_used_is_said_at_the_start_without_its_passwor
 
 
 def test_while_the_database_is_away_keys_are_not_made_to_wait(tmp_path, database, monkeypatch, caplog):
-    monkeypatch.setattr("knowgate.server.limits.REST", 10_000.0)
+    monkeypatch.setattr("knowgate.server.auth.access_control.BACKOFF_SECONDS", 10_000.0)
     server = postgres_server()
     add_key(tmp_path / "keys.json", "app", rate=1)
     (key,) = read_keys(tmp_path / "keys.json")
-    meter = Meter(tmp_path / "keys.json", database=database)
+    meter = RateLimiter(tmp_path / "keys.json", database=database)
     asyncio.run(meter.admit(key))
     server.stop("fast")
     try:
@@ -204,7 +207,7 @@ def test_while_the_database_is_away_keys_are_not_made_to_wait(tmp_path, database
 
 
 def test_while_the_database_is_away_requests_are_answered(serve, monkeypatch):
-    monkeypatch.setattr("knowgate.postgres.database.PATIENCE", 1.0)
+    monkeypatch.setattr("knowgate.core.postgres.database.CONNECT_TIMEOUT", 1.0)
     server = postgres_server()
     address, _ = serve(gate="always", options={"decisions": server.address()})
     ask(address)

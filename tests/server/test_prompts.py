@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from knowgate.server.events import Amending
-from knowgate.server.prompts import FORMS
-from knowgate.server.trace import Trace
+from knowgate.server.chat.request_formats import REQUEST_FORMATS
+from knowgate.server.streaming import StreamAnnotator
+from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Passage
 from tests.server.conftest import UNKNOWN
 
@@ -70,20 +70,20 @@ def test_what_is_no_plain_question_goes_through_and_says_why(serve, stub, path, 
 
 
 def test_passages_go_into_the_instructions_where_they_belong_to_the_system():
-    sent = FORMS["/responses"].with_passages({"input": UNKNOWN, "instructions": "Be kind."}, FOUND, "system")
+    sent = REQUEST_FORMATS["/responses"].with_passages({"input": UNKNOWN, "instructions": "Be kind."}, FOUND, "system")
     assert sent["instructions"].startswith("Be kind.\n\n")
     assert (sent["input"], "Babakostad" in sent["instructions"]) == (UNKNOWN, True)
 
 
 def test_passages_before_parts_are_a_part_of_the_same_kind():
     body = {"input": [{"role": "user", "content": [PART]}]}
-    parts = FORMS["/responses"].with_passages(body, FOUND, "user")["input"][0]["content"]
+    parts = REQUEST_FORMATS["/responses"].with_passages(body, FOUND, "user")["input"][0]["content"]
     assert [part["type"] for part in parts] == ["input_text", "input_text"]
     assert parts[1] == PART
 
 
 def test_a_stream_of_responses_is_told_in_its_first_and_last_event():
-    amending = Amending(Trace())
+    amending = StreamAnnotator(RequestTrace())
     kinds = ("response.created", "response.output_text.delta", "response.completed")
     told = [amending.amend(b'data: {"type": "%s"}\n' % kind.encode()) for kind in kinds]
     assert [b"knowgate" in line for line in told] == [True, False, True]

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from knowgate.server.spans import Spans
+from knowgate.server.telemetry.spans import RequestSpans
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.support.processes import until
@@ -26,7 +26,7 @@ def watching(kept, **options):
     def change(service):
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(kept))
-        service.spans = Spans(provider, **options)
+        service.spans = RequestSpans(provider, **options)
 
     return change
 

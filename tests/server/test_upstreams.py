@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 import knowgate as kg
-from knowgate.server import ServeOptions
-from knowgate.server.upstreams import Address, Upstreams, read_address
+from knowgate.server.options import ServeOptions
+from knowgate.server.upstream.client import UpstreamPool, WeightedAddress, parse_weighted_address
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
 from tests.support.stub_upstream import running_stub
@@ -73,7 +73,9 @@ def test_a_stream_that_has_begun_is_not_begun_again(serve, stub, second):
 
 def test_requests_are_shared_out_by_weight():
     drawn = iter([number / 400 for number in range(400) for _ in range(2)])
-    several = Upstreams([Address("a", 3), Address("b", 1)], passes_keys=False, draw=lambda: next(drawn))
+    several = UpstreamPool(
+        [WeightedAddress("a", 3), WeightedAddress("b", 1)], passes_keys=False, draw=lambda: next(drawn)
+    )
     first = Counter(several._order()[0].url for _ in range(400))
     assert first == {"a": 300, "b": 100}
 
@@ -85,9 +87,9 @@ def test_the_models_of_all_are_listed_once(serve, stub, second):
 
 
 def test_a_weight_that_is_none_is_refused():
-    assert read_address("http://a/v1,weight=2.5") == Address("http://a/v1", 2.5)
+    assert parse_weighted_address("http://a/v1,weight=2.5") == WeightedAddress("http://a/v1", 2.5)
     with pytest.raises(kg.KnowgateError, match="the weight 'much'"):
-        read_address("http://a/v1,weight=much")
+        parse_weighted_address("http://a/v1,weight=much")
 
 
 def test_upstreams_can_be_one_several_or_none():

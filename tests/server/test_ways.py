@@ -5,9 +5,10 @@ import threading
 import pytest
 
 import knowgate as kg
-from knowgate.server import ServeOptions, create_app
-from knowgate.server.gatekeeper import Gatekeeper
-from knowgate.server.passages import with_passages
+from knowgate.server.app import create_app
+from knowgate.server.chat.gate_service import GateService
+from knowgate.server.chat.request_formats import insert_passages
+from knowgate.server.options import ServeOptions
 from knowgate.types import Passage
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
@@ -39,7 +40,7 @@ class WatchedRetriever:
 def with_retriever(retriever):
     def change(service):
         rag = service.keeper.rag.altered(retriever=retriever)
-        service.keeper = service.forwarding.keeper = Gatekeeper(rag, seconds=30, strict=False)
+        service.keeper = service.forwarding.keeper = GateService(rag, seconds=30, strict=False)
 
     return change
 
@@ -107,7 +108,7 @@ def test_a_follow_up_is_searched_with_the_question_before_it(serve, stub):
 
 def test_passages_go_before_the_last_user_turn():
     body = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who?"}], "seed": 1}
-    sent = with_passages(body, FOUND, "user")
+    sent = insert_passages(body, FOUND, "user")
     assert sent["messages"][0] == body["messages"][0]
     assert sent["seed"] == 1
     assert (
@@ -120,18 +121,18 @@ def test_passages_go_before_the_last_user_turn():
 def test_passages_go_into_the_system_prompt_or_become_one():
     with_one = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who?"}]}
     without = {"messages": [{"role": "user", "content": "Who?"}]}
-    assert with_passages(with_one, FOUND, "system")["messages"][0]["content"].startswith("Be kind.\n\nPassages")
-    assert [one["role"] for one in with_passages(without, FOUND, "system")["messages"]] == ["system", "user"]
+    assert insert_passages(with_one, FOUND, "system")["messages"][0]["content"].startswith("Be kind.\n\nPassages")
+    assert [one["role"] for one in insert_passages(without, FOUND, "system")["messages"]] == ["system", "user"]
 
 
 def test_passages_become_a_field_of_documents():
     body = {"messages": [{"role": "user", "content": "Who?"}]}
-    sent = with_passages(body, FOUND, "documents")
+    sent = insert_passages(body, FOUND, "documents")
     assert sent["messages"] == body["messages"]
     assert sent["documents"] == [{"id": "d1", "title": "Towns", "text": FOUND[0].text}]
 
 
 def test_a_turn_in_parts_gets_passages_as_a_part():
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Who?"}]}]}
-    parts = with_passages(body, FOUND, "user")["messages"][0]["content"]
+    parts = insert_passages(body, FOUND, "user")["messages"][0]["content"]
     assert (len(parts), parts[1]) == (2, {"type": "text", "text": "Who?"})

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 import knowgate as kg
-from knowgate.server import ServeOptions, create_app
+from knowgate.server.app import create_app
+from knowgate.server.options import ServeOptions
 from knowgate.types import Arbiter, Belief, Signal
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events

@@ -6,11 +6,12 @@ from typing import ClassVar
 import httpx
 import pytest
 
+from knowgate.data.history import open_history
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.errors import ServerError
-from knowgate.history import Known, LogEntry, Scope, open_history
-from knowgate.pipeline import TrafficLog
-from knowgate.server.filtering import Filter, FilteredRetriever
-from knowgate.server.remembering import RememberingRetriever
+from knowgate.pipeline.traffic_log import TrafficLog
+from knowgate.server.chat.gate_service import FingerprintCachingRetriever
+from knowgate.server.chat.request_options import FilteredRetriever, PassageFilter
 from knowgate.types import Passage
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
@@ -77,7 +78,7 @@ def test_an_engine_that_cannot_be_asked_proves_nothing(serve):
 
 def test_a_fingerprint_is_known_for_a_minute_or_until_something_fails():
     now, engine = [0.0], Asked("one", "two", ServerError("gone"), "three", "four")
-    found = RememberingRetriever(engine, clock=lambda: now[0])
+    found = FingerprintCachingRetriever(engine, clock=lambda: now[0])
     assert [found.fingerprint, found.fingerprint, found.name] == ["one", "one", "asked"]
     now[0] = 59.9
     assert found.fingerprint == "one"
@@ -110,7 +111,7 @@ def test_a_filter_asks_for_more_until_enough_fit():
             self.asked.append(k)
             return [[Passage(f"p{number}", "text") for number in range(k)] for _ in queries]
 
-    (found,) = FilteredRetriever(Many(), Filter(id="p*0")).search(["?"], 3)
+    (found,) = FilteredRetriever(Many(), PassageFilter(id="p*0")).search(["?"], 3)
     assert [one.id for one in found] == ["p0", "p10", "p20"]
     assert Many.asked == [12, 48]
 
@@ -144,7 +145,7 @@ def test_a_decision_is_forgotten_with_its_feedback_and_all_of_its_question(serve
 
 def test_a_question_is_forgotten_in_the_history_too(serve, kept, tmp_path):
     store = open_history(str(tmp_path / "h.db"), HashEmbedder())
-    store.add([LogEntry(text, Known.KNOWN, Scope("m", "p")) for text in (UNKNOWN, KNOWN)])
+    store.add([LogEntry(text, KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for text in (UNKNOWN, KNOWN)])
 
     def change(service):
         object.__setattr__(service.keeper.rag, "log", TrafficLog(store))

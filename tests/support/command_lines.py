@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from knowgate.cli import app
+from knowgate.cli.main import app
 
 BETWEEN = {"|", "||", "&&", ";", "&"}
 REDIRECTIONS = {"<", ">", ">>"}

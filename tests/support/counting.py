@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from knowgate.models.backend import Backend
-from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, Vector, Want
+from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, SignalRequest, Vector
 
 
 class CountingModel(Backend):
@@ -32,7 +32,7 @@ class CountingModel(Backend):
     def depth(self) -> int:
         return self._model.depth
 
-    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
         self.calls.append(("read", len(prompts)))
         return self._model.read(prompts, want)
 

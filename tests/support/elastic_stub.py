@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from knowgate.text import tokens
+from knowgate.core.text import tokenize
 
 SEARCH_KEYS = {"size", "_source", "query", "knn"}
 
@@ -92,9 +92,9 @@ class ElasticStub:
         return self._matching(query["must"][0]["multi_match"], query.get("filter", []))
 
     def _matching(self, match: dict[str, Any], filters: list[Any]) -> dict[str, float]:
-        asked = set(tokens(match["query"]))
+        asked = set(tokenize(match["query"]))
         texts = {id: " ".join(str(one.get(name, "")) for name in match["fields"]) for id, one in self._fitting(filters)}
-        shared = {id: float(len(asked & set(tokens(text)))) for id, text in texts.items()}
+        shared = {id: float(len(asked & set(tokenize(text)))) for id, text in texts.items()}
         return {id: score for id, score in shared.items() if score}
 
     def _near(self, name: str, vector: list[float], k: int, filters: list[Any]) -> dict[str, float]:

@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from knowgate.integrations.engine import Fields
-from knowgate.retrieval import build_index, load_retriever
+from knowgate.retrieval import load_retriever
+from knowgate.retrieval.engines.base import FieldNames
+from knowgate.retrieval.index import build_index
 from tests.support.elastic_stub import ElasticStub
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.retrieval_fakes import write_records
@@ -48,7 +49,7 @@ def installed(module: str, extra: str) -> Any:
 
 def qdrant(folder: Path) -> Engine:
     client_of = installed("qdrant_client", "qdrant")
-    from knowgate.integrations.qdrant import QdrantRetriever
+    from knowgate.retrieval.engines.qdrant import QdrantRetriever
 
     client = client_of.QdrantClient(":memory:")
     size = client_of.models.VectorParams(size=EMBEDDER.width, distance=client_of.models.Distance.COSINE)
@@ -60,13 +61,13 @@ def qdrant(folder: Path) -> Engine:
 
     for number, (name, record) in enumerate(DOCUMENTS.items()):
         put(number, name, record)
-    opened = lambda: QdrantRetriever(client, "handbook", embedder=EMBEDDER, fields=Fields(id="key"))  # noqa: E731
+    opened = lambda: QdrantRetriever(client, "handbook", embedder=EMBEDDER, fields=FieldNames(id="key"))  # noqa: E731
     return Engine(opened(), lambda: put(9, "ferry", ADDED), opened)
 
 
 def chroma(folder: Path) -> Engine:
     chromadb = installed("chromadb", "chroma")
-    from knowgate.integrations.chroma import ChromaRetriever
+    from knowgate.retrieval.engines.chroma import ChromaRetriever
 
     client = chromadb.PersistentClient(str(folder), settings=chromadb.config.Settings(anonymized_telemetry=False))
     made = client.create_collection("handbook", embedding_function=None, configuration={"hnsw": {"space": "cosine"}})
@@ -83,12 +84,12 @@ def chroma(folder: Path) -> Engine:
 
 def lancedb(folder: Path) -> Engine:
     lance = installed("lancedb", "lancedb")
-    from knowgate.integrations.lancedb import LanceRetriever
+    from knowgate.retrieval.engines.lancedb import LanceDBRetriever
 
     rows = [{"key": name, "vector": vector(one["text"]), **one} for name, one in DOCUMENTS.items()]
     table = lance.connect(str(folder)).create_table("handbook", rows)
-    opened = lambda: LanceRetriever(  # noqa: E731
-        lance.connect(str(folder)).open_table("handbook"), embedder=EMBEDDER, fields=Fields(id="key")
+    opened = lambda: LanceDBRetriever(  # noqa: E731
+        lance.connect(str(folder)).open_table("handbook"), embedder=EMBEDDER, fields=FieldNames(id="key")
     )
     added = [{"key": "ferry", "vector": vector(ADDED["text"]), **ADDED}]
     return Engine(opened(), lambda: table.add(added), opened)
@@ -96,12 +97,12 @@ def lancedb(folder: Path) -> Engine:
 
 def elastic(dialect: str, mode: str) -> Callable[[Path], Engine]:
     def made(folder: Path) -> Engine:
-        from knowgate.integrations.elastic import ElasticRetriever, OpenSearchRetriever
+        from knowgate.retrieval.engines.elastic import ElasticRetriever, OpenSearchRetriever
 
         kind = ElasticRetriever if dialect == "elastic" else OpenSearchRetriever
         records = {name: {**one, "embedding": vector(one["text"])} for name, one in DOCUMENTS.items()}
         stub = ElasticStub(dialect, "handbook", records)
-        fields = Fields(vector="embedding" if mode == "knn" else "")
+        fields = FieldNames(vector="embedding" if mode == "knn" else "")
         transport = httpx.MockTransport(stub)
         opened = lambda: kind(  # noqa: E731
             "http://search.test", "handbook", mode=mode, fields=fields, embedder=EMBEDDER, transport=transport
@@ -115,7 +116,7 @@ def folder_index(kind: str) -> Callable[[Path], Engine]:
     """Our own indexes keep to the same contract."""
 
     def made(folder: Path) -> Engine:
-        from knowgate.retrieval.opening import open_dense, open_hybrid
+        from knowgate.retrieval.index_folder import open_dense, open_hybrid
 
         texts = {name: f"{one['text']}" for name, one in DOCUMENTS.items()}
         source, out = folder / "records.jsonl", folder / "index"

@@ -9,24 +9,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from knowgate.fitting.adaptive import fit_adaptive
-from knowgate.fitting.examples import Examples, load_examples
-from knowgate.fitting.fusion import fit_fusion
-from knowgate.fitting.judges.answer import fit_answers
-from knowgate.fitting.judges.crew import crew
-from knowgate.fitting.judges.gain import fit_gain
-from knowgate.fitting.judges.ik import fit_ik_text
-from knowgate.fitting.judges.kbm import fit_kbm_judge
-from knowgate.fitting.probe import fit_probe
-from knowgate.fitting.save import FitResult, save_fitted
-from knowgate.fitting.uar import fit_heads
+from knowgate.data.runs.folder import RunFolder
 from knowgate.gates import load_gate
-from knowgate.gates.fitted.base import FittedGate
+from knowgate.gates.fitted_gate import FittedGate
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.labeller import Labeller, Plan
-from knowgate.labels.session import label_run
+from knowgate.labels.labeler import Labeler
+from knowgate.labels.options import LabelPlan
+from knowgate.labels.run import run_labeling
 from knowgate.models.fake import FakeModel
-from knowgate.runs.run_folder import RunFolder
+from knowgate.training.adaptive import fit_adaptive
+from knowgate.training.examples import Examples, load_examples
+from knowgate.training.fit_function import FitResult
+from knowgate.training.fusion import fit_fusion
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.judges.answer_judge import train_answer_judge
+from knowgate.training.judges.ensemble import plan_ensemble
+from knowgate.training.judges.gain import fit_gain
+from knowgate.training.judges.ik import fit_ik_text
+from knowgate.training.judges.kbm import fit_kbm_judge
+from knowgate.training.probe import fit_probe
+from knowgate.training.uar import fit_uar_heads
 from knowgate.types import Gate, Passage, Question
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.judge_data import QUICK, quick
@@ -50,14 +52,14 @@ Fit = Callable[[Examples, Path], FitResult]
 FITS: dict[str, Fit] = {
     "probe": lambda examples, work: fit_probe(examples, kind="linear"),
     "fusion": lambda examples, work: fit_fusion(examples),
-    "uar": lambda examples, work: fit_heads(examples, MODEL, CRITERIA),
+    "uar": lambda examples, work: fit_uar_heads(examples, MODEL, CRITERIA),
     "adaptive": lambda examples, work: fit_adaptive(examples, embedder=HashEmbedder()),
     "ik": lambda examples, work: fit_ik_text(examples, embedder=HashEmbedder()),
-    "judge": lambda examples, work: fit_answers(
+    "judge": lambda examples, work: train_answer_judge(
         "judge",
         examples,
         16,
-        crew(examples.split, replace(QUICK, epochs=1), seeds=2),
+        plan_ensemble(examples.split, replace(QUICK, epochs=1), seeds=2),
         base=f"hf:{save_word_llama(work / 'llama')}",
         work=work / "judging",
     ),
@@ -78,8 +80,8 @@ FITS: dict[str, Fit] = {
 
 def label_facts(path: Path) -> Path:
     """The run they are fitted on, with everything that a gate reads."""
-    plan = Plan(samples=20, layers=(2, 4), seakr=20)
-    label_run(RunFolder(path), FACTS, Labeller(MODEL, StringGrader(), plan), data="test")
+    plan = LabelPlan(samples=20, layers=(2, 4), seakr=20)
+    run_labeling(RunFolder(path), FACTS, Labeler(MODEL, StringGrader(), plan), data="test")
     return path
 
 

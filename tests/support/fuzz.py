@@ -62,7 +62,7 @@ def attempt(door: str, kind: str, action: Callable[[], object]) -> Outcome:
 
 def attempt_command(door: str, kind: str, arguments: Sequence[str], stderr: Callable[[], str]) -> int:
     """Bring one input to a command, in this process. stderr: reads what it has printed there (capsys, say)."""
-    from knowgate.cli import run
+    from knowgate.cli.main import run
 
     with in_time():
         code = run(list(arguments))

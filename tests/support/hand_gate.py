@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.gates.fitted.artefact import SEEN, write_artefact
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
+from knowgate.data.signals.samples import retrieval_benefit
+from knowgate.data.splits import fingerprint_text
+from knowgate.gates.artifacts.gate_folder import SEEN_FILE, write_artifact
 from knowgate.models.fake import FakeModel
-from knowgate.prompts.answer import AnswerPrompts
-from knowgate.runs.rows import GradedAnswer, LabelRow
-from knowgate.runs.run_folder import RunFolder
-from knowgate.runs.split import seen_key
-from knowgate.signals.samples import benefit
+from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.types import Passage, Token
 
 MODEL, PROMPTS = FakeModel(), AnswerPrompts().fingerprint
@@ -48,9 +48,9 @@ def write_gate(path: Path, seen: Sequence[str] = (), **changes: Any) -> Path:
         "threshold": 0.5,
     }
     tensors = {"fusion.mean": [0.0], "fusion.scale": [1.0], "fusion.0.0.weight": [[-1.0]], "fusion.0.0.bias": [-SHIFT]}
-    files = {SEEN: "".join(f"{seen_key(text)}\n" for text in seen).encode(), "adapter/extra.txt": b"kept"}
+    files = {SEEN_FILE: "".join(f"{fingerprint_text(text)}\n" for text in seen).encode(), "adapter/extra.txt": b"kept"}
     arrays = {name: np.array(value, dtype=np.float64) for name, value in tensors.items()}
-    write_artefact(path, {**manifest, **changes}, arrays, "# A gate\n\n## Notes\n\n- one\n", files)
+    write_artifact(path, {**manifest, **changes}, arrays, "# A gate\n\n## Notes\n\n- one\n", files)
     return path
 
 
@@ -60,7 +60,7 @@ def graded_row(name: str, need: float, closed: bool | None, opened: bool | None,
     found: dict[str, Any] = {
         "closed": GradedAnswer("so", (first,), correct=closed),
         "open": None if opened is None else GradedAnswer("so it is", correct=opened),
-        "benefit": benefit(closed, opened),
+        "benefit": retrieval_benefit(closed, opened),
         "grader": "contains",
         "passages": (Passage("p", "some words " * 20),),
     }

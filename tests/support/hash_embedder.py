@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from knowgate.text import tokens
+from knowgate.core.text import tokenize
 
 
 class HashEmbedder:
@@ -21,7 +21,7 @@ class HashEmbedder:
 
     def _one(self, text):
         total = np.full(self.width, 1e-3)
-        for word in tokens(text):
+        for word in tokenize(text):
             seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")
             total = total + np.random.default_rng(seed).standard_normal(self.width)
         return total / np.linalg.norm(total)

@@ -1,6 +1,6 @@
 """Imported by a process of a test: texts are embedded by hash there, so that no model is loaded."""
 
-from knowgate.embedding import SentenceEmbedder
+from knowgate.retrieval.embeddings import SentenceEmbedder
 from tests.support.hash_embedder import HashEmbedder
 
 SentenceEmbedder.fingerprint = "hash"

@@ -2,8 +2,8 @@
 
 import sys
 
-from knowgate.cli import main
-from knowgate.embedding import SentenceEmbedder
+from knowgate.cli.main import main
+from knowgate.retrieval.embeddings import SentenceEmbedder
 from tests.support.hash_embedder import HashEmbedder
 
 SentenceEmbedder.embed = lambda self, texts: HashEmbedder().embed(texts)  # type: ignore[method-assign]

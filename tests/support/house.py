@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from knowgate.gates import FITTED, GATES
-from knowgate.registry import Entry
+from knowgate.core.registry import RegistryEntry
+from knowgate.gates import FITTED_GATES, GATES
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "knowgate"
@@ -90,7 +90,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def part_of(module: str) -> str:
-    """'knowgate.gates.flare' -> 'gates'; the package itself is '__init__'."""
+    """'knowgate.gates.logprob' -> 'gates'; the package itself is '__init__'."""
     pieces = module.split(".")
     return pieces[1] if len(pieces) > 1 else TOP
 
@@ -219,17 +219,17 @@ def figures() -> list[tuple[str, str]]:
         ("imports from other packages: through faces / inside", f"{len(faces)} / {len(inside)}"),
         ("circles of imports", str(len(circles()))),
         ("files that know a gate: median / max over the table", _shown(files_knowing(GATES))),
-        ("files that know a fitted gate: median / max over the table", _shown(files_knowing(FITTED))),
+        ("files that know a fitted gate: median / max over the table", _shown(files_knowing(FITTED_GATES))),
     ]
 
 
-def files_knowing(table: Mapping[str, Entry]) -> list[int]:
+def files_knowing(table: Mapping[str, RegistryEntry]) -> list[int]:
     """For each gate, in how many files its class, its module or its fit function is written: those one adds it in."""
     texts = [path.read_text(encoding="utf-8") for path in files()]
     return [sum(any(name in text for name in _names(entry)) for text in texts) for entry in table.values()]
 
 
-def _names(entry: Entry) -> list[str]:
+def _names(entry: RegistryEntry) -> list[str]:
     module, _, cls = entry.target.partition(":")
     return [
         f"{module}:",

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from knowgate.fitting.examples import Examples
-from knowgate.fitting.judges.settings import JudgeTraining
-from knowgate.runs.rows import GradedAnswer, LabelRow
-from knowgate.runs.split import split_questions
-from knowgate.runs.trial import Trial
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
+from knowgate.data.runs.table import LabelTable
+from knowgate.data.splits import split_questions
+from knowgate.training.examples import Examples
+from knowgate.training.judges.training_options import JudgeTrainingOptions
 from knowgate.types import Completion, Passage, Question, Reading
 
 LETTERS = "abcdefghijklmnop"
 PROMPTS = "wording"
-QUICK = JudgeTraining(epochs=5, batch=8, rate=5e-3, rank=8)
+QUICK = JudgeTrainingOptions(epochs=5, batch=8, rate=5e-3, rank=8)
 RESCORE = """
 import json, sys
 from knowgate.gates import load_gate
@@ -53,7 +53,7 @@ def planted(model: Path, n: int, *, by: str = "question", fingerprint: str = "f"
     }
     readings = [Reading(draft=Completion(draft)) for draft in drafts]
     split = split_questions([question.text for question in questions], 0)
-    trial = Trial(rows, [row.id for row in rows], readings, settings, ["run"])
+    trial = LabelTable(rows, [row.id for row in rows], readings, settings, ["run"])
     return Examples(trial, ~known, "known", split)
 
 

@@ -42,10 +42,10 @@ def _is_up(port: int) -> bool:
 def serve(port: int, *, embeddings: bool = False) -> None:
     from xllamacpp import CommonParams, Server, llama_pooling_type
 
-    from knowgate import weights
+    from knowgate.models import embedded_weights as weights
 
     given = CommonParams()
-    (given.model.path,) = (str(path) for path in weights.fetch("smollm").glob("*.gguf"))
+    (given.model.path,) = (str(path) for path in weights.fetch_weights("smollm").glob("*.gguf"))
     given.n_ctx, given.n_parallel, given.cpuparams.n_threads = 4096, 2, 2
     given.hostnames, given.port, given.model_alias, given.use_jinja = ["127.0.0.1"], port, {NAME}, True
     if embeddings:

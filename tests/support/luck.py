@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from knowgate.evaluation import evaluate, recommend
-from knowgate.runs.needs import RecordedNeeds, write_needs
+from knowgate.data.runs.records import RecordedNeeds, write_needs
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.evaluation.recommendation import recommend
 from tests.support.runs_by_hand import row, side, write_run
 from tests.support.trials_by_hand import SETTINGS
 

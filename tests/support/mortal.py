@@ -123,7 +123,7 @@ def _carry_out(order: dict[str, Any]) -> End:
 
 def _live(order: dict[str, Any], fate: Fate, mouth: int, pen: int) -> None:
     """The forked process; never comes back."""
-    from knowgate.cli import run
+    from knowgate.cli.main import run
 
     os.chdir(order["cwd"])
     os.dup2(pen, 1)

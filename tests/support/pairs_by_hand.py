@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.runs.rows import GradedAnswer, LabelRow
-from knowgate.types import Arbiter, Belief, BothAnswers, Completion, Passage, Question, Token
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
+from knowgate.types import AnswerPair, Arbiter, Belief, Completion, Passage, Question, Token
 from tests.support.hand_gate import graded_row, write_rows
 
 
-def both(closed: str, opened: str, question: str = "Who wrote it?", **values: Any) -> BothAnswers:
-    return BothAnswers(Question(question), Completion(closed), Completion(opened), **values)
+def both(closed: str, opened: str, question: str = "Who wrote it?", **values: Any) -> AnswerPair:
+    return AnswerPair(Question(question), Completion(closed), Completion(opened), **values)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Prefers(Arbiter):
     def fingerprint(self) -> str:
         return f"prefers-{self.word}"
 
-    def believe(self, answers: Sequence[BothAnswers]) -> list[Belief]:
+    def believe(self, answers: Sequence[AnswerPair]) -> list[Belief]:
         if self.asked is not None:
             self.asked.extend(one.question.text for one in answers)
         return [Belief(float(self.word in one.closed.text), float(self.word in one.open.text)) for one in answers]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from knowgate.preferences.record import Candidate, Preference, choose
+from knowgate.data.preferences import CandidatePassage, Preference, select_passages
 from tests.support.tiny_models import NOUNS
 
 
@@ -22,8 +22,8 @@ def _planted(name: str, split: str, rng: np.random.Generator) -> Preference:
         if place in helping:
             words[int(rng.integers(4))] = "marker"
         shift = (0.3 if place in helping else -0.2) + 0.01 * float(rng.standard_normal())
-        candidates.append(Candidate(f"{name}.{place}", " ".join(words), score=10.0 - place, shift=shift))
-    chosen = choose([one.shift for one in candidates], [None] * 6)
+        candidates.append(CandidatePassage(f"{name}.{place}", " ".join(words), score=10.0 - place, shift=shift))
+    chosen = select_passages([one.shift for one in candidates], [None] * 6)
     question = f"what is the {rng.choice(NOUNS)} {name}"
     return Preference(
         name, question, split, base=0.5, candidates=tuple(candidates), positives=chosen.positives,

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.models.fake import FakeModel
-from knowgate.prompts.answer import AnswerPrompts
-from knowgate.runs.rows import GradedAnswer, LabelRow
-from knowgate.runs.run_folder import RunFolder
+from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.types import Token
 
 MODEL = FakeModel(name="planted")

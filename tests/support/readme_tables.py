@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from benchmarks.tables.judge import short_table
 from benchmarks.tables.judge_advice import amount_table, label_table, size_table
 
-from knowgate.gates import markdown_table
+from knowgate.gates import render_gate_table
 from tests.support.house import ROOT, layer_table
 from tests.support.markdown_pages import EXAMPLES
 
@@ -19,7 +19,7 @@ def example() -> str:
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"black box": short_table},
-    "docs/which-gate.md": {"gates": markdown_table},
+    "docs/which-gate.md": {"gates": render_gate_table},
     "docs/cascade.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
     "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
 }

@@ -10,13 +10,13 @@ from typing import Any
 
 import uvicorn
 
-from knowgate.server.running import tuning
+from knowgate.server.entrypoint import build_uvicorn_options
 
 
 @contextmanager
 def running(app: Any) -> Iterator[str]:
     """Its address, without /v1."""
-    tuned = {**tuning(app.state.service.options), "log_level": "error", "timeout_graceful_shutdown": 1}
+    tuned = {**build_uvicorn_options(app.state.service.options), "log_level": "error", "timeout_graceful_shutdown": 1}
     config = uvicorn.Config(app, host="127.0.0.1", port=0, **tuned)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from knowgate.runs.rows import GradedAnswer, LabelRow
-from knowgate.runs.run_folder import RunFolder
-from knowgate.signals.samples import benefit, effect
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
+from knowgate.data.signals.samples import retrieval_benefit, retrieval_effect
 from knowgate.types import Passage
 
 SETTINGS = {"model": "fake", "data": "jsonl:q.jsonl", "grade": "contains", "samples": 10, "temperature": 1.0}
@@ -26,9 +26,9 @@ def row(
     """A row with the effects its sides imply."""
     found: dict[str, Any] = {"answers": ("Paris",), "grader": "contains", "lang": "en", "question": f"q {identity}"}
     if closed and opened:
-        found["effect_mastery"] = effect(closed.mastery, opened.mastery)
-        found["effect_certainty"] = effect(closed.certainty, opened.certainty)
-        found["benefit"] = benefit(closed.correct, opened.correct)
+        found["effect_mastery"] = retrieval_effect(closed.mastery, opened.mastery)
+        found["effect_certainty"] = retrieval_effect(closed.certainty, opened.certainty)
+        found["benefit"] = retrieval_benefit(closed.correct, opened.correct)
     return LabelRow(id=identity, closed=closed, open=opened, **{**found, **values})
 
 

@@ -24,7 +24,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from knowgate.prompts import packaged
+from knowgate.models.prompts.templates import load_packaged_templates
 
 SPECIAL = ["<pad>", "<end>", "<user>", "<bot>", "<unk>"]
 NAMES = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<unk>"}
@@ -45,7 +45,9 @@ def save_tiny_llama(folder: Path, seed: int = 0, window: int = 512, more: tuple[
 
 def save_word_llama(folder: Path, seed: int = 0, window: int = 256) -> Path:
     """Of the words that judges are asked with."""
-    asked = " ".join(text for name in ("ik", "kbm", "right") for text in packaged(name).templates["en"].values())
+    asked = " ".join(
+        text for name in ("ik", "kbm", "right") for text in load_packaged_templates(name).templates["en"].values()
+    )
     words = [*JUDGED, *re.findall(r"\w+|[^\w\s]+", asked)]
     tokenizer = _tokenizer(words, pre_tokenizers.Whitespace(), extra_special_tokens=["<user>", "<bot>"])
     tokenizer.chat_template = "{% for m in messages %}<user> {{ m['content'] }} <bot>{% endfor %}"
@@ -104,7 +106,7 @@ def save_spoken_llama(folder: Path, seed: int = 0, kind: str = "llama") -> Path:
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    asked = list(packaged("right").templates["en"].values())
+    asked = list(load_packaged_templates("right").templates["en"].values())
     special = ["<pad>", "<end>", "<user>", "<bot>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from knowgate.runs.needs import RecordedNeeds, write_needs
-from knowgate.runs.rows import LabelRow
+from knowgate.data.runs.records import RecordedNeeds, write_needs
+from knowgate.data.runs.rows import LabelRow
 from tests.support.runs_by_hand import row, side, varied_rows, write_run
 
 SETTINGS = {"model_fingerprint": "m", "prompts_fingerprint": "p", "grader": "contains"}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from knowgate.labels.recipe import LabelRecipe
+from knowgate.labels.labeling import LabelJobSpec
 from knowgate.types import Question
 
 KILLED, POISON, BROKEN = "q7", "q11", "q13"
@@ -18,7 +18,7 @@ KILLED, POISON, BROKEN = "q7", "q11", "q13"
 class Trouble:
     """Made on the other side, where it writes down which machine and which index it has."""
 
-    recipe: LabelRecipe
+    recipe: LabelJobSpec
     folder: str
 
     @property

@@ -16,8 +16,8 @@ import httpx
 import numpy as np
 
 from knowgate.models.openai.model import OpenAIModel
-from knowgate.models.openai.spec import StateLayers, read_spec
-from knowgate.types import Completion, LabelPrompt, Prompt, Vector, Want
+from knowgate.models.openai.spec import HiddenStateConfig, parse_openai_spec
+from knowgate.types import Completion, LabelPrompt, Prompt, SignalRequest, Vector
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "vllm"
 TURN = Prompt("Tell me in three sentences who wrote Faust.")
@@ -78,7 +78,7 @@ def shortened(reply: Any) -> Any:
 
 def drafted_and_finished(model: OpenAIModel) -> tuple[Completion, Completion]:
     """A draft of eight tokens, and what it became."""
-    reading = model.read([TURN], Want(draft_tokens=8))[0]
+    reading = model.read([TURN], SignalRequest(draft_tokens=8))[0]
     assert reading.draft is not None
     return reading.draft, model.generate([TURN], max_tokens=24, resume=[reading.resume])[0][0]
 
@@ -97,7 +97,7 @@ def recorded_states() -> dict[int, Vector]:
 
 
 def record(url: str) -> None:
-    spec = read_spec(f"smollm@{url}")
+    spec = parse_openai_spec(f"smollm@{url}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     if spec.states is None:
         notebook = Recording()
@@ -107,14 +107,14 @@ def record(url: str) -> None:
         labelled(model)
         (FOLDER / "talk.json").write_text(json.dumps(notebook.said, indent=1) + "\n")
         return
-    readings = OpenAIModel("smollm", spec.url, states=spec.states).read(ASKED, Want(layers=LAYERS))
+    readings = OpenAIModel("smollm", spec.url, states=spec.states).read(ASKED, SignalRequest(layers=LAYERS))
     states = {layer: np.stack([reading.hidden[layer] for reading in readings]) for layer in LAYERS}
     texts = {layer: base64.b64encode(block.astype("<f2").tobytes()).decode() for layer, block in states.items()}
     (FOLDER / "states.json").write_text(json.dumps(texts, indent=1) + "\n")
 
 
-def with_states(folder: Path) -> StateLayers:
-    return StateLayers(LAYERS, 31, folder)
+def with_states(folder: Path) -> HiddenStateConfig:
+    return HiddenStateConfig(LAYERS, 31, folder)
 
 
 if __name__ == "__main__":

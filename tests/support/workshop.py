@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from knowgate.runs.run_folder import RunFolder
+from knowgate.data.runs.folder import RunFolder
 from tests.support.mortal import Mortal
 
 N = 120
-IMPORTED = ["tests.support.hashed_history", "knowgate.fitting.save", "knowgate.fitting.probe", "sklearn.linear_model",
+IMPORTED = ["tests.support.hashed_history", "knowgate.training.gate_artifact", "knowgate.training.probe", "sklearn.linear_model",
             "scipy.stats",
-            *(f"knowgate.cli.{name}" for name in
+            *(f"knowgate.cli.main.{name}" for name in
               ("label", "index", "fit", "history", "prefer", "eval", "calibrate", "report"))]  # fmt: skip
 LABEL = ["label", "--data", "jsonl:q.jsonl", "--model", "fake:t.jsonl", "--samples", "2", "--layers", "mid"]
 FIT = ["fit", "probe", "--kind", "linear", "--labels", "run", "--target", "known"]

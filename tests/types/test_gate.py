@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 import knowgate
-from knowgate.types import Gate, Question, Reading, Signal, Want, gate
+from knowgate.types import Gate, Question, Reading, Signal, SignalRequest, gate
 
 ASKED = [Question("a"), Question("b")]
 
@@ -28,7 +28,13 @@ def test_the_base_is_a_public_name():
 
 def test_a_bare_gate_needs_nothing_and_says_nothing():
     bare, readings = HalfGate(), [Reading()] * 2
-    assert (bare.name, bare.needs, bare.want, bare.threshold, bare.note) == ("half", frozenset(), Want(), 0.5, "")
+    assert (bare.name, bare.needs, bare.want, bare.threshold, bare.note) == (
+        "half",
+        frozenset(),
+        SignalRequest(),
+        0.5,
+        "",
+    )
     assert bare.bind(None, "") is bare
     assert bare.recall(ASKED) == [(), ()]
     assert (bare.labels, bare.ask(ASKED, readings), bare.answered_by) == ((), [], "")
@@ -39,11 +45,11 @@ def test_a_bare_gate_needs_nothing_and_says_nothing():
 @pytest.mark.parametrize(
     ("needs", "want"),
     [
-        ({Signal.DRAFT}, Want(draft_tokens=32)),
-        ({Signal.LOGPROBS}, Want(draft_tokens=32)),
-        ({Signal.DRAFT, Signal.SAMPLES}, Want(draft_tokens=32, samples=10)),
-        ({Signal.LABELS}, Want()),
-        ({Signal.HIDDEN}, Want()),
+        ({Signal.DRAFT}, SignalRequest(draft_tokens=32)),
+        ({Signal.LOGPROBS}, SignalRequest(draft_tokens=32)),
+        ({Signal.DRAFT, Signal.SAMPLES}, SignalRequest(draft_tokens=32, samples=10)),
+        ({Signal.LABELS}, SignalRequest()),
+        ({Signal.HIDDEN}, SignalRequest()),
     ],
 )
 def test_what_it_wants_follows_from_what_it_needs(needs, want):

@@ -1,5 +1,5 @@
-from knowgate.types import Answer, Decision, Neighbour, Passage, Question
-from knowgate.types.notebook import counted, short
+from knowgate.types import Answer, Decision, Neighbor, Passage, Question
+from knowgate.types.markup import format_count, shorten
 
 DECISION = Decision(True, 0.72, 0.5, "probe", "need 0.72 is above 0.50")
 PASSAGE = Passage("p1", "<b>Lima</b> is the capital of Peru.", "Peru")
@@ -23,16 +23,16 @@ def test_an_answer_in_a_notebook_shows_its_passages_as_text():
 
 
 def test_a_decision_in_a_notebook_shows_the_logged_questions_it_rests_on():
-    near = Neighbour("Capital of <i>Chile</i>?", "known", 0.91)
+    near = Neighbor("Capital of <i>Chile</i>?", "known", 0.91)
     shown = Decision(False, 0.1, 0.5, "skr", "because", (near,))._repr_html_()
     assert "similar, known" in shown
     assert "Capital of &lt;i&gt;Chile&lt;/i&gt;? (0.91)" in shown
 
 
 def test_long_texts_are_cut_to_one_line():
-    assert short("a\nb  c", 10) == "a b c"
-    assert short("abcdef", 4) == "abc…"
+    assert shorten("a\nb  c", 10) == "a b c"
+    assert shorten("abcdef", 4) == "abc…"
 
 
 def test_one_thing_has_no_plural():
-    assert (counted(1, "passage"), counted(0, "passage")) == ("1 passage", "0 passages")
+    assert (format_count(1, "passage"), format_count(0, "passage")) == ("1 passage", "0 passages")

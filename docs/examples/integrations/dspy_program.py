@@ -2,9 +2,10 @@
 
 import sys
 
-from knowgate.integrations import open_decider, script_needs
+from knowgate.core.frameworks import require_for_script
+from knowgate.integrations.decider import open_decider
 
-script_needs("dspy", extra="dspy")
+require_for_script("dspy", extra="dspy")
 
 import dspy
 from dspy.utils import DummyLM

@@ -2,9 +2,9 @@
 
 import sys
 
-from knowgate.integrations import script_needs
+from knowgate.core.frameworks import require_for_script
 
-script_needs("haystack", extra="haystack")
+require_for_script("haystack", extra="haystack")
 
 from haystack import Document, Pipeline
 from haystack.components.retrievers.in_memory import InMemoryBM25Retriever

@@ -2,19 +2,20 @@
 
 import sys
 
-from knowgate.integrations import open_decider, script_needs
+from knowgate.core.frameworks import require_for_script
+from knowgate.integrations.decider import open_decider
 
-script_needs("langchain_core", extra="langchain")
+require_for_script("langchain_core", extra="langchain")
 
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 
-from knowgate.integrations.langchain import Decisions, KnowgateRetriever
+from knowgate.integrations.langchain import DecisionRecorder, KnowgateRetriever
 
 mine = RunnableLambda(lambda question: [Document("Mira runs the canteen of Balaland.")])  # any retriever of yours
 retriever = KnowgateRetriever(wrapped=mine, decider=open_decider())
 
 for question in sys.argv[1:]:
-    seen = Decisions()
+    seen = DecisionRecorder()
     found = retriever.invoke(question, config={"callbacks": [seen]})
     print(question, [one.page_content for one in found], seen.records[0]["reason"], sep=" | ")

@@ -3,9 +3,10 @@
 import sys
 from typing import TypedDict
 
-from knowgate.integrations import open_decider, script_needs
+from knowgate.core.frameworks import require_for_script
+from knowgate.integrations.decider import open_decider
 
-script_needs("langgraph", extra="langchain")
+require_for_script("langgraph", extra="langchain")
 
 from langgraph.graph import END, START, StateGraph
 

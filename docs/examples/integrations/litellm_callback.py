@@ -3,9 +3,9 @@
 import asyncio
 import sys
 
-from knowgate.integrations import script_needs
+from knowgate.core.frameworks import require_for_script
 
-script_needs("litellm", extra="litellm")
+require_for_script("litellm", extra="litellm")
 
 from knowgate.integrations.litellm import handler
 

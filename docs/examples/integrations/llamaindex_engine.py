@@ -2,9 +2,10 @@
 
 import sys
 
-from knowgate.integrations import open_decider, script_needs
+from knowgate.core.frameworks import require_for_script
+from knowgate.integrations.decider import open_decider
 
-script_needs("llama_index", extra="llamaindex")
+require_for_script("llama_index", extra="llamaindex")
 
 from llama_index.core import MockEmbedding, VectorStoreIndex
 from llama_index.core.llms import MockLLM

@@ -4,9 +4,9 @@ import asyncio
 import os
 import sys
 
-from knowgate.integrations import script_needs
+from knowgate.core.frameworks import require_for_script
 
-script_needs("mcp", extra="mcp")
+require_for_script("mcp", extra="mcp")
 
 from mcp import Client, StdioServerParameters
 

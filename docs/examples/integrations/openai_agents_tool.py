@@ -3,16 +3,17 @@
 import asyncio
 import sys
 
-from knowgate.integrations import open_decider, script_needs
+from knowgate.core.frameworks import require_for_script
+from knowgate.integrations.decider import open_decider
 
-script_needs("agents", extra="openai-agents")
+require_for_script("agents", extra="openai-agents")
 
 from agents import Agent, RunContextWrapper, function_tool
 
-from knowgate.integrations.openai_agents import enabled
+from knowgate.integrations.openai_agents import enable_tool
 
 
-@function_tool(is_enabled=enabled(open_decider()))
+@function_tool(is_enabled=enable_tool(open_decider()))
 def search(query: str) -> str:
     """Search the handbook."""
     return "Mira runs the canteen of Balaland."

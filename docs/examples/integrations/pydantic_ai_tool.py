@@ -3,14 +3,15 @@
 import asyncio
 import sys
 
-from knowgate.integrations import open_decider, script_needs
+from knowgate.core.frameworks import require_for_script
+from knowgate.integrations.decider import open_decider
 
-script_needs("pydantic_ai", extra="pydantic-ai")
+require_for_script("pydantic_ai", extra="pydantic-ai")
 
 from pydantic_ai import Agent, Tool
 from pydantic_ai.models.test import TestModel
 
-from knowgate.integrations.pydantic_ai import prepare
+from knowgate.integrations.pydantic_ai import prepare_tool
 
 
 def search(query: str) -> str:
@@ -18,6 +19,8 @@ def search(query: str) -> str:
     return "Mira runs the canteen of Balaland."
 
 
-agent = Agent(TestModel(), tools=[Tool(search, prepare=prepare(open_decider()))])  # TestModel calls what it is offered
+agent = Agent(
+    TestModel(), tools=[Tool(search, prepare=prepare_tool(open_decider()))]
+)  # TestModel calls what it is offered
 for question in sys.argv[1:]:
     print(question, asyncio.run(agent.run(question)).output, sep=" | ")

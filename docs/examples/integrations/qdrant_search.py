@@ -2,17 +2,18 @@
 
 import sys
 
-from knowgate.integrations import script_needs
+from knowgate.core.frameworks import require_for_script
 
-script_needs("qdrant_client", extra="qdrant")
+require_for_script("qdrant_client", extra="qdrant")
 
 from qdrant_client import QdrantClient, models
 
-from knowgate import build_pipeline, load_settings
-from knowgate.embedding import open_embedder
-from knowgate.integrations.qdrant import QdrantRetriever
+from knowgate.pipeline.builder import build_pipeline
+from knowgate.pipeline.settings import load_settings
+from knowgate.retrieval.embeddings import load_embedder
+from knowgate.retrieval.engines.qdrant import QdrantRetriever
 
-client, embedder, text = QdrantClient(":memory:"), open_embedder(), "Mira runs the canteen of Balaland."
+client, embedder, text = QdrantClient(":memory:"), load_embedder(), "Mira runs the canteen of Balaland."
 vector = embedder.embed([text])[0].tolist()
 size = models.VectorParams(size=len(vector), distance=models.Distance.COSINE)
 client.create_collection("handbook", vectors_config=size)

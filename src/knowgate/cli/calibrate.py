@@ -7,20 +7,19 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import WORDS
-from knowgate.cli.paths import path
-from knowgate.cli.tables import print_sheets
-from knowgate.cli.weighing import weighing_bar
-from knowgate.gates import ALWAYS, is_artefact
-from knowgate.runs import RunFolder, how_to_ask
-from knowgate.thresholds import calibrate
+from knowgate.cli.console import STDERR_CONSOLE, print_tables
+from knowgate.cli.options import parse_path
+from knowgate.cli.progress import show_arbitration_progress
+from knowgate.data.runs.folder import RunFolder, suggest_ask_options
+from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, is_artifact
+from knowgate.gates.calibration.threshold_calibration import calibrate
 
 
 def calibrate_command(
     gate: Annotated[str, typer.Argument(help="Folder of a fitted gate, or a plain gate such as logprob:mean.")],
     labels: Annotated[
         list[Path],
-        typer.Option(parser=path, metavar="RUN", help="Label run with open-book answers; may be repeated."),
+        typer.Option(parser=parse_path, metavar="RUN", help="Label run with open-book answers; may be repeated."),
     ],
     max_loss: Annotated[
         float | None, typer.Option(help="Guarantee: accuracy lost against always retrieving, e.g. 0.02.")
@@ -49,7 +48,7 @@ def calibrate_command(
     ] = 0.5,
     out: Annotated[
         Path | None,
-        typer.Option(parser=path, metavar="DIR", help="Leave GATE as it is and write a copy with the threshold."),
+        typer.Option(parser=parse_path, metavar="DIR", help="Leave GATE as it is and write a copy with the threshold."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the split in two.")] = 0,
 ) -> None:
@@ -60,7 +59,7 @@ def calibrate_command(
 
     Example: knowgate calibrate my-gate --labels run --max-loss 0.02 --confidence 0.95
     """
-    with weighing_bar(arbiter) as weighed:
+    with show_arbitration_progress(arbiter) as weighed:
         calibration = calibrate(
             gate,
             labels,
@@ -75,21 +74,21 @@ def calibrate_command(
             seed=seed,
             on_weighed=weighed,
         )
-    print_sheets([calibration.sheet])
-    WORDS.print(calibration.sentence)
+    print_tables([calibration.sheet])
+    STDERR_CONSOLE.print(calibration.sentence)
     if calibration.left_out:
         left_out = ", ".join(f"{count} {reason}" for reason, count in calibration.left_out.items())
-        WORDS.print(f"Left out: {left_out}.")
-    if is_artefact(gate):
+        STDERR_CONSOLE.print(f"Left out: {left_out}.")
+    if is_artifact(gate):
         llm = RunFolder(labels[0]).manifest()["settings"]["model"]
-        used = f"knowgate ask --gate {calibration.source}{_with(arbiter)}{how_to_ask(llm)}"
-        WORDS.print(f"Written to {calibration.source}. Use it: {used}")
+        used = f"knowgate ask --gate {calibration.source}{_with(arbiter)}{suggest_ask_options(llm)}"
+        STDERR_CONSOLE.print(f"Written to {calibration.source}. Use it: {used}")
     else:
-        WORDS.print(_how_to_pass(gate, calibration.threshold) + _with(arbiter))
+        STDERR_CONSOLE.print(_how_to_pass(gate, calibration.threshold) + _with(arbiter))
 
 
 def _how_to_pass(gate: str, threshold: float) -> str:
-    if threshold == ALWAYS:
+    if threshold == ALWAYS_RETRIEVE:
         return "Use it: knowgate ask --gate always"
     return f"A plain gate keeps no threshold; pass it: knowgate ask --gate {gate} --threshold {threshold:g}"
 

@@ -8,28 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from knowgate.cli.console import WORDS, print_json
-from knowgate.cli.paths import log_place, path
-from knowgate.cli.replay import explain_log, named_thresholds, read_traffic
-from knowgate.cli.tables import print_sheets
-from knowgate.display import NOTHING, Sheet
-from knowgate.doors import check_within
+from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
+from knowgate.cli.options import parse_log_location, parse_path
+from knowgate.cli.replay import name_thresholds, print_log_summary, read_traffic
+from knowgate.core.display import MISSING_VALUE, TextTable
+from knowgate.core.validation import check_number
 from knowgate.errors import BadSetting
-from knowgate.evaluation import (
-    PER_BILL,
-    PRICE_SEARCH,
-    PRICE_TOKEN,
-    Bill,
-    Costing,
-    Log,
-    Prices,
+from knowgate.evaluation.cost import (
+    COST_QUESTIONS,
+    DEFAULT_SEARCH_PRICE,
+    DEFAULT_TOKEN_PRICE,
+    CostComparison,
     PriceTable,
-    Traffic,
-    bill_traffic,
-    read_prices,
+    TrafficCost,
+    compare_traffic_costs,
+    read_price_table,
 )
+from knowgate.evaluation.replay import Prices, Traffic
+from knowgate.evaluation.traffic_log import LoggedTraffic
 
-ASSUMED = PriceTable(PRICE_SEARCH, PRICE_TOKEN, PRICE_TOKEN)
+ASSUMED_PRICES = PriceTable(DEFAULT_SEARCH_PRICE, DEFAULT_TOKEN_PRICE, DEFAULT_TOKEN_PRICE)
 
 
 def cost_command(
@@ -48,7 +46,7 @@ def cost_command(
     ] = None,
     prices: Annotated[
         Path | None,
-        typer.Option(parser=path, metavar="FILE", help="TOML: search, input_token, output_token, gpu_hour."),
+        typer.Option(parser=parse_path, metavar="FILE", help="TOML: search, input_token, output_token, gpu_hour."),
     ] = None,
     price_search: Annotated[float | None, typer.Option(help="Price of one search; goes before the file's.")] = None,
     price_input_token: Annotated[float | None, typer.Option(help="Price of one prompt token, e.g. 3e-7.")] = None,
@@ -64,41 +62,43 @@ def cost_command(
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
     given = _prices(prices, price_search, price_input_token, price_output_token, price_gpu_hour)
-    logged = read_traffic(log_place(log), gate)
+    logged = read_traffic(parse_log_location(log), gate)
     traffic = Traffic(logged.events)
-    costing = bill_traffic(traffic, _threshold(logged, gate, threshold), (given or ASSUMED).prices)
+    costing = compare_traffic_costs(traffic, _threshold(logged, gate, threshold), (given or ASSUMED_PRICES).prices)
     if as_json:
         print_json(_record(logged, costing))
     else:
-        print_sheets([bill_sheet(costing)])
-        print_words(costing)
+        print_tables([build_bill_table(costing)])
+        print_cost_summary(costing)
     if given is None:
-        WORDS.print("Prices are assumed (US dollars): give yours with --prices or --price-search and the others.")
-    explain_log(logged, traffic)
+        STDERR_CONSOLE.print(
+            "Prices are assumed (US dollars): give yours with --prices or --price-search and the others."
+        )
+    print_log_summary(logged, traffic)
 
 
 def _prices(file: Path | None, *given: float | None) -> PriceTable | None:
     """The file's, with what was given beside it; None where nothing was."""
     if file is None and all(price is None for price in given):
         return None
-    table = asdict(read_prices(file) if file else PriceTable())
+    table = asdict(read_price_table(file) if file else PriceTable())
     named = {name: price for name, price in zip(table, given, strict=True) if price is not None}
     for name, price in named.items():
-        check_within(price, f"--price-{name.replace('_', '-')}", most=1e12)
+        check_number(price, f"--price-{name.replace('_', '-')}", most=1e12)
     return PriceTable(**{**table, **named})
 
 
-def _threshold(log: Log, gate: str | None, given: float | None) -> float:
+def _threshold(log: LoggedTraffic, gate: str | None, given: float | None) -> float:
     if given is not None:
-        return check_within(given, "--threshold", most=1)
-    named = named_thresholds(log, gate)
+        return check_number(given, "--threshold", most=1)
+    named = name_thresholds(log, gate)
     if not named:
         several = ", ".join(f"{value:g}" for value in sorted(log.thresholds))
         raise BadSetting(f"the log ran with several thresholds or none ({several or 'none'}): give --threshold T.")
     return next(iter(named))
 
 
-def bill_sheet(costing: Costing) -> Sheet:
+def build_bill_table(costing: CostComparison) -> TextTable:
     """A row for each way."""
     gated = f"gated at {costing.threshold:g}"
     bills = {"always": costing.always, "never": costing.never, gated: costing.gated}
@@ -112,29 +112,33 @@ def bill_sheet(costing: Costing) -> Sheet:
         "lost",
     )
     rows = tuple((name, *_cells(bill, costing.prices)) for name, bill in bills.items())
-    return Sheet("", columns, rows)
+    return TextTable("", columns, rows)
 
 
-def _cells(bill: Bill, prices: Prices) -> tuple[str, ...]:
-    lost = NOTHING if bill.lost is None else f"{PER_BILL * bill.lost.value:,.0f}" if bill.lost.value else "0"
+def _cells(bill: TrafficCost, prices: Prices) -> tuple[str, ...]:
+    lost = (
+        MISSING_VALUE if bill.lost is None else f"{COST_QUESTIONS * bill.lost.value:,.0f}" if bill.lost.value else "0"
+    )
     amounts = (bill.searches, bill.prompt, bill.completion, bill.gpu)
     return (_shown(bill.money(prices), "{:,.4g}"), *(_shown(amount, "{:,.0f}") for amount in amounts), lost)
 
 
 def _shown(amount: float | None, form: str) -> str:
-    return NOTHING if amount is None else form.format(PER_BILL * amount)
+    return MISSING_VALUE if amount is None else form.format(COST_QUESTIONS * amount)
 
 
-def print_words(costing: Costing) -> None:
+def print_cost_summary(costing: CostComparison) -> None:
     """What it comes to, in sentences."""
     always, gated = (bill.money(costing.prices) for bill in (costing.always, costing.gated))
     if always is not None and gated is not None:
-        saved = PER_BILL * (always - gated)
-        WORDS.print(f"The gate {'saves' if saved >= 0 else 'costs'} {abs(saved):,.4g} on {PER_BILL:,} questions.")
-    WORDS.print(break_even_words(costing))
+        saved = COST_QUESTIONS * (always - gated)
+        STDERR_CONSOLE.print(
+            f"The gate {'saves' if saved >= 0 else 'costs'} {abs(saved):,.4g} on {COST_QUESTIONS:,} questions."
+        )
+    STDERR_CONSOLE.print(describe_break_even(costing))
 
 
-def break_even_words(costing: Costing) -> str:
+def describe_break_even(costing: CostComparison) -> str:
     price = costing.break_even
     if price is None:
         return _why_unknown(costing)
@@ -143,7 +147,7 @@ def break_even_words(costing: Costing) -> str:
     return f"The gate pays where a search costs more than {price:.3g}."
 
 
-def _why_unknown(costing: Costing) -> str:
+def _why_unknown(costing: CostComparison) -> str:
     bills = (costing.always, costing.gated)
     missing = dict.fromkeys(name for bill in bills for name in bill.missing(costing.prices))
     if not missing:
@@ -152,7 +156,7 @@ def _why_unknown(costing: Costing) -> str:
     return f"What has a price is not on record here, so the sums are not known. Leave it out of them: {left_out}"
 
 
-def _record(log: Log, costing: Costing) -> dict[str, Any]:
+def _record(log: LoggedTraffic, costing: CostComparison) -> dict[str, Any]:
     ways = {"always": costing.always, "never": costing.never, "gated": costing.gated}
     money = {name: bill.money(costing.prices) for name, bill in ways.items()}
     return {
@@ -161,8 +165,8 @@ def _record(log: Log, costing: Costing) -> dict[str, Any]:
         "gate": ", ".join(log.gates),
         "threshold": costing.threshold,
         "prices": asdict(costing.prices),
-        "per": PER_BILL,
-        "money": {name: None if amount is None else PER_BILL * amount for name, amount in money.items()},
+        "per": COST_QUESTIONS,
+        "money": {name: None if amount is None else COST_QUESTIONS * amount for name, amount in money.items()},
         "break_even_search": costing.break_even,
         "per_question": {name: asdict(bill) for name, bill in ways.items()},
     }

@@ -10,24 +10,28 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from knowgate.cli.console import WORDS, print_json, say_page
-from knowgate.cli.gate_specs import split_specs
-from knowgate.cli.label import labelling_bar
-from knowgate.cli.options import Candidates, Rerank, RunnerSpec
-from knowgate.cli.paths import path
-from knowgate.cli.tables import print_text, wide_console
-from knowgate.cli.weighing import weighing_bar
-from knowgate.evaluation import MAX_LOSS, PRICE_SEARCH, PRICE_TOKEN, SEARCH_SECONDS, Assumed, Evaluation, evaluate
-from knowgate.gates import far_words
-from knowgate.integrations import check_trackers, log_mlflow, log_wandb
-from knowgate.report import Verdict, all_sheets, check_report_folder, render, summary_json, verdict, write_report
-from knowgate.runs import cautions_of
+from knowgate.cli.console import STDERR_CONSOLE, create_wide_console, print_json, print_page_location, print_text
+from knowgate.cli.gate_specs import split_gate_specs
+from knowgate.cli.label import labeling_progress_bar
+from knowgate.cli.options import CandidatesOption, RerankerOption, RunnerOption, parse_path
+from knowgate.cli.progress import show_arbitration_progress
+from knowgate.data.runs.caveats import list_column_caveats
+from knowgate.evaluation.cost import DEFAULT_SEARCH_PRICE, DEFAULT_SEARCH_SECONDS, DEFAULT_TOKEN_PRICE, CostAssumptions
+from knowgate.evaluation.gate_comparison import Evaluation
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.evaluation.recommendation import MAX_LOSS
+from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables
+from knowgate.evaluation.report.evaluation_verdict import EvaluationVerdict, build_verdict
+from knowgate.evaluation.report.report_folder import build_summary, check_report_folder, write_report
+from knowgate.evaluation.report.terminal import render_terminal_table
+from knowgate.gates.artifacts.drift import format_far_warning
+from knowgate.integrations.experiment_trackers import check_trackers, log_to_mlflow, log_to_wandb
 
 
 def eval_(
     labels: Annotated[
         list[Path] | None,
-        typer.Option(parser=path, metavar="RUN", help="Label run to evaluate on; may be repeated."),
+        typer.Option(parser=parse_path, metavar="RUN", help="Label run to evaluate on; may be repeated."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Instead of --labels: questions (data specs, comma-separated) to answer now.")
@@ -41,7 +45,7 @@ def eval_(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            parser=path,
+            parser=parse_path,
             metavar="free|FILE",
             help="Wording of the answers, as in `label`. With --labels and --model: that of the runs.",
         ),
@@ -49,8 +53,8 @@ def eval_(
     index: Annotated[
         str | None, typer.Option(help="With --data: index folder, http:URL or a search engine, as in `ask`.")
     ] = None,
-    rerank: Rerank = None,
-    candidates: Candidates = 20,
+    rerank: RerankerOption = None,
+    candidates: CandidatesOption = 20,
     k: Annotated[int | None, typer.Option(min=1, help="With --data: passages shown to the LLM, as in `label`.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="With --data: only the first so many questions.")] = None,
     gates: Annotated[
@@ -59,7 +63,7 @@ def eval_(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(parser=path, metavar="DIR", help="Folder for report.html, summary.json and table.md."),
+        typer.Option(parser=parse_path, metavar="DIR", help="Folder for report.html, summary.json and table.md."),
     ] = None,
     plug_in: Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")] = False,
     drop_seen: Annotated[
@@ -99,11 +103,11 @@ def eval_(
     ] = None,
     price_token: Annotated[
         float, typer.Option(min=0, help="For savings: price of one token that the LLM reads or writes.")
-    ] = PRICE_TOKEN,
+    ] = DEFAULT_TOKEN_PRICE,
     search_seconds: Annotated[
         float, typer.Option(min=0, help="For latency: how long a search takes.")
-    ] = SEARCH_SECONDS,
-    runner: RunnerSpec = "local",
+    ] = DEFAULT_SEARCH_SECONDS,
+    runner: RunnerOption = "local",
     html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page.")] = True,
     mlflow: Annotated[
         bool, typer.Option("--mlflow", help="Also a run in MLflow (extra mlflow; MLFLOW_TRACKING_URI).")
@@ -120,9 +124,12 @@ def eval_(
     check_trackers(mlflow=mlflow, wandb=wandb)
     if out is not None:
         check_report_folder(out)  # before the work, not after it
-    with labelling_bar() if data else nullcontext(lambda tally: None) as show, weighing_bar(arbiter) as weighed:
+    with (
+        labeling_progress_bar() if data else nullcontext(lambda tally: None) as show,
+        show_arbitration_progress(arbiter) as weighed,
+    ):
         evaluation = evaluate(
-            split_specs(gates, labels or ()),
+            split_gate_specs(gates, labels or ()),
             labels or None,
             data=data or None,
             model=model,
@@ -146,39 +153,39 @@ def eval_(
             on_progress=show,
             on_weighed=weighed,
         )
-    for words in cautions_of(evaluation.trial):
-        WORDS.print(words, style="yellow")
+    for words in list_column_caveats(evaluation.trial):
+        STDERR_CONSOLE.print(words, style="yellow")
     for gate in evaluation.gates:
-        if said := far_words(gate.gate, gate.far, len(evaluation.trial.rows)):
-            WORDS.print(said, style="yellow")
-    given = [price for price in (price_search, price_retrieval, PRICE_SEARCH) if price is not None]
-    assumed = Assumed(given[0], price_token, search_seconds)
+        if said := format_far_warning(gate.gate, gate.far, len(evaluation.trial.rows)):
+            STDERR_CONSOLE.print(said, style="yellow")
+    given = [price for price in (price_search, price_retrieval, DEFAULT_SEARCH_PRICE) if price is not None]
+    assumed = CostAssumptions(given[0], price_token, search_seconds)
     if as_json:
-        print_json(summary_json(evaluation, max_loss))
+        print_json(build_summary(evaluation, max_loss))
     else:
-        wide_console().print(tables(evaluation))
-        _say_verdict(verdict(evaluation, assumed, max_loss))
+        create_wide_console().print(render_evaluation_tables(evaluation))
+        _say_verdict(build_verdict(evaluation, assumed, max_loss))
     if out is not None:
         write_report(evaluation, out, html=html, assumed=assumed, max_loss=max_loss)
         if html:
-            say_page(out / "report.html")
+            print_page_location(out / "report.html")
     if mlflow:
-        WORDS.print(f"MLflow has it as run {log_mlflow(evaluation)}.")
+        STDERR_CONSOLE.print(f"MLflow has it as run {log_to_mlflow(evaluation)}.")
     if wandb:
-        WORDS.print(f"Weights & Biases has it as run {log_wandb(evaluation)}.")
+        STDERR_CONSOLE.print(f"Weights & Biases has it as run {log_to_wandb(evaluation)}.")
     if data is not None:
         kept = " ".join(f"--labels {run}" for run in evaluation.trial.runs)
-        WORDS.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}")
+        STDERR_CONSOLE.print(f"Answers and decisions are kept; without the LLM: knowgate eval {kept}")
 
 
-def tables(evaluation: Evaluation) -> Group:
+def render_evaluation_tables(evaluation: Evaluation) -> Group:
     parts: list[RenderableType] = []
-    for sheet in all_sheets(evaluation):
-        parts += [Text(sheet.title, style="bold"), render(sheet), Text()]
+    for sheet in build_evaluation_tables(evaluation):
+        parts += [Text(sheet.title, style="bold"), render_terminal_table(sheet), Text()]
     return Group(*parts)
 
 
-def _say_verdict(said: Verdict) -> None:
+def _say_verdict(said: EvaluationVerdict) -> None:
     """Last, where it is still on the screen."""
     words = " ".join([said.label + ":", said.text, *([said.note] if said.note else [])])
     print_text(words)

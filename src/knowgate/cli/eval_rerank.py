@@ -9,39 +9,36 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import WORDS
-from knowgate.cli.numbers import whole_numbers
-from knowgate.cli.options import Limit, Prefs, RerankMargin
-from knowgate.cli.paths import path
-from knowgate.cli.progress import Show, progress
-from knowgate.cli.tables import print_sheets, print_text
-from knowgate.display import markdown_tables
-from knowgate.doors import user_path
+from knowgate.cli.console import STDERR_CONSOLE, print_tables, print_text
+from knowgate.cli.options import LimitOption, PreferencesOption, RerankMarginOption, parse_integers, parse_path
+from knowgate.cli.progress import ProgressCallback, show_progress
+from knowgate.core.display import render_markdown_tables
+from knowgate.core.files import check_output_folder, write_json, write_text
+from knowgate.core.validation import expand_path
+from knowgate.data.preferences import PreferenceFolder
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation import (
-    Answering,
-    HeldOut,
-    KeptScores,
+from knowgate.evaluation.report.reranker_report import build_reranker_verdict, write_reranker_page
+from knowgate.evaluation.reranker_cache import CachedAnswerer, CachedReranker
+from knowgate.evaluation.reranker_comparison import (
+    HeldOutPreferences,
+    build_reranker_tables,
     compare_rerankers,
-    held_out,
-    prediction_lines,
-    rerank_json,
-    rerank_sheets,
+    group_held_out_preferences,
+    iter_prediction_lines,
+    reranker_comparison_to_dict,
 )
-from knowgate.files import check_own, write_json, write_text
-from knowgate.labels import load_grader
+from knowgate.labels.grading import load_grader
 from knowgate.models import load_model
-from knowgate.preferences import PreferenceFolder
-from knowgate.report import rerank_verdict, write_rerank_page
-from knowgate.rerank import BASE, is_aligned, load_reranker, read_manifest
+from knowgate.retrieval.rerankers import load_reranker
+from knowgate.retrieval.rerankers.cross_encoder import RERANKER_BASE, is_aligned_reranker, read_reranker_manifest
 from knowgate.types import Reranker
 
 SPLITS = ("train", "dev", "test")
-NAMED = re.compile(r"([\w .-]+)=(.+)")  # NAME=SPEC; a folder or a URL has other signs before an equals sign
+NAMED_SPEC = re.compile(r"([\w .-]+)=(.+)")  # NAME=SPEC; a folder or a URL has other signs before an equals sign
 
 
 def eval_rerank(
-    pref: Prefs,
+    pref: PreferencesOption,
     rerank: Annotated[
         list[str],
         typer.Option(metavar="[NAME=]DIR|SPEC", help="Reranker to compare; may be repeated. Named by its folder."),
@@ -49,7 +46,7 @@ def eval_rerank(
     out: Annotated[
         Path,
         typer.Option(
-            parser=path,
+            parser=parse_path,
             metavar="DIR",
             help="Folder for report.html, rerank.md, rerank.json and what was scored; the same command goes on there.",
         ),
@@ -64,9 +61,9 @@ def eval_rerank(
     controls: Annotated[
         bool, typer.Option("--controls", help="Also rankers that read no question: shortest first, passage means.")
     ] = False,
-    rerank_margin: RerankMargin = None,
+    rerank_margin: RerankMarginOption = None,
     split: Annotated[str, typer.Option(help="Which questions: test, dev or train.")] = "test",
-    limit: Limit = None,
+    limit: LimitOption = None,
 ) -> None:
     """Compare rankers on held-out preferences, and by the answers they lead to; with paired intervals.
 
@@ -77,45 +74,45 @@ def eval_rerank(
     """
     if split not in SPLITS:
         raise BadSetting(f"--split is '{split}'; allowed: {', '.join(SPLITS)}.")
-    check_own(out, ["rerank.json", "answers.jsonl", "scores.jsonl"], "a comparison of rerankers")
-    sets = held_out([PreferenceFolder(one) for one in pref], split, limit)
+    check_output_folder(out, ["rerank.json", "answers.jsonl", "scores.jsonl"], "a comparison of rerankers")
+    sets = group_held_out_preferences([PreferenceFolder(one) for one in pref], split, limit)
     empty = [held.name for held in sets if not held.rows]
     if empty:
         raise BadInput(
             f"the preferences by {', '.join(empty)} hold no question of the part '{split}'; prefer more, or use "
             "another --split."
         )
-    specs = with_base(named(rerank), base)
+    specs = add_base_reranker(parse_named_specs(rerank), base)
     _warn(specs, sets, split)
-    with progress("comparing", "questions", WORDS) as show:
+    with show_progress("comparing", "questions", STDERR_CONSOLE) as show:
         try:
             found = compare_rerankers(
                 sets,
                 {name: _kept(name, load_reranker(spec), out, show) for name, spec in specs.items()},
                 answering=_answering(model or [], out, show),
                 controls=controls,
-                shown=whole_numbers("--top", top, least=1),
+                shown=parse_integers("--top", top, least=1),
                 margin=rerank_margin,
             )
         except KeyboardInterrupt:
-            WORDS.print(f"Scores and answers so far are kept in {out}; the same command goes on.")
+            STDERR_CONSOLE.print(f"Scores and answers so far are kept in {out}; the same command goes on.")
             raise
-    sheets = rerank_sheets(found)
-    write_json(out / "rerank.json", rerank_json(found))
-    write_text(out / "rerank.md", markdown_tables(sheets))
-    write_rerank_page(found, out / "report.html")
-    write_text(out / "predictions.jsonl", "".join(prediction_lines(found)))
-    print_sheets(sheets)
-    said = rerank_verdict(found)
+    sheets = build_reranker_tables(found)
+    write_json(out / "rerank.json", reranker_comparison_to_dict(found))
+    write_text(out / "rerank.md", render_markdown_tables(sheets))
+    write_reranker_page(found, out / "report.html")
+    write_text(out / "predictions.jsonl", "".join(iter_prediction_lines(found)))
+    print_tables(sheets)
+    said = build_reranker_verdict(found)
     print_text(" ".join([f"{said.label}:", said.headline, *said.sentences]))
-    WORDS.print(f"Written to {out}. 95 % bootstrap intervals over questions; differences are paired.")
+    STDERR_CONSOLE.print(f"Written to {out}. 95 % bootstrap intervals over questions; differences are paired.")
 
 
-def named(given: Sequence[str]) -> dict[str, str]:
+def parse_named_specs(given: Sequence[str]) -> dict[str, str]:
     """Names and specs; without a name, that of the folder."""
     found: dict[str, str] = {}
     for text in given:
-        match = None if user_path(text).is_dir() else NAMED.fullmatch(text)
+        match = None if expand_path(text).is_dir() else NAMED_SPEC.fullmatch(text)
         name, spec = (match[1], match[2]) if match else (Path(text).name, text)
         if name in found:
             raise BadSetting(
@@ -125,38 +122,44 @@ def named(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def with_base(specs: Mapping[str, str], base: str | None) -> dict[str, str]:
+def add_base_reranker(specs: Mapping[str, str], base: str | None) -> dict[str, str]:
     """The cross-encoder before alignment first: the one given, else one that `fit reranker` kept in a folder."""
-    if BASE in specs:
-        return {BASE: specs[BASE], **specs}
-    kept = [str(Path(spec) / BASE) for spec in specs.values() if (Path(spec) / BASE).is_dir()]
+    if RERANKER_BASE in specs:
+        return {RERANKER_BASE: specs[RERANKER_BASE], **specs}
+    kept = [str(Path(spec) / RERANKER_BASE) for spec in specs.values() if (Path(spec) / RERANKER_BASE).is_dir()]
     before = base or next(iter(kept), None)
-    return {**({BASE: before} if before else {}), **specs}
+    return {**({RERANKER_BASE: before} if before else {}), **specs}
 
 
-def _kept(name: str, reranker: Reranker, out: Path, show: Show) -> KeptScores:
-    return KeptScores(reranker, out / "scores.jsonl", lambda done, total: show(done, total, stage=f"reranking: {name}"))
+def _kept(name: str, reranker: Reranker, out: Path, show: ProgressCallback) -> CachedReranker:
+    return CachedReranker(
+        reranker, out / "scores.jsonl", lambda done, total: show(done, total, stage=f"reranking: {name}")
+    )
 
 
-def _answering(specs: Sequence[str], out: Path, show: Show) -> dict[str, Answering]:
+def _answering(specs: Sequence[str], out: Path, show: ProgressCallback) -> dict[str, CachedAnswerer]:
     grader, file = load_grader("contains", None, "implies"), out / "answers.jsonl"
     return {
-        llm.name: Answering(
+        llm.name: CachedAnswerer(
             llm, grader, file, watch=lambda done, total: show(done, total, stage="answering", unit="answers")
         )
         for llm in map(load_model, specs)
     }
 
 
-def _warn(specs: Mapping[str, str], sets: Sequence[HeldOut], split: str) -> None:
+def _warn(specs: Mapping[str, str], sets: Sequence[HeldOutPreferences], split: str) -> None:
     """What a reader of the table should know."""
     if split == "train":
-        WORDS.print("The train part is what rerankers learn from: these figures say nothing about new questions.")
+        STDERR_CONSOLE.print(
+            "The train part is what rerankers learn from: these figures say nothing about new questions."
+        )
     for name, spec in specs.items():
-        if not is_aligned(spec):
-            if name != BASE:
-                WORDS.print(f"'{spec}' was not aligned by knowgate fit reranker; it is measured as it is.")
+        if not is_aligned_reranker(spec):
+            if name != RERANKER_BASE:
+                STDERR_CONSOLE.print(f"'{spec}' was not aligned by knowgate fit reranker; it is measured as it is.")
             continue
-        made = read_manifest(spec).get("aligned_to", {})
+        made = read_reranker_manifest(spec).get("aligned_to", {})
         if any(made.get("model_fingerprint") != held.model_fingerprint for held in sets):
-            WORDS.print(f"'{name}' was aligned to {made.get('model', '?')}; these preferences are another LLM's.")
+            STDERR_CONSOLE.print(
+                f"'{name}' was aligned to {made.get('model', '?')}; these preferences are another LLM's."
+            )

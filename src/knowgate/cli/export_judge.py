@@ -8,17 +8,21 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from knowgate.cli.console import WORDS
-from knowgate.cli.paths import path
-from knowgate.cli.progress import progress
-from knowgate.fitting import ExportedJudge, export_judge
+from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.options import parse_path
+from knowgate.cli.progress import show_progress
+from knowgate.training.judges.gguf_export import ExportedJudge, export_judge
 
 
 def export_judge_command(
-    gate: Annotated[Path, typer.Argument(parser=path, metavar="GATE", help="Folder of a fitted judge, or ik (lora).")],
+    gate: Annotated[
+        Path, typer.Argument(parser=parse_path, metavar="GATE", help="Folder of a fitted judge, or ik (lora).")
+    ],
     out: Annotated[
         Path,
-        typer.Option(parser=path, metavar="DIR", help="Folder of the new gate; its adapter/judge.gguf is the judge."),
+        typer.Option(
+            parser=parse_path, metavar="DIR", help="Folder of the new gate; its adapter/judge.gguf is the judge."
+        ),
     ],
     numbers: Annotated[
         Literal["q8_0", "f16"], typer.Option(help="How weights are written: 8 bits, or 16 and twice the size.")
@@ -30,9 +34,9 @@ def export_judge_command(
 
     Example: knowgate export-judge my-judge --out my-fast-judge
     """
-    with progress("writing the judge", "tensors", WORDS) as show:
+    with show_progress("writing the judge", "tensors", STDERR_CONSOLE) as show:
         made = export_judge(gate, out, kind=numbers, watch=lambda done, total: show(done, total))
-    WORDS.print(Text(_told(made)))
+    STDERR_CONSOLE.print(Text(_told(made)))
 
 
 def _told(made: ExportedJudge) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from knowgate.data.runs.records import read_needs
 from knowgate.errors import BadSetting
-from knowgate.runs import read_needs
 
 
-def split_specs(given: Sequence[str] | None, runs: Sequence[Path] = ()) -> list[str]:
+def split_gate_specs(given: Sequence[str] | None, runs: Sequence[Path] = ()) -> list[str]:
     """What stands between commas. In a recorded gate's name ('fusion, cheap') and in options
     (`dhicl:k=5,words=1/2`) they belong to it. runs: where names may be recorded."""
     texts = given or ["auto"]

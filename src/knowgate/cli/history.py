@@ -12,36 +12,38 @@ from typing import Annotated, Any
 
 import typer
 
-from knowgate.cli.console import WORDS, print_json
-from knowgate.cli.options import Json
-from knowgate.cli.tables import print_table
-from knowgate.datasets import load_questions
-from knowgate.doors import COUNT, check_within
-from knowgate.errors import BadInput, BadSetting
-from knowgate.files import read_jsonl
-from knowgate.history import (
-    LAST_SECOND,
+from knowgate.cli.console import STDERR_CONSOLE, print_json, print_table
+from knowgate.cli.options import JsonOption
+from knowgate.core.files import read_jsonl
+from knowgate.core.postgres.address import redact_password
+from knowgate.core.validation import MAX_COUNT, check_number
+from knowgate.data.history import history_exists, open_history
+from knowgate.data.history.entries import (
+    MAX_TIMESTAMP,
+    HistoryScope,
     HistoryStore,
-    Known,
+    KnowledgeLabel,
     LogEntry,
-    Scope,
     copy_history,
-    entry_of,
-    entry_record,
-    log_exists,
-    open_history,
+    entry_from_record,
+    entry_to_record,
 )
-from knowgate.labels import entries_of, scope_of, time_sensitive_entries
-from knowgate.postgres import without_password
-from knowgate.prompts import detect_language
-from knowgate.runs import RunFolder
+from knowgate.data.questions import load_questions
+from knowgate.data.runs.folder import RunFolder
+from knowgate.errors import BadInput, BadSetting
+from knowgate.labels.history_entries import entries_from_rows, scope_from_settings, time_sensitive_entries
+from knowgate.models.prompts.templates import detect_language
 
 app = typer.Typer(
     help="The log of questions with what the LLM knew: what dhicl and skr learn from.", no_args_is_help=True
 )
-Log = Annotated[str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DATABASE.")]
-ModelName = Annotated[str | None, typer.Option("--model-fingerprint", help="Model whose labels are meant.")]
-PromptName = Annotated[str | None, typer.Option("--prompts-fingerprint", help="Prompts whose labels are meant.")]
+HistoryOption = Annotated[
+    str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DATABASE.")
+]
+ModelFingerprint = Annotated[str | None, typer.Option("--model-fingerprint", help="Model whose labels are meant.")]
+PromptsFingerprint = Annotated[
+    str | None, typer.Option("--prompts-fingerprint", help="Prompts whose labels are meant.")
+]
 EmbedderName = Annotated[
     str | None,
     typer.Option(
@@ -52,14 +54,14 @@ EmbedderName = Annotated[
 ]
 Tenant = Annotated[str, typer.Option(help="Tenant whose labels are meant.")]
 log = logging.getLogger(__name__)
-DEFAULT = "history.db"
-BATCH = 256
+DEFAULT_HISTORY = "history.db"
+ADD_BATCH = 256
 
 
 @app.command("import")
 def import_(
     runs: Annotated[list[Path], typer.Argument(help="Label runs, or JSONL files made by `history export`.")],
-    history: Log = DEFAULT,
+    history: HistoryOption = DEFAULT_HISTORY,
     rule: Annotated[
         str,
         typer.Option(
@@ -82,21 +84,23 @@ def import_(
     """
     if rule not in ("greedy", "all", "majority"):
         raise BadSetting(f"--rule is '{rule}'; allowed: greedy, all, majority.")
-    is_new = embedder is None and not log_exists(history)
+    is_new = embedder is None and not history_exists(history)
     store = open_history(history, embedder)
-    scopes: set[Scope] = set()
+    scopes: set[HistoryScope] = set()
     for run in runs:
         if run.is_file():
-            entries = [entry_of(record, f"{run} line {number}") for number, record in read_jsonl(run)]
+            entries = [entry_from_record(record, f"{run} line {number}") for number, record in read_jsonl(run)]
         else:
             folder = RunFolder(run)
-            scope = scope_of(folder.settings(), tenant)
-            entries = list(entries_of(folder.rows(), scope, rule))  # type: ignore[arg-type]
+            scope = scope_from_settings(folder.settings(), tenant)
+            entries = list(entries_from_rows(folder.rows(), scope, rule))  # type: ignore[arg-type]
         if is_new:
             _warn_of_language(entries)
         _add(store, entries)
         scopes |= {entry.scope for entry in entries}
-        WORDS.print(f"{len(entries)} questions of {run} logged in {without_password(history)}{_changing(entries)}")
+        STDERR_CONSOLE.print(
+            f"{len(entries)} questions of {run} logged in {redact_password(history)}{_changing(entries)}"
+        )
     if time_sensitive:
         _add_time_sensitive(store, time_sensitive, scopes, history)
 
@@ -105,45 +109,45 @@ def import_(
 def add(
     question: Annotated[str, typer.Argument(help="The question.")],
     label: Annotated[str, typer.Option(help="known, unknown or time-sensitive.")],
-    history: Log = DEFAULT,
+    history: HistoryOption = DEFAULT_HISTORY,
     source: Annotated[str, typer.Option(help="human, gold, judge or agreement.")] = "human",
     outcome: Annotated[str | None, typer.Option(help="What retrieval did: better, worse or same.")] = None,
     days: Annotated[float | None, typer.Option(help="Forget it after so many days.")] = None,
     embedder: EmbedderName = None,
-    model: ModelName = None,
-    prompts: PromptName = None,
+    model: ModelFingerprint = None,
+    prompts: PromptsFingerprint = None,
     tenant: Tenant = "",
 ) -> None:
     """Log one question."""
     store = open_history(history, embedder)
     expires = (
-        None if days is None else time.time() + check_within(days, "--days", most=LAST_SECOND / 86_400 / 2) * 86_400
+        None if days is None else time.time() + check_number(days, "--days", most=MAX_TIMESTAMP / 86_400 / 2) * 86_400
     )
     record = {"question": question, "label": label, "source": source, "outcome": outcome, "expires": expires}
     scope = _scope(store, model, prompts, tenant)
-    _add(store, [entry_of({**record, **asdict(scope)}, "the entry")])
+    _add(store, [entry_from_record({**record, **asdict(scope)}, "the entry")])
 
 
 @app.command("list")
 def list_(
-    history: Log = DEFAULT,
-    limit: Annotated[int, typer.Option(min=1, max=COUNT, help="Newest so many.")] = 20,
-    as_json: Json = False,
+    history: HistoryOption = DEFAULT_HISTORY,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Newest so many.")] = 20,
+    as_json: JsonOption = False,
 ) -> None:
     """Show logged questions, newest first."""
-    _show([entry_record(entry) for entry in _existing(history).entries(limit=limit)], as_json)
+    _show([entry_to_record(entry) for entry in _existing(history).entries(limit=limit)], as_json)
 
 
 @app.command()
 def search(
     question: Annotated[str, typer.Argument(help="What to look for.")],
-    history: Log = DEFAULT,
-    k: Annotated[int, typer.Option(min=1, max=COUNT, help="How many.")] = 10,
+    history: HistoryOption = DEFAULT_HISTORY,
+    k: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="How many.")] = 10,
     embedder: EmbedderName = None,
-    model: ModelName = None,
-    prompts: PromptName = None,
+    model: ModelFingerprint = None,
+    prompts: PromptsFingerprint = None,
     tenant: Tenant = "",
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the logged questions most similar to one."""
     store = _existing(history, embedder)
@@ -152,7 +156,7 @@ def search(
 
 
 @app.command()
-def stats(history: Log = DEFAULT) -> None:
+def stats(history: HistoryOption = DEFAULT_HISTORY) -> None:
     """Count what is logged, by model, prompts and tenant."""
     store = _existing(history)
     rows = []
@@ -160,35 +164,35 @@ def stats(history: Log = DEFAULT) -> None:
         entries = list(store.entries(scope))
         labels, sources = Counter(e.label for e in entries), Counter(e.source for e in entries)
         named = ", ".join(f"{source} {n}" for source, n in sources.items())
-        cells = [str(labels[label]) for label in Known]
+        cells = [str(labels[label]) for label in KnowledgeLabel]
         rows.append((scope.model, scope.prompts, str(count), *cells, scope.tenant or "-", named))
-    print_table(("model", "prompts", "entries", *Known, "tenant", "sources"), rows)
+    print_table(("model", "prompts", "entries", *KnowledgeLabel, "tenant", "sources"), rows)
 
 
 @app.command()
-def export(history: Log = DEFAULT) -> None:
+def export(history: HistoryOption = DEFAULT_HISTORY) -> None:
     """Print the whole log, one JSON object per line; `history import` reads it back."""
-    _show([entry_record(entry) for entry in _existing(history).entries()], as_json=True)
+    _show([entry_to_record(entry) for entry in _existing(history).entries()], as_json=True)
 
 
 @app.command()
 def prune(
-    history: Log = DEFAULT,
-    model: ModelName = None,
-    prompts: PromptName = None,
+    history: HistoryOption = DEFAULT_HISTORY,
+    model: ModelFingerprint = None,
+    prompts: PromptsFingerprint = None,
     tenant: Tenant = "",
 ) -> None:
     """Delete what has expired; with fingerprints, also what belongs to other models or prompts."""
     store = _existing(history)
     if (model is None) != (prompts is None):
         raise BadSetting("give both --model-fingerprint and --prompts-fingerprint, or neither.")
-    keep = Scope(model, prompts, tenant) if model and prompts else None
-    WORDS.print(f"{store.prune(keep_scope=keep)} entries deleted")
+    keep = HistoryScope(model, prompts, tenant) if model and prompts else None
+    STDERR_CONSOLE.print(f"{store.prune(keep_scope=keep)} entries deleted")
 
 
 @app.command()
 def forget(
-    history: Log = DEFAULT,
+    history: HistoryOption = DEFAULT_HISTORY,
     contains: Annotated[str | None, typer.Option(help="Delete questions that hold this text, in any case.")] = None,
     ids: Annotated[
         list[int] | None, typer.Option("--id", min=1, max=2**63 - 1, help="Delete this entry; may be repeated.")
@@ -197,7 +201,7 @@ def forget(
     """Delete questions with their vectors, and wipe them from the file."""
     if not contains and not ids:
         raise BadSetting("say what to forget: --contains TEXT or --id NUMBER.")
-    WORDS.print(f"{_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
+    STDERR_CONSOLE.print(f"{_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
 
 
 @app.command()
@@ -217,18 +221,18 @@ def copy(
     known, into = _existing(source), open_history(target, embedder)
     if embedder is None and into.embedding.fingerprint is None:
         into = open_history(target, known.embedding.name)
-    WORDS.print(f"{copy_history(known, into)} entries copied into {without_password(target)}")
+    STDERR_CONSOLE.print(f"{copy_history(known, into)} entries copied into {redact_password(target)}")
 
 
 def _existing(history: str, embedder: str | None = None) -> HistoryStore:
     """Looking into a log must not make an empty one."""
-    if not log_exists(history):
-        shown = without_password(history)
+    if not history_exists(history):
+        shown = redact_password(history)
         raise BadInput(f"there is no log '{shown}'. Make one: knowgate history import RUN --history {shown}")
     return open_history(history, embedder)
 
 
-def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[Scope], history: str) -> None:
+def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope], history: str) -> None:
     questions = load_questions(data)
     for scope in scopes:
         entries = list(time_sensitive_entries(questions, scope))
@@ -238,11 +242,11 @@ def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[Scope], hist
                 'Mark them: "meta": {"time_sensitive": true}'
             )
         _add(store, entries)
-        WORDS.print(f"{len(entries)} time-sensitive questions of {data} logged in {without_password(history)}")
+        STDERR_CONSOLE.print(f"{len(entries)} time-sensitive questions of {data} logged in {redact_password(history)}")
 
 
 def _changing(entries: Sequence[LogEntry]) -> str:
-    count = sum(entry.label == Known.TIME_SENSITIVE for entry in entries)
+    count = sum(entry.label == KnowledgeLabel.TIME_SENSITIVE for entry in entries)
     return f", {count} of them time-sensitive" if count else ""
 
 
@@ -253,14 +257,14 @@ def _warn_of_language(entries: Sequence[LogEntry]) -> None:
 
 
 def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
-    for place in range(0, len(entries), BATCH):
-        store.add(entries[place : place + BATCH])
+    for place in range(0, len(entries), ADD_BATCH):
+        store.add(entries[place : place + ADD_BATCH])
 
 
-def _scope(store: HistoryStore, model: str | None, prompts: str | None, tenant: str) -> Scope:
+def _scope(store: HistoryStore, model: str | None, prompts: str | None, tenant: str) -> HistoryScope:
     """The scope meant: the given one, else the only one there is."""
     if model and prompts:
-        return Scope(model, prompts, tenant)
+        return HistoryScope(model, prompts, tenant)
     there = [scope for scope in store.scopes() if scope.tenant == tenant]
     fitting = [s for s in there if model in (None, s.model) and prompts in (None, s.prompts)]
     if len(fitting) != 1:

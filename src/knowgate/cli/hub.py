@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import WORDS
-from knowgate.cli.paths import path
-from knowgate.integrations import pull as fetch_from
-from knowgate.integrations import push as send_to
+from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.options import parse_path
+from knowgate.integrations.hub import pull_artifact as fetch_from
+from knowgate.integrations.hub import push_artifact as send_to
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(parser=path, metavar="DIR", help="Fitted gate, arbiter or reranker.")],
+    folder: Annotated[Path, typer.Argument(parser=parse_path, metavar="DIR", help="Fitted gate, arbiter or reranker.")],
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="hf:OWNER/NAME of the Hugging Face hub, or a folder.")
     ],
@@ -30,14 +30,14 @@ def push(
     Example: knowgate push my-gate hf:acme/faq-gate
     """
     where = send_to(folder, target, public=public, questions=questions)
-    WORDS.print(f"{folder} is at {where}. Fetch it: knowgate pull {where} --out {folder.name}")
+    STDERR_CONSOLE.print(f"{folder} is at {where}. Fetch it: knowgate pull {where} --out {folder.name}")
 
 
 def pull(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="hf:OWNER/NAME of the Hugging Face hub, or a folder.")
     ],
-    out: Annotated[Path, typer.Option(parser=path, metavar="DIR", help="Where it goes.")],
+    out: Annotated[Path, typer.Option(parser=parse_path, metavar="DIR", help="Where it goes.")],
     revision: Annotated[
         str | None, typer.Option(help="Of the hub: a branch, tag or commit. Default: the newest.")
     ] = None,
@@ -47,4 +47,4 @@ def pull(
     Example: knowgate pull hf:acme/faq-gate --out faq-gate
     """
     place = fetch_from(source, out, revision=revision)
-    WORDS.print(f"{source} is at {place}. Use it: --gate {place} (or --arbiter, --rerank, as it is)")
+    STDERR_CONSOLE.print(f"{source} is at {place}. Use it: --gate {place} (or --arbiter, --rerank, as it is)")

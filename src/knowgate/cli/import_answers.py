@@ -7,24 +7,24 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import WORDS
-from knowgate.cli.options import Limit
-from knowgate.cli.paths import path
-from knowgate.datasets import load_questions, texts_beside
-from knowgate.labels import import_answers as run_import
-from knowgate.labels import load_grader
-from knowgate.runs import RunFolder
+from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.options import LimitOption, parse_path
+from knowgate.data.questions import load_questions
+from knowgate.data.questions.records import read_extra_fields
+from knowgate.data.runs.folder import RunFolder
+from knowgate.labels.answer_import import import_answers as run_import
+from knowgate.labels.grading import load_grader
 
 
 def import_answers(
     data: Annotated[str, typer.Option(help="Questions with their recorded answers, in meta or (jsonl:) beside it.")],
     model: Annotated[str, typer.Option(help="Name of the LLM that gave them; labels are bound to it.")],
     closed: Annotated[str, typer.Option(help="Key of the closed-book answer.")],
-    out: Annotated[Path, typer.Option(parser=path, metavar="RUN", help="Run folder.")],
+    out: Annotated[Path, typer.Option(parser=parse_path, metavar="RUN", help="Run folder.")],
     opened: Annotated[str, typer.Option("--open", help="Key of the open-book answer, if there is one.")] = "",
     iterative: Annotated[str, typer.Option(help="Key of the answer after several retrievals, if any.")] = "",
     grade: Annotated[str, typer.Option(help="exact, contains or choice.")] = "contains",
-    limit: Limit = None,
+    limit: LimitOption = None,
 ) -> None:
     """Make a label run from recorded answers, for LLMs whose weights nobody has; fit gates on it as on any other.
 
@@ -43,6 +43,6 @@ def import_answers(
         closed=closed,
         opened=opened,
         iterative=iterative,
-        beside=texts_beside(data),
+        beside=read_extra_fields(data),
     )
-    WORDS.print(f"{done} of {len(questions)} questions imported into {out}. Look: knowgate report {out}")
+    STDERR_CONSOLE.print(f"{done} of {len(questions)} questions imported into {out}. Look: knowgate report {out}")

@@ -7,27 +7,28 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import WORDS
-from knowgate.cli.options import Retriever
-from knowgate.cli.paths import path
-from knowgate.cli.progress import progress
-from knowgate.retrieval import IndexReport, build_index
+from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.options import RetrieverOption, parse_path
+from knowgate.cli.progress import show_progress
+from knowgate.retrieval.index import IndexReport, build_index
 
-UNITS = {"read": "documents"}  # the other stages go through passages
+STAGE_UNITS = {"read": "documents"}  # the other stages go through passages
 
 
 def index(
     source: Annotated[
         Path,
-        typer.Argument(parser=path, metavar="SOURCE", help="Folder (txt, md, html, pdf) or JSONL {id, title, text}."),
+        typer.Argument(
+            parser=parse_path, metavar="SOURCE", help="Folder (txt, md, html, pdf) or JSONL {id, title, text}."
+        ),
     ],
     out: Annotated[
         Path,
         typer.Option(
-            parser=path, metavar="DIR", help="Where the index goes. An index that is there is brought up to date."
+            parser=parse_path, metavar="DIR", help="Where the index goes. An index that is there is brought up to date."
         ),
     ],
-    retriever: Retriever = None,
+    retriever: RetrieverOption = None,
     embedder: Annotated[
         str | None,
         typer.Option(
@@ -37,18 +38,18 @@ def index(
     max_words: Annotated[int, typer.Option(help="Longest passage in words.")] = 120,
 ) -> None:
     """Build a retrieval index, or update one: only new and changed documents are embedded again."""
-    with progress("indexing", "passages", WORDS) as show:
+    with show_progress("indexing", "passages", STDERR_CONSOLE) as show:
 
         def watch(stage: str, done: int, total: int) -> None:
-            show(done, total, stage=stage, unit=UNITS.get(stage, "passages"))
+            show(done, total, stage=stage, unit=STAGE_UNITS.get(stage, "passages"))
 
         kind = retriever or "bm25"
         report = build_index(source, out, kind=kind, embedder=embedder, max_words=max_words, progress=watch)
-    WORDS.print(summary(report, out))
-    WORDS.print(f"Ask: knowgate ask --index {out} -i")
+    STDERR_CONSOLE.print(format_index_report(report, out))
+    STDERR_CONSOLE.print(f"Ask: knowgate ask --index {out} -i")
 
 
-def summary(report: IndexReport, out: Path) -> str:
+def format_index_report(report: IndexReport, out: Path) -> str:
     """What happened, in a sentence or two."""
     size = f"{report.documents} documents, {report.passages} passages in {out}."
     skipped = "".join(f" Skipped {count} {suffix} files." for suffix, count in sorted(report.skipped.items()))

@@ -12,14 +12,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from knowgate.cli.console import WORDS
-from knowgate.cli.options import Candidates, Prompts, Rerank, RunnerSpec
-from knowgate.cli.progress import question_bar
-from knowgate.files import write_text
-from knowgate.labels import Tally, compare_graders, make_sets
-from knowgate.labels import label as run_label
+from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.options import CandidatesOption, PromptsOption, RerankerOption, RunnerOption
+from knowgate.cli.progress import show_question_progress
+from knowgate.core.files import write_text
+from knowgate.data.runs.folder import RunFolder
+from knowgate.labels.grading import compare_graders
+from knowgate.labels.labeling import label as run_label
+from knowgate.labels.run import LabelProgress
 from knowgate.models import load_model
-from knowgate.runs import RunFolder
+from knowgate.papers.kb_sat import build_kb_sat
 from knowgate.types import Model
 
 
@@ -31,8 +33,8 @@ def label(
         str | None,
         typer.Option(help="Index folder, http:URL or a search engine, as in `ask`. Default: the data's own contexts."),
     ] = None,
-    rerank: Rerank = None,
-    candidates: Candidates = 20,
+    rerank: RerankerOption = None,
+    candidates: CandidatesOption = 20,
     samples: Annotated[int, typer.Option(min=0, help="Sampled answers per question and way of answering.")] = 30,
     open_samples: Annotated[
         int | None, typer.Option(min=0, help="Samples with passages, if not as many; 0 saves most of the time.")
@@ -70,9 +72,9 @@ def label(
         bool, typer.Option("--seakr", help="Also how far apart the states of 20 sampled answers are (SeaKR).")
     ] = False,
     lang: Annotated[str | None, typer.Option(help="Force the prompt language: en or zh.")] = None,
-    prompts: Prompts = None,
+    prompts: PromptsOption = None,
     retry_failed: Annotated[bool, typer.Option(help="Try questions again that failed before.")] = False,
-    runner: RunnerSpec = "local",
+    runner: RunnerOption = "local",
     compare: Annotated[
         bool, typer.Option("--compare-graders", help="Print how far graders agree on this run.")
     ] = False,
@@ -81,10 +83,10 @@ def label(
     ] = None,
 ) -> None:
     """Sample and grade closed- and open-book answers: mastery, certainty, effect of retrieval. Resumable."""
-    last = LastTally()
+    last = LastProgress()
     judging = load_model(judge) if judge else None
     try:
-        with labelling_bar() as show:
+        with labeling_progress_bar() as show:
             folder = run_label(
                 data,
                 model=model,
@@ -119,25 +121,25 @@ def label(
     except KeyboardInterrupt:
         if last.tally.total:
             done = f"{len(RunFolder(out).done())} of {last.tally.total} questions are safe in {out}"
-            WORDS.print(f"{done}; the same command goes on.")
+            STDERR_CONSOLE.print(f"{done}; the same command goes on.")
         raise
     _summary(last.tally, out)
     if not closed_book:
         _say_what_was_found(folder)
     if compare:
-        WORDS.print(_agreement(folder, judging))
+        STDERR_CONSOLE.print(_agreement(folder, judging))
     if kb_sat:
         _write_sets(folder, kb_sat, seed)
 
 
 @dataclass
-class LastTally:
+class LastProgress:
     """How far a run was when it last said so."""
 
-    tally: Tally = field(default_factory=lambda: Tally(total=0))
+    tally: LabelProgress = field(default_factory=lambda: LabelProgress(total=0))
 
-    def then(self, show: Callable[[Tally], None]) -> Callable[[Tally], None]:
-        def told(tally: Tally) -> None:
+    def then(self, show: Callable[[LabelProgress], None]) -> Callable[[LabelProgress], None]:
+        def told(tally: LabelProgress) -> None:
             self.tally = tally
             show(tally)
 
@@ -145,10 +147,10 @@ class LastTally:
 
 
 @contextmanager
-def labelling_bar() -> Iterator[Any]:
-    with question_bar("labelling", WORDS) as show:
+def labeling_progress_bar() -> Iterator[Any]:
+    with show_question_progress("labelling", STDERR_CONSOLE) as show:
 
-        def show_tally(tally: Tally) -> None:
+        def show_tally(tally: LabelProgress) -> None:
             pace = ""
             if tally.seconds:
                 pace = f"{tally.fresh / tally.seconds:.2f} questions/s {tally.tokens / tally.seconds:.0f} tokens/s"
@@ -157,7 +159,7 @@ def labelling_bar() -> Iterator[Any]:
         yield show_tally
 
 
-def _summary(tally: Tally, out: Path) -> None:
+def _summary(tally: LabelProgress, out: Path) -> None:
     pace = ""
     if tally.seconds and tally.fresh:
         pace = (
@@ -165,14 +167,14 @@ def _summary(tally: Tally, out: Path) -> None:
             f"{tally.tokens / tally.seconds:.0f} tokens/s"
         )
     failed = f", {tally.failed} failed (see 'error' in the rows; --retry-failed tries again)" if tally.failed else ""
-    WORDS.print(f"{tally.done} of {tally.total} questions in {out}{failed}{pace}. Look: knowgate report {out}")
+    STDERR_CONSOLE.print(f"{tally.done} of {tally.total} questions in {out}{failed}{pace}. Look: knowgate report {out}")
 
 
 def _say_what_was_found(folder: RunFolder) -> None:
     """Questions without passages have no open-book answer; whoever compares the two sides should know how many."""
     without = sum(row.error is None and row.open is None for row in folder.rows())
     if without:
-        WORDS.print(
+        STDERR_CONSOLE.print(
             f"{without} questions have no open-book answer: nothing was found for them, or the data has no contexts."
         )
 
@@ -186,16 +188,16 @@ def _agreement(folder: RunFolder, judge: Model | None) -> Table:
 
 
 def _write_sets(folder: RunFolder, out: Path, seed: int) -> None:
-    sets = make_sets(folder.rows(), seed)
+    sets = build_kb_sat(folder.rows(), seed)
     for path, records in (
         (out, sets.balanced),
         (out.with_suffix(".swapped.jsonl"), sets.swapped),
         (out.with_suffix(".rare.jsonl"), sets.rare),
     ):
         write_text(path, _lines(records))
-        WORDS.print(f"{len(records)} questions in {path}")
+        STDERR_CONSOLE.print(f"{len(records)} questions in {path}")
     if not sets.swapped:
-        WORDS.print(sets.why_none_swapped, style="yellow")
+        STDERR_CONSOLE.print(sets.why_none_swapped, style="yellow")
 
 
 def _lines(records: Sequence[dict[str, Any]]) -> str:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import WORDS
-from knowgate.cli.options import Lang, ModelSpec, Retriever
+from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.options import LangOption, ModelOption, RetrieverOption
 from knowgate.cli.pipeline_options import (
     ArbiterSpec,
-    Config,
+    ConfigFile,
     Docs,
     GateSpec,
     Index,
@@ -22,11 +22,12 @@ from knowgate.cli.pipeline_options import (
     Rerank,
     RulesFile,
     Threshold,
-    chosen_rules,
+    combine_rule_flags,
 )
-from knowgate.display import harmless
-from knowgate.integrations import run_mcp
-from knowgate.pipeline import build_pipeline, load_settings
+from knowgate.core.display import sanitize_text
+from knowgate.integrations.mcp import run_mcp_server
+from knowgate.pipeline.builder import build_pipeline
+from knowgate.pipeline.settings import load_settings
 
 Http = Annotated[bool, typer.Option("--http", help="Streamable HTTP on http://HOST:PORT/mcp instead of stdin and stdout.")]  # fmt: skip  # noqa: E501
 Host = Annotated[str, typer.Option(help="With --http: address of this machine to listen on.")]
@@ -35,22 +36,22 @@ FallOpen = Annotated[bool, typer.Option("--fall-open", help="Where the gate fail
 
 
 def mcp(
-    model: ModelSpec = None,
+    model: ModelOption = None,
     gate: GateSpec = None,
     plug_in: PlugIn = None,
     threshold: Threshold = None,
     docs: Docs = None,
     index: Index = None,
-    retriever: Retriever = None,
+    retriever: RetrieverOption = None,
     rerank: Rerank = None,
     arbiter: ArbiterSpec = None,
     rules: RulesFile = None,
     no_rules: NoRules = False,
     k: K = None,
     max_tokens: MaxTokens = None,
-    lang: Lang = None,
+    lang: LangOption = None,
     log: Log = None,
-    config: Config = None,
+    config: ConfigFile = None,
     http: Http = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -63,10 +64,12 @@ def mcp(
     """
     settings = load_settings(
         config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
-        retriever=retriever, rerank=rerank, arbiter=arbiter, rules=chosen_rules(rules, no_rules), k=k,
+        retriever=retriever, rerank=rerank, arbiter=arbiter, rules=combine_rule_flags(rules, no_rules), k=k,
         max_tokens=max_tokens, lang=lang, log=log,
     )  # fmt: skip
     rag = build_pipeline(settings)
     where = f"http://{host}:{port}/mcp" if http else "stdin and stdout"
-    WORDS.print(harmless(f"Serving {settings.model} to MCP clients on {where}. Ctrl-C ends it."), markup=False)
-    run_mcp(rag, http=http, host=host, port=port, fall_open=fall_open)
+    STDERR_CONSOLE.print(
+        sanitize_text(f"Serving {settings.model} to MCP clients on {where}. Ctrl-C ends it."), markup=False
+    )
+    run_mcp_server(rag, http=http, host=host, port=port, fall_open=fall_open)

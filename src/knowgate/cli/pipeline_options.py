@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.paths import path
+from knowgate.cli.options import parse_path
 from knowgate.errors import BadSetting
 
 GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; folder of a fitted one (DIR,verdict=own: by its raw score). See `knowgate gates`.")]  # fmt: skip  # noqa: E501
@@ -15,7 +15,7 @@ PlugIn = Annotated[
     bool | None, typer.Option("--plug-in", help="Let a fitted gate decide for another LLM than its own.")
 ]
 Threshold = Annotated[float | None, typer.Option(help="Retrieve when need is above this (0-1). Default: the gate's own.")]  # fmt: skip  # noqa: E501
-Docs = Annotated[Path | None, typer.Option(parser=path, metavar="PATH", help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
+Docs = Annotated[Path | None, typer.Option(parser=parse_path, metavar="PATH", help="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.")]  # fmt: skip  # noqa: E501
 Index = Annotated[str | None, typer.Option(help="Index folder made by `knowgate index`, http:URL of a search endpoint, or a search engine: qdrant:, chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:.")]  # fmt: skip  # noqa: E501
 Rerank = Annotated[str | None, typer.Option(help="Reranker of 20 candidates: folder made by `fit reranker`, or any cross-encoder.")]  # fmt: skip  # noqa: E501
 Preset = Annotated[str | None, typer.Option(help="cbdr: probe (--gate) with --beta, aligned reranker (--rerank), top --k.")]  # fmt: skip  # noqa: E501
@@ -26,12 +26,12 @@ RulesFile = Annotated[str | None, typer.Option("--rules", metavar="FILE", help="
 NoRules = Annotated[bool, typer.Option("--no-rules", help="The gate alone decides.")]
 K = Annotated[int | None, typer.Option(help="Passages shown to the LLM. Default 3.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens. Default 32.")]
-Config = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
+ConfigFile = Annotated[Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
 Log = Annotated[str | None, typer.Option("--log", metavar="DB", help="Log that grows with use (a file, or postgresql://...): retrieved questions, known where the answers with and without passages agree.")]  # fmt: skip  # noqa: E501
 LogDrafts = Annotated[bool | None, typer.Option("--log-drafts", help="With --log: also answer from memory where the gate reads no whole draft (dhicl, skr, logprob:first).")]  # fmt: skip  # noqa: E501
 
 
-def chosen_rules(rules: str | None, no_rules: bool) -> str | None:
+def combine_rule_flags(rules: str | None, no_rules: bool) -> str | None:
     """The setting that the two flags make."""
     if rules is not None and no_rules:
         raise BadSetting("--rules and --no-rules exclude each other: leave one away.")

@@ -8,20 +8,31 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import WORDS
-from knowgate.cli.options import Labels, Lang, Limit, Prompts, RunnerSpec, Seed
-from knowgate.cli.paths import path
-from knowgate.cli.progress import Show, progress
-from knowgate.pipeline import Settings, build_prompts
-from knowgate.preferences import DEFAULT_SOURCE, PreferenceCounts, PreferenceFolder
-from knowgate.preferences import prefer as prefer_labelled
+from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.options import (
+    LabelsOption,
+    LangOption,
+    LimitOption,
+    PromptsOption,
+    RunnerOption,
+    SeedOption,
+    parse_path,
+)
+from knowgate.cli.progress import ProgressCallback, show_progress
+from knowgate.data.preferences import PreferenceFolder
+from knowgate.pipeline.builder import build_prompts
+from knowgate.pipeline.settings import Settings
+from knowgate.training.preference_run import DEFAULT_SOURCE, PreferenceProgress
+from knowgate.training.preference_run import measure_preferences as prefer_labelled
 
 
 def prefer(
-    labels: Labels,
+    labels: LabelsOption,
     out: Annotated[
         Path,
-        typer.Option(parser=path, metavar="PREF", help="Preference folder. The same command goes on where it stopped."),
+        typer.Option(
+            parser=parse_path, metavar="PREF", help="Preference folder. The same command goes on where it stopped."
+        ),
     ],
     gate: Annotated[
         str | None, typer.Option(metavar="PROBE", help="Fitted probe; --source confidence reads its shift.")
@@ -49,11 +60,11 @@ def prefer(
     split: Annotated[
         str | None, typer.Option(help="Put all questions in train, dev or test. Default: divided as `fit` does.")
     ] = None,
-    limit: Limit = None,
-    seed: Seed = 0,
-    lang: Lang = None,
-    prompts: Prompts = None,
-    runner: RunnerSpec = "local",
+    limit: LimitOption = None,
+    seed: SeedOption = 0,
+    lang: LangOption = None,
+    prompts: PromptsOption = None,
+    runner: RunnerOption = "local",
 ) -> None:
     """Measure what each candidate passage does to the LLM: the data `fit reranker` learns from. Resumable.
 
@@ -61,35 +72,37 @@ def prefer(
     """
     wording = build_prompts(Settings(lang=lang, prompts=prompts))
     try:
-        with progress("measuring", "questions", WORDS) as show:
+        with show_progress("measuring", "questions", STDERR_CONSOLE) as show:
             counts = prefer_labelled(
                 labels, out, source=source, gate=gate, index=index, data=data, candidates=candidates, top=top,
                 cut=cut, model=model, split=split, limit=limit, seed=seed, prompts=wording, runner=runner,
                 watch=_watching(show),
             )  # fmt: skip
     except KeyboardInterrupt:
-        WORDS.print(f"{len(PreferenceFolder(out).done())} questions are safe in {out}; the same command goes on.")
+        STDERR_CONSOLE.print(
+            f"{len(PreferenceFolder(out).done())} questions are safe in {out}; the same command goes on."
+        )
         raise
     _summary(counts, out)
 
 
-def _watching(show: Show) -> Callable[[PreferenceCounts], None]:
-    def watch(counts: PreferenceCounts) -> None:
+def _watching(show: ProgressCallback) -> Callable[[PreferenceProgress], None]:
+    def watch(counts: PreferenceProgress) -> None:
         show(counts.done, counts.total, f"{counts.prompts / counts.seconds:.1f} prompts/s" if counts.seconds else "")
 
     return watch
 
 
-def _summary(counts: PreferenceCounts, out: Path) -> None:
+def _summary(counts: PreferenceProgress, out: Path) -> None:
     left = (
         (counts.one_sided, "with passages of one kind only"),
         (counts.bare, "without passages"),
         (counts.failed, "failed (see 'error' in the rows)"),
     )
     dropped = "; ".join(f"{n} {why}" for n, why in left if n)
-    WORDS.print(
+    STDERR_CONSOLE.print(
         f"{counts.kept} of {counts.done} questions have passages that help and passages that hurt"
         + (f"; left out: {dropped}" if dropped else "")
         + f". Duplicate passages dropped: {counts.duplicates}; cut to the context window: {counts.cut}."
     )
-    WORDS.print(f"Learn from them: knowgate fit reranker --pref {out} --out DIR")
+    STDERR_CONSOLE.print(f"Learn from them: knowgate fit reranker --pref {out} --out DIR")

@@ -9,29 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from knowgate.cli.console import WORDS, print_json
-from knowgate.cli.paths import log_place
-from knowgate.cli.tables import print_sheets
-from knowgate.display import Sheet
+from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
+from knowgate.cli.options import parse_log_location
+from knowgate.core.display import TextTable
+from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.errors import BadSetting
-from knowgate.evaluation import (
-    Log,
-    Prices,
-    ThresholdLine,
-    Traffic,
-    TrafficSaving,
-    is_served,
-    read_log,
-    read_run,
-    read_served,
-    replay,
-    shown_bad,
-)
+from knowgate.evaluation.replay import Prices, ThresholdResult, Traffic, TrafficSaving, replay_traffic
+from knowgate.evaluation.server_log import is_server_log, read_server_log
+from knowgate.evaluation.traffic_log import LoggedTraffic, format_bad_lines, read_label_run_traffic, read_traffic_log
 from knowgate.gates import load_gate
-from knowgate.postgres import DatabaseAddress
-from knowgate.statistics import Share
+from knowgate.stats.proportions import Proportion
 
-RISKS = {"retrieved": "differ, of {} retrieved", "audited": "differ, of {} audited", "graded": "lost, of {} graded"}
+RISK_COLUMNS = {
+    "retrieved": "differ, of {} retrieved",
+    "audited": "differ, of {} audited",
+    "graded": "lost, of {} graded",
+}
 
 
 def replay_command(
@@ -68,18 +61,18 @@ def replay_command(
     """
     prices = Prices(price_retrieval, price_input_token, price_output_token)
     tried = parse_thresholds(thresholds)
-    place = log_place(log)
+    place = parse_log_location(log)
     if arbiter is not None and not (isinstance(place, Path) and place.is_dir()):
         raise BadSetting("--arbiter goes with a label run; the lines of a log hold the answers that were given.")
     logged = read_traffic(place, gate, arbiter, arm)
-    marks = named_thresholds(logged, gate)
+    marks = name_thresholds(logged, gate)
     traffic = Traffic(logged.events)
-    lines = replay(traffic, [*tried, *marks], prices)
+    lines = replay_traffic(traffic, [*tried, *marks], prices)
     if as_json:
         print_json(_record(logged, lines, prices, marks))
     else:
-        print_sheets([_table(lines, marks, prices)])
-    explain_log(logged, traffic)
+        print_tables([_table(lines, marks, prices)])
+    print_log_summary(logged, traffic)
 
 
 def parse_thresholds(text: str) -> list[float]:
@@ -100,16 +93,16 @@ def parse_thresholds(text: str) -> list[float]:
 
 def read_traffic(
     log: Path | DatabaseAddress, gate: str | None, arbiter: str | None = None, arm: str | None = None
-) -> Log:
+) -> LoggedTraffic:
     """Lines of `ask --json`, the server's log, or a label run."""
-    if not isinstance(log, Path) or is_served(log):
-        return read_served(log, arm)
+    if not isinstance(log, Path) or is_server_log(log):
+        return read_server_log(log, arm)
     if arm is not None:
         raise BadSetting("--arm goes with the server's log, other logs hold one gate: leave it away.")
-    return read_run(log, gate, arbiter) if log.is_dir() else read_log(log)
+    return read_label_run_traffic(log, gate, arbiter) if log.is_dir() else read_traffic_log(log)
 
 
-def named_thresholds(log: Log, gate: str | None) -> dict[float, str]:
+def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
     """Thresholds with a name: the one the traffic ran with, and the one of --gate."""
     ran = dict.fromkeys(log.thresholds, "as it ran") if len(log.thresholds) == 1 else {}
     if gate is None:
@@ -118,7 +111,7 @@ def named_thresholds(log: Log, gate: str | None) -> dict[float, str]:
     return {own: "the gate's own", **ran}
 
 
-def _own_threshold(log: Log, gate: str) -> float:
+def _own_threshold(log: LoggedTraffic, gate: str) -> float:
     loaded = load_gate(gate)
     if loaded.name not in log.gates:
         raise BadSetting(
@@ -128,9 +121,9 @@ def _own_threshold(log: Log, gate: str) -> float:
     return loaded.threshold
 
 
-def _table(lines: Sequence[ThresholdLine], marks: dict[float, str], prices: Prices) -> Sheet:
+def _table(lines: Sequence[ThresholdResult], marks: dict[float, str], prices: Prices) -> TextTable:
     kinds = ["retrievals", "tokens", "seconds", *(["money"] if prices.are_given else [])]
-    risks = {name: RISKS[name].format(share.n) for name, share in lines[0].risks.items()}
+    risks = {name: RISK_COLUMNS[name].format(share.n) for name, share in lines[0].risks.items()}
     rows = []
     for line in lines:
         name = "always" if line.threshold < 0 else f"{line.threshold:g}"
@@ -141,7 +134,7 @@ def _table(lines: Sequence[ThresholdLine], marks: dict[float, str], prices: Pric
         )
     first, *others = (f"{kind} saved" for kind in kinds)
     columns = ("threshold", "retrieved", first, *risks.values(), *others)  # the risk has room on any terminal
-    return Sheet("", columns, tuple(rows))
+    return TextTable("", columns, tuple(rows))
 
 
 def _saving(saving: TrafficSaving | None) -> str:
@@ -151,31 +144,37 @@ def _saving(saving: TrafficSaving | None) -> str:
     return (f"{saving.saved:,.0f}" if abs(saving.saved) >= 100 else f"{saving.saved:.3g}") + share
 
 
-def _share(share: Share) -> str:
+def _share(share: Proportion) -> str:
     return "-" if share.value is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
 
 
-def explain_log(log: Log, traffic: Traffic) -> None:
+def print_log_summary(log: LoggedTraffic, traffic: Traffic) -> None:
     """What the numbers rest on."""
     n = len(log.events)
-    WORDS.print(f"{n} questions of the gate {', '.join(log.gates)} on {', '.join(log.models)}.")
+    STDERR_CONSOLE.print(f"{n} questions of the gate {', '.join(log.gates)} on {', '.join(log.models)}.")
     if log.bad:
-        WORDS.print(f"Lines left out: {shown_bad(log)}.")
+        STDERR_CONSOLE.print(f"Lines left out: {format_bad_lines(log)}.")
     if log.left_out:
-        WORDS.print("Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + ".")
+        STDERR_CONSOLE.print(
+            "Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + "."
+        )
     known = {way: traffic.known(way) for way in ("closed", "opened")}
     if min(known.values()) < n:
-        WORDS.print(
+        STDERR_CONSOLE.print(
             f"What retrieving costs is on record for {known['opened']} of them, what skipping costs for "
             f"{known['closed']}; the others are taken at the mean."
         )
     if log.estimated:
-        WORDS.print(f"Prompt tokens are estimated from the text for {log.estimated} of them.")
+        STDERR_CONSOLE.print(f"Prompt tokens are estimated from the text for {log.estimated} of them.")
     if not traffic.checks:
-        WORDS.print("No question has both answers, so the risk is unknown: use a gate that drafts, or a label run.")
+        STDERR_CONSOLE.print(
+            "No question has both answers, so the risk is unknown: use a gate that drafts, or a label run."
+        )
 
 
-def _record(log: Log, lines: Sequence[ThresholdLine], prices: Prices, marks: dict[float, str]) -> dict[str, Any]:
+def _record(
+    log: LoggedTraffic, lines: Sequence[ThresholdResult], prices: Prices, marks: dict[float, str]
+) -> dict[str, Any]:
     return {
         "log": str(log.path),
         "questions": len(log.events),

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import WORDS
-from knowgate.cli.options import Lang, ModelSpec, Retriever
-from knowgate.cli.paths import path, place_name
+from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.demo.comparison import demo_folder
+from knowgate.cli.options import LangOption, ModelOption, RetrieverOption, check_log_location, parse_path
 from knowgate.cli.pipeline_options import (
     ArbiterSpec,
-    Config,
+    ConfigFile,
     Docs,
     GateSpec,
     Index,
@@ -25,13 +25,36 @@ from knowgate.cli.pipeline_options import (
     Rerank,
     RulesFile,
     Threshold,
-    chosen_rules,
+    combine_rule_flags,
 )
-from knowgate.cli.serve_demo import demo_docs, say_what_to_try
-from knowgate.display import harmless
-from knowgate.pipeline import load_settings
-from knowgate.server import run_server, serve_options
-from knowgate.servers import without_secrets
+from knowgate.core.display import sanitize_text
+from knowgate.core.http_client import redact_urls
+from knowgate.pipeline.settings import load_settings
+from knowgate.server.entrypoint import run_server
+from knowgate.server.options import load_serve_options
+
+DEMO_QUESTIONS = ("Who is the head of the calibration laboratory?", "What is the capital of France?", "Thanks a lot!")
+
+
+def find_demo_docs() -> Path:
+    """What is looked up in where nothing else is named."""
+    return demo_folder() / "handbook"
+
+
+def print_demo_commands(address: str) -> None:
+    """Lines to copy into another terminal."""
+    STDERR_CONSOLE.print(f"The handbook of a company nobody knows is in {find_demo_docs()}. Try:", markup=False)
+    for question in DEMO_QUESTIONS:
+        body = f'{{"model": "knowgate", "messages": [{{"role": "user", "content": "{question}"}}]}}'
+        STDERR_CONSOLE.print(f"  curl {address}/v1/chat/completions -d '{body}'", markup=False, soft_wrap=True)
+    STDERR_CONSOLE.print(
+        f'  curl {address}/v1/decide -d \'{{"question": "{DEMO_QUESTIONS[0]}"}}\'', markup=False, soft_wrap=True
+    )
+    STDERR_CONSOLE.print(
+        f"  curl {address}/metrics        # in a browser: {address}/docs", markup=False, soft_wrap=True
+    )
+    STDERR_CONSOLE.print(f"Any OpenAI client works: its base URL is {address}/v1", markup=False, soft_wrap=True)
+
 
 Upstream = Annotated[list[str] | None, typer.Option(metavar="URL", help="OpenAI-compatible server that answers, up to /v1, instead of --model. May be repeated: they share the requests (URL,weight=3), and where one fails the next is asked.")]  # fmt: skip  # noqa: E501
 UpstreamModel = Annotated[str | None, typer.Option(metavar="NAME", help="With --upstream: the LLM meant by the model names knowgate and knowgate/GATE. Default: the first it lists.")]  # fmt: skip  # noqa: E501
@@ -40,8 +63,8 @@ Place = Annotated[str | None, typer.Option(metavar="user|system|documents", help
 Host = Annotated[str | None, typer.Option(help="Address to listen on. Default 127.0.0.1.")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on. Default 8080.")]
 Strict = Annotated[bool | None, typer.Option("--strict", help="Answer 503 where the documents cannot be searched, instead of from memory.")]  # fmt: skip  # noqa: E501
-Keys = Annotated[Path | None, typer.Option(parser=path, metavar="FILE", help="API keys made by `knowgate keys add`. Without them only this machine is answered.")]  # fmt: skip  # noqa: E501
-Decisions = Annotated[str | None, typer.Option(parser=place_name, metavar="DB", help="Keep what was decided (SQLite file, or postgresql://USER@HOST/DATABASE for several machines), for GET /v1/decisions/ID and POST /v1/feedback.")]  # fmt: skip  # noqa: E501
+Keys = Annotated[Path | None, typer.Option(parser=parse_path, metavar="FILE", help="API keys made by `knowgate keys add`. Without them only this machine is answered.")]  # fmt: skip  # noqa: E501
+Decisions = Annotated[str | None, typer.Option(parser=check_log_location, metavar="DB", help="Keep what was decided (SQLite file, or postgresql://USER@HOST/DATABASE for several machines), for GET /v1/decisions/ID and POST /v1/feedback.")]  # fmt: skip  # noqa: E501
 KeepQuestions = Annotated[bool | None, typer.Option("--keep-questions", help="With --decisions: keep the text of the questions, too.")]  # fmt: skip  # noqa: E501
 Audit = Annotated[float | None, typer.Option(min=0, max=1, metavar="SHARE", help="Draw this share of requests to see what skipping costs: skipped ones are also answered with passages, afterwards. Needs --decisions.")]  # fmt: skip  # noqa: E501
 AuditBudget = Annotated[int | None, typer.Option(min=1, help="With --audit: answers an hour that nobody asked for, at most. Default 60.")]  # fmt: skip  # noqa: E501
@@ -63,7 +86,7 @@ Deadline = Annotated[float | None, typer.Option(help="Seconds after which a requ
 
 
 def serve(
-    model: ModelSpec = None,
+    model: ModelOption = None,
     upstream: Upstream = None,
     upstream_model: UpstreamModel = None,
     way: Way = None,
@@ -73,16 +96,16 @@ def serve(
     threshold: Threshold = None,
     docs: Docs = None,
     index: Index = None,
-    retriever: Retriever = None,
+    retriever: RetrieverOption = None,
     rerank: Rerank = None,
     arbiter: ArbiterSpec = None,
     rules: RulesFile = None,
     no_rules: NoRules = False,
     k: K = None,
     max_tokens: MaxTokens = None,
-    lang: Lang = None,
+    lang: LangOption = None,
     log: Log = None,
-    config: Config = None,
+    config: ConfigFile = None,
     host: Host = None,
     port: Port = None,
     workers: Workers = None,
@@ -113,14 +136,14 @@ def serve(
     documents read again; SIGTERM ends it when all streams are over.
     """
     if demo and docs is None and index is None:
-        docs = demo_docs()
+        docs = find_demo_docs()
     read = partial(
         load_settings, config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
-        retriever=retriever, rerank=rerank, arbiter=arbiter, rules=chosen_rules(rules, no_rules), k=k,
+        retriever=retriever, rerank=rerank, arbiter=arbiter, rules=combine_rule_flags(rules, no_rules), k=k,
         max_tokens=max_tokens, lang=lang, log=log,
     )  # fmt: skip
     settings = read()
-    options = serve_options(
+    options = load_serve_options(
         settings, upstream=upstream or None, upstream_model=upstream_model, way=way, place=place, host=host, port=port,
         workers=workers, strict=strict, deadline=deadline, keys=_text(keys), decisions=decisions,
         keep_questions=demo or keep_questions, otel=otel,
@@ -128,11 +151,13 @@ def serve(
         shadow=shadow, canary=canary, gate_b=gate_b, threshold_b=threshold_b, share_b=share_b,
         price_retrieval=price_retrieval, price_input_token=price_input_token, price_output_token=price_output_token,
     )  # fmt: skip
-    behind = without_secrets(", ".join(options.upstream)) if options.upstream else settings.model
+    behind = redact_urls(", ".join(options.upstream)) if options.upstream else settings.model
     address = f"http://{options.host}:{options.port}"
-    WORDS.print(harmless(f"Serving {behind} on {address}/v1, dashboard on {address}/. Ctrl-C ends it."), markup=False)
+    STDERR_CONSOLE.print(
+        sanitize_text(f"Serving {behind} on {address}/v1, dashboard on {address}/. Ctrl-C ends it."), markup=False
+    )
     if demo:
-        say_what_to_try(address)
+        print_demo_commands(address)
     run_server(settings, options, read)
 
 

@@ -8,18 +8,16 @@ from functools import cached_property
 
 import numpy as np
 
-from knowgate.embedding import check_vectors
+from knowgate.core.schema import read_record
 from knowgate.errors import BadInput
-from knowgate.gates.fitted.artefact import Tensors
-from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.encoder import EncoderOptions, fitted_encoder
-from knowgate.gates.fitted.probability import Floats
-from knowgate.gates.fitted.tensors import ExpectedTensors, check_width
-from knowgate.retrieval import MOST_ROUNDS
-from knowgate.typed import read_record
+from knowgate.gates.artifacts.gate_folder import Tensors
+from knowgate.gates.artifacts.networks import Floats, TensorValidator, check_feature_width
+from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
+from knowgate.retrieval.embeddings import check_vectors
+from knowgate.retrieval.ranking import MAX_ROUNDS
 from knowgate.types import Embedder, Question, Reading, Vector
 
-CLASSES = ("no", "one", "multi")
+COMPLEXITY_CLASSES = ("no", "one", "multi")
 
 
 @dataclass(frozen=True)
@@ -36,23 +34,23 @@ class AdaptiveGate(FittedGate):
 
     embedder: Embedder | None = None
 
-    def check(self, tensors: ExpectedTensors) -> None:
-        read_record(EncoderOptions, self.artefact.options, "options", others=True)
-        tensors.claim("weight", len(CLASSES), None)
-        tensors.claim("bias", len(CLASSES))
-        seen = tensors.claim("seen", len(CLASSES))
+    def check(self, tensors: TensorValidator) -> None:
+        read_record(EmbedderOptions, self.artefact.options, "options", others=True)
+        tensors.claim("weight", len(COMPLEXITY_CLASSES), None)
+        tensors.claim("bias", len(COMPLEXITY_CLASSES))
+        seen = tensors.claim("seen", len(COMPLEXITY_CLASSES))
         if set(seen.tolist()) - {0.0, 1.0} or not seen.any():
             raise BadInput("the tensor 'seen' does not say which classes were seen in training.")
         tensors.finish()
 
     @cached_property
     def encoder(self) -> Embedder:
-        return fitted_encoder(self.artefact, self.embedder)
+        return load_fitted_embedder(self.artefact, self.embedder)
 
     def classes(self, questions: Sequence[Question]) -> Floats:
         """Probabilities of no, one and several rounds, one row per question."""
         vectors = self.encoder.embed([question.text for question in questions])
-        return apply_classes(self.artefact.tensors, check_vectors(vectors, len(questions)))
+        return predict_complexity(self.artefact.tensors, check_vectors(vectors, len(questions)))
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         need: Floats = 1 - self.classes(questions)[:, 0]
@@ -61,7 +59,7 @@ class AdaptiveGate(FittedGate):
     def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         if not questions:
             return []
-        return [MOST_ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]
+        return [MAX_ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         if not questions:
@@ -69,9 +67,9 @@ class AdaptiveGate(FittedGate):
         return [f"no retrieval {p:.2f}, one round {q:.2f}, several {r:.2f}" for p, q, r in self.classes(questions)]
 
 
-def apply_classes(tensors: Tensors, vectors: Vector) -> Floats:
+def predict_complexity(tensors: Tensors, vectors: Vector) -> Floats:
     """Softmax over the classes seen in training; the others have probability 0."""
-    check_width(vectors, tensors["weight"].shape[1])
+    check_feature_width(vectors, tensors["weight"].shape[1])
     logits = vectors.astype(np.float64) @ tensors["weight"].T.astype(np.float64) + tensors["bias"]
     shares = np.exp(logits - logits.max(axis=1, keepdims=True)) * tensors["seen"]
     probabilities: Floats = shares / shares.sum(axis=1, keepdims=True)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from knowgate.data.history.entries import HistoryScope, HistoryStore, KnowledgeLabel, question_key
 from knowgate.errors import BadSetting, NotOffered
-from knowgate.gates.parts.logged import bound_scope, opened
-from knowgate.gates.parts.words import split_words
-from knowgate.history import HistoryStore, Known, Scope, question_key
-from knowgate.prompts import packaged, question_language
-from knowgate.statistics import sigmoid
-from knowgate.types import Gate, LabelPrompt, ListingModel, ModelIdentity, Neighbour, Question, Reading, Signal, Vector
+from knowgate.gates.history_scope import bind_scope, open_history_store
+from knowgate.gates.prompt import parse_label_pair
+from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
+from knowgate.stats.logistic import sigmoid
+from knowgate.types import Gate, LabelPrompt, ModelIdentity, Neighbor, Question, Reading, ServedModel, Signal, Vector
 
-Sign = Literal["paper", "code", "none"]
+CalibrationSign = Literal["paper", "code", "none"]
 
 
 @dataclass(frozen=True)
@@ -37,36 +37,36 @@ class DhiclGate(Gate):
     history: str | HistoryStore = "history.db"
     k: int = 20
     words: str = "true/false"
-    sign: Sign = "paper"
+    sign: CalibrationSign = "paper"
     cold: bool = False
     time_sensitive: bool = True
     embedder: str | None = None
     tenant: str = ""
-    scope: Scope | None = None
+    scope: HistoryScope | None = None
     needs = frozenset({Signal.LABELS})
 
     def __post_init__(self) -> None:
-        split_words(self.words, self.name)
+        parse_label_pair(self.words, self.name)
         if self.k < 1:
             raise BadSetting(f"dhicl: k is {self.k}; it must be at least 1.")
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return split_words(self.words, self.name)
+        return parse_label_pair(self.words, self.name)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        if isinstance(model, ListingModel) and not model.reads_inside:
+        if isinstance(model, ServedModel) and not model.reads_inside:
             raise NotOffered(
                 f"gate 'dhicl' reads labels inside a prompt, which the server of {model.name} does not give; vLLM, "
                 "SGLang and llama.cpp do. Use prompt, logprob:min or skr with this one."
             )
-        return replace(self, scope=bound_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
+        return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
-    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:
+    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         if self.scope is None:
             raise BadSetting("dhicl: bind the gate to its model first (AdaptiveRAG does).")
-        store = opened(self.history, self.embedder)
-        leave_out = () if self.time_sensitive else (Known.TIME_SENSITIVE,)
+        store = open_history_store(self.history, self.embedder)
+        leave_out = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
         if not self.cold:
             return store.search([question.text for question in questions], self.k, self.scope, leave_out)
         drawn = store.sample(self.k + 1, self.scope, leave_out=leave_out)
@@ -78,11 +78,11 @@ class DhiclGate(Gate):
             for question, reading in zip(questions, readings, strict=True)
         ]
 
-    def _prompt(self, question: Question, neighbours: Sequence[Neighbour]) -> LabelPrompt:
+    def _prompt(self, question: Question, neighbours: Sequence[Neighbor]) -> LabelPrompt:
         """Least similar example first, the question itself last."""
         known, unknown = self.labels
-        lang, template = question_language(question), packaged("history")
-        words = [known if neighbour.label == Known.KNOWN else unknown for neighbour in reversed(neighbours)]
+        lang, template = detect_question_language(question), load_packaged_templates("history")
+        words = [known if neighbour.label == KnowledgeLabel.KNOWN else unknown for neighbour in reversed(neighbours)]
         asked = [*(neighbour.question for neighbour in reversed(neighbours)), question.text]
         starts = ["", *(f"{word}\n\n" for word in words)]
         parts = [start + template.fill("example", lang, query=text) for start, text in zip(starts, asked, strict=True)]
@@ -90,13 +90,14 @@ class DhiclGate(Gate):
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [
-            need(reading.labels[self.name], truths(reading.neighbours[self.name]), self.sign) for reading in readings
+            score_logits(reading.labels[self.name], get_known_flags(reading.neighbours[self.name]), self.sign)
+            for reading in readings
         ]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """What the LLM was shown and what it made of it; the two may well point in different directions."""
         needs = self.score(questions, readings)
-        shown = [truths(reading.neighbours[self.name]) for reading in readings]
+        shown = [get_known_flags(reading.neighbours[self.name]) for reading in readings]
         return [
             f"shown {len(known)} similar logged questions, {sum(known)} of them known, the LLM expects "
             f"{'not ' if need > 0.5 else ''}to know this one"
@@ -104,23 +105,23 @@ class DhiclGate(Gate):
         ]
 
 
-def _others(question: Question, drawn: Sequence[Neighbour]) -> tuple[Neighbour, ...]:
+def _others(question: Question, drawn: Sequence[Neighbor]) -> tuple[Neighbor, ...]:
     """Without the question itself, however it is written."""
     own = question_key(question.text)
     return tuple(neighbour for neighbour in drawn if question_key(neighbour.question) != own)
 
 
-def truths(neighbours: Sequence[Neighbour]) -> list[bool]:
+def get_known_flags(neighbours: Sequence[Neighbor]) -> list[bool]:
     """Labels in the order of the prompt: least similar first. What is time-sensitive counts as unknown."""
-    return [neighbour.label == Known.KNOWN for neighbour in reversed(neighbours)]
+    return [neighbour.label == KnowledgeLabel.KNOWN for neighbour in reversed(neighbours)]
 
 
-def need(logits: Vector, known: Sequence[bool], sign: Sign) -> float:
-    z_known, z_unknown = calibrated(logits, known, sign)
+def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> float:
+    z_known, z_unknown = calibrate_logits(logits, known, sign)
     return sigmoid(float(z_unknown - z_known))
 
 
-def calibrated(logits: Vector, known: Sequence[bool], sign: Sign) -> tuple[float, float]:
+def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> tuple[float, float]:
     """The last row's (z_known, z_unknown), corrected by the mean deficits of the examples before it.
 
     deficit of an example: by how much its own label lost against the other, 0 if it won (equations 1-6).

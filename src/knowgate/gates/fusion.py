@@ -8,41 +8,36 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from knowgate.core.schema import read_record
+from knowgate.data.signals.confidence import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
+from knowgate.data.signals.features import FEATURES, describe_feature, feature_matrix
+from knowgate.data.signals.vectors import draft_texts, stack_hidden_states, text_features
 from knowgate.errors import BadInput
-from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.encoder import fitted_encoder
-from knowgate.gates.fitted.manifest import Position
-from knowgate.gates.fitted.network import apply_network, expect_network, linear_parts
-from knowgate.gates.fitted.probability import Floats
-from knowgate.gates.fitted.tensors import ExpectedTensors
-from knowgate.prompts import self_assessment
-from knowgate.signals import (
-    ASSESSMENT_LABELS,
-    FEATURES,
-    SELF_ASSESSMENT,
-    draft_texts,
-    feature_matrix,
-    hidden_states,
-    say_feature,
-    self_assessment_logit,
-    text_features,
+from knowgate.gates.artifacts.gate_manifest import StatePosition
+from knowgate.gates.artifacts.networks import (
+    Floats,
+    TensorValidator,
+    apply_network,
+    claim_network,
+    compute_contributions,
 )
-from knowgate.statistics import logit
-from knowgate.typed import read_record
-from knowgate.types import Embedder, LabelPrompt, ListingModel, Question, Reading, Vector, Want
+from knowgate.gates.fitted_gate import FittedGate, load_fitted_embedder
+from knowgate.models.prompts.judges import build_self_assessment_prompt
+from knowgate.stats.logistic import logit
+from knowgate.types import Embedder, LabelPrompt, Question, Reading, ServedModel, SignalRequest, Vector
 
 TEXT_SIGNAL = "text"  # the signal: a linear head over embeddings
-TEXT_TOKENS = 32
-SPOKEN, QUIET = 2, 0.1  # signals named on each side; logits below which one hardly counts
+MAX_DRAFT_TOKENS = 32
+MAX_NAMED_SIGNALS, MIN_CONTRIBUTION = 2, 0.1  # signals named on each side; logits below which one hardly counts
 
 
 @dataclass(frozen=True)
-class ProbePart:
+class FusionProbe:
     """A probe inside the fusion; its tensors' names begin with its own."""
 
     name: str
     layer: int
-    position: Position
+    position: StatePosition
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class FusionOptions:
     """embedder: '' where no text is embedded."""
 
     features: tuple[str, ...]
-    probes: tuple[ProbePart, ...]
+    probes: tuple[FusionProbe, ...]
     embedder: str = ""
     embedder_fingerprint: str = ""
 
@@ -76,23 +71,23 @@ class FusionGate(FittedGate):
     labels = ASSESSMENT_LABELS
     answered_by = SELF_ASSESSMENT
 
-    def check(self, tensors: ExpectedTensors) -> None:
+    def check(self, tensors: TensorValidator) -> None:
         options = read_record(FusionOptions, self.artefact.options, "options", others=True)
         if unknown := [name for name in options.features if name not in FEATURES]:
             raise BadInput(f"'{unknown[0][:80]}' is no feature; known: {', '.join(FEATURES)}.")
         for part in [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]:
-            expect_network(tensors, f"{part}.")
-        expect_network(tensors, "fusion.", options.width)
+            claim_network(tensors, f"{part}.")
+        claim_network(tensors, "fusion.", options.width)
         tensors.finish()
 
     @property
-    def want(self) -> Want:
+    def want(self) -> SignalRequest:
         """Servers give entropies only when asked."""
-        asks = isinstance(self.llm, ListingModel) and "entropy" in self.artefact.options["features"]
+        asks = isinstance(self.llm, ServedModel) and "entropy" in self.artefact.options["features"]
         return replace(super().want, entropies=True) if asks else super().want
 
     def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        return [self_assessment(question, *self.labels) for question in questions]
+        return [build_self_assessment_prompt(question, *self.labels) for question in questions]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         told = [_with_assessment(reading, self.name) for reading in readings]
@@ -103,11 +98,11 @@ class FusionGate(FittedGate):
         options = self.artefact.options
         columns = [feature_matrix(options["features"], questions, readings)]
         for probe in options["probes"]:
-            features = hidden_states(readings, probe["layer"], probe["position"])
+            features = stack_hidden_states(readings, probe["layer"], probe["position"])
             need = apply_network(self.artefact.tensors, features, f"{probe['name']}.")
             columns.append(logit(need)[:, None].astype(np.float32))
         if "embedder" in options:
-            features = draft_embeddings(self.encoder, questions, readings)
+            features = embed_drafts(self.encoder, questions, readings)
             need = apply_network(self.artefact.tensors, features, f"{TEXT_SIGNAL}.")
             columns.append(logit(need)[:, None].astype(np.float32))
         return np.hstack(columns)
@@ -117,7 +112,7 @@ class FusionGate(FittedGate):
         if not questions or "embedder" in self.artefact.options:  # not embedded twice for the sake of words
             return ["" for _ in questions]
         found = self.signals(questions, [_with_assessment(reading, self.name) for reading in readings])
-        parts = linear_parts(self.artefact.tensors, found, "fusion.")
+        parts = compute_contributions(self.artefact.tensors, found, "fusion.")
         if parts is None:
             return ["" for _ in questions]
         options = self.artefact.options
@@ -126,22 +121,24 @@ class FusionGate(FittedGate):
 
     @functools.cached_property
     def encoder(self) -> Embedder:
-        return fitted_encoder(self.artefact, self.embedder)
+        return load_fitted_embedder(self.artefact, self.embedder)
 
 
-def draft_embeddings(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
+def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
     """Sentence embeddings of the question and of question + draft, side by side."""
-    return text_features(encoder, questions, draft_texts(readings), TEXT_TOKENS)
+    return text_features(encoder, questions, draft_texts(readings), MAX_DRAFT_TOKENS)
 
 
 def _spoken(names: Sequence[str], values: Vector, weights: Floats) -> str:
     """For and against, two each, the loudest first; what hardly counts is left out."""
     order = sorted(range(len(names)), key=lambda place: -abs(weights[place]))
-    loud = [place for place in order if abs(weights[place]) >= QUIET]
-    said = {place: say_feature(names[place], float(values[place])) for place in loud}
+    loud = [place for place in order if abs(weights[place]) >= MIN_CONTRIBUTION]
+    said = {place: describe_feature(names[place], float(values[place])) for place in loud}
     sides = {
-        "for looking it up": [said[place] for place in loud if weights[place] > 0][:SPOKEN],
-        "against, compared with other questions": [said[place] for place in loud if weights[place] < 0][:SPOKEN],
+        "for looking it up": [said[place] for place in loud if weights[place] > 0][:MAX_NAMED_SIGNALS],
+        "against, compared with other questions": [said[place] for place in loud if weights[place] < 0][
+            :MAX_NAMED_SIGNALS
+        ],
     }
     return "; ".join(f"{side}: {', '.join(words)}" for side, words in sides.items() if words)
 

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from knowgate.gates.fitted.answers import AnswerJudge, answer_needs, open_answer_judge
-from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.encoder import EncoderOptions, fitted_encoder
-from knowgate.gates.fitted.judge import JudgeOptions
-from knowgate.gates.fitted.network import apply_network, expect_network
-from knowgate.gates.fitted.probability import Floats
-from knowgate.gates.fitted.tensors import ExpectedTensors
-from knowgate.signals import draft_texts, text_features
-from knowgate.typed import Between, read_record
+from knowgate.core.schema import NumberRange, read_record
+from knowgate.data.signals.vectors import draft_texts, text_features
+from knowgate.gates.artifacts.networks import Floats, TensorValidator, apply_network, claim_network
+from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
+from knowgate.gates.judges import AnswerJudge, load_answer_judge, score_answers
+from knowgate.gates.judges.causal_judge import JudgeOptions
 from knowgate.types import Embedder, Question, Reading
 
 
@@ -24,7 +21,7 @@ class IkOptions:
     """What both modes have; each has more of its own."""
 
     mode: Literal["text", "lora"]
-    tokens: Annotated[int, Between(0, 1_000_000)]
+    tokens: Annotated[int, NumberRange(0, 1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,12 @@ class IkGate(FittedGate):
 
     embedder: Embedder | None = None
 
-    def check(self, tensors: ExpectedTensors) -> None:
+    def check(self, tensors: TensorValidator) -> None:
         options = read_record(IkOptions, self.artefact.options, "options", others=True)
-        own = EncoderOptions if options.mode == "text" else JudgeOptions
+        own = EmbedderOptions if options.mode == "text" else JudgeOptions
         read_record(own, self.artefact.options, "options", others=True)
         if options.mode == "text":
-            expect_network(tensors)
+            claim_network(tensors)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
@@ -57,12 +54,12 @@ class IkGate(FittedGate):
             return apply_network(
                 self.artefact.tensors, text_features(self.encoder, questions, texts, options["tokens"])
             )
-        return answer_needs("ik", self.judge, questions, texts, options["tokens"])
+        return score_answers("ik", self.judge, questions, texts, options["tokens"])
 
     @functools.cached_property
     def judge(self) -> AnswerJudge:
-        return open_answer_judge("ik", self.artefact.path, self.artefact.options, self.llm)
+        return load_answer_judge("ik", self.artefact.path, self.artefact.options, self.llm)
 
     @functools.cached_property
     def encoder(self) -> Embedder:
-        return fitted_encoder(self.artefact, self.embedder)
+        return load_fitted_embedder(self.artefact, self.embedder)

@@ -7,23 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
+from knowgate.core.schema import read_record
 from knowgate.errors import BadSetting
-from knowgate.gates.fitted.base import FittedGate
-from knowgate.gates.fitted.judge import ADAPTER_FOLDER, Judge, JudgeOptions, open_judge
-from knowgate.gates.fitted.probability import Floats
-from knowgate.gates.fitted.tensors import ExpectedTensors
-from knowgate.prompts import kbm_text
-from knowgate.typed import read_record
+from knowgate.gates.artifacts.networks import Floats, TensorValidator
+from knowgate.gates.fitted_gate import FittedGate
+from knowgate.gates.judges.causal_judge import ADAPTER_FOLDER, CausalJudge, JudgeOptions, load_judge
+from knowgate.models.prompts.judges import build_kbm_prompt
 from knowgate.types import Passage, Question, Reading
 
 if TYPE_CHECKING:
-    from knowgate.models import MarkedTokens
+    from knowgate.models.tokenization import LabelPromptTokens
 
 KBM_LABELS = ("True", "False")
 KBM_HEADS = ("mastery", "certainty")
-START, BETWEEN = '{"mastery": "', '", "certainty": "'
-PASSAGE_LESSONS = "passage_lessons"  # the option that says how many passages it was trained with
-USEFUL = 0.5  # the judge's own decision: the calibration is that of bare questions
+MASTERY_START, CERTAINTY_START = '{"mastery": "', '", "certainty": "'
+PASSAGE_EXAMPLES = "passage_lessons"  # the option that says how many passages it was trained with
+USEFUL_CONFIDENCE = 0.5  # the judge's own decision: the calibration is that of bare questions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +48,20 @@ class KbmGate(FittedGate):
         >>> gate = KbmGate.load("my-kbm")  # doctest: +SKIP
     """
 
-    def check(self, tensors: ExpectedTensors) -> None:
+    def check(self, tensors: TensorValidator) -> None:
         read_record(KbmOptions, self.artefact.options, "options", others=True)
         tensors.finish()
 
     @functools.cached_property
-    def judge(self) -> Judge:
-        return open_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, "kbm", self.llm)
+    def judge(self) -> CausalJudge:
+        return load_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, "kbm", self.llm)
 
     @property
     def head(self) -> str:
         return str(self.artefact.options["head"])
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        return 1 - kbm_confidence(self.judge, self.head, [kbm_text(question) for question in questions])
+        return 1 - compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(question) for question in questions])
 
     @property
     def second_look(self) -> Self:
@@ -74,13 +73,13 @@ class KbmGate(FittedGate):
         self._check_taught()
         limit = int(self.artefact.options["max_tokens"])
         pairs = list(zip(questions, passages, strict=True))
-        texts = [kbm_text_with_passages(self.judge, question, shown, limit) for question, shown in pairs if shown]
-        confidences = iter(kbm_confidence(self.judge, self.head, texts).tolist() if texts else [])
-        return [bool(shown) and next(confidences) >= USEFUL for _, shown in pairs]
+        texts = [render_kbm_prompt(self.judge, question, shown, limit) for question, shown in pairs if shown]
+        confidences = iter(compute_kbm_confidence(self.judge, self.head, texts).tolist() if texts else [])
+        return [bool(shown) and next(confidences) >= USEFUL_CONFIDENCE for _, shown in pairs]
 
     def _check_taught(self) -> None:
         """Refuse a judge of bare questions; of one that was fitted before this was kept nobody knows."""
-        if self.artefact.options.get(PASSAGE_LESSONS, 1):
+        if self.artefact.options.get(PASSAGE_EXAMPLES, 1):
             return
         raise BadSetting(
             f"the judge '{self.artefact.path.name}' never saw a passage in training, so it cannot say whether passages "
@@ -89,34 +88,34 @@ class KbmGate(FittedGate):
         )
 
 
-def kbm_confidence(judge: Judge, head: str, texts: Sequence[str]) -> Floats:
+def compute_kbm_confidence(judge: CausalJudge, head: str, texts: Sequence[str]) -> Floats:
     """P(True) / (P(True) + P(False)) of a head; certainty is read behind the more probable mastery."""
-    mastery = judge.known([judge.encode(text, START) for text in texts])
+    mastery = judge.known([judge.encode(text, MASTERY_START) for text in texts])
     if head == "mastery":
         return mastery
     words = [KBM_LABELS[0] if probability >= 0.5 else KBM_LABELS[1] for probability in mastery]
     return judge.known([encode_kbm_answer(judge, text, word) for text, word in zip(texts, words, strict=True)])
 
 
-def encode_kbm_answer(judge: Judge, text: str, mastery: str) -> MarkedTokens:
+def encode_kbm_answer(judge: CausalJudge, text: str, mastery: str) -> LabelPromptTokens:
     """The judge's answer up to where certainty stands; both labels are marked."""
-    return judge.encode(text, START, mastery + BETWEEN)
+    return judge.encode(text, MASTERY_START, mastery + CERTAINTY_START)
 
 
-def kbm_text_with_passages(judge: Judge, question: Question, passages: Sequence[Passage], limit: int) -> str:
+def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence[Passage], limit: int) -> str:
     """The prompt with as many passages as the limit holds, cut from the end; the last one left is halved."""
     room = min(limit, judge.model.window - 1)
     kept = list(passages)
-    while kept and _length(judge, kbm_text(question, kept)) > room:
+    while kept and _length(judge, build_kbm_prompt(question, kept)) > room:
         if len(kept) > 1:
             kept.pop()
         elif len(kept[0].text) > 1:
             kept[0] = replace(kept[0], text=kept[0].text[: len(kept[0].text) // 2])
         else:
             kept.pop()
-    return kbm_text(question, kept)
+    return build_kbm_prompt(question, kept)
 
 
-def _length(judge: Judge, text: str) -> int:
-    answer = judge.model.tokenise(START + KBM_LABELS[1] + BETWEEN)
+def _length(judge: CausalJudge, text: str) -> int:
+    answer = judge.model.tokenise(MASTERY_START + KBM_LABELS[1] + CERTAINTY_START)
     return len(judge.model.tokenise(judge.model.render(text), special=True)) + len(answer)

@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from knowgate.signals import (
+from knowgate.data.signals.confidence import (
     check_draft_tokens,
     draft_need,
     first_probability,
     geometric_mean,
     inverse_perplexity,
-    least_probability,
     mean_margin,
+    min_probability,
 )
-from knowgate.types import Gate, Question, Reading, Signal, Token, Want
+from knowgate.errors import BadSetting
+from knowgate.types import Gate, Question, Reading, Signal, SignalRequest, Token
 
-Statistic = Literal["first", "mean", "min", "entropy", "margin"]
+TokenStatistic = Literal["first", "mean", "min", "entropy", "margin"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class LogprobGate(Gate):
         0.259
     """
 
-    statistic: Statistic = "first"
+    statistic: TokenStatistic = "first"
     draft_tokens: int = 16
     needs = frozenset({Signal.LOGPROBS})
     is_quick = True
@@ -48,34 +49,67 @@ class LogprobGate(Gate):
         check_draft_tokens(self.name, self.draft_tokens)
 
     @property
-    def want(self) -> Want:
+    def want(self) -> SignalRequest:
         tokens = 1 if self.statistic == "first" else self.draft_tokens
-        return Want(draft_tokens=tokens, entropies=self.statistic == "entropy")
+        return SignalRequest(draft_tokens=tokens, entropies=self.statistic == "entropy")
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        confidence = CONFIDENCE[self.statistic]
+        confidence = STATISTICS[self.statistic]
         return [draft_need(reading.draft, confidence, self.want.draft_tokens) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         scores = self.score(questions, readings)
-        words = WORDS[self.statistic]
+        words = STATISTIC_LABELS[self.statistic]
         return [
             f"{words} of the draft '{reading.draft.text if reading.draft else ''}' is {1 - need:.2f}"
             for reading, need in zip(readings, scores, strict=True)
         ]
 
 
-CONFIDENCE: dict[str, Callable[[Sequence[Token]], float]] = {
+STATISTICS: dict[str, Callable[[Sequence[Token]], float]] = {
     "first": first_probability,
     "mean": geometric_mean,
-    "min": least_probability,
+    "min": min_probability,
     "entropy": inverse_perplexity,
     "margin": mean_margin,
 }
-WORDS = {
+STATISTIC_LABELS = {
     "first": "the first-token probability",
     "mean": "the mean token probability",
     "min": "the lowest token probability",
     "entropy": "the inverse perplexity",
     "margin": "the mean top-two margin",
 }
+
+
+@dataclass(frozen=True)
+class FlareGate(Gate):
+    """need = 1 - probability of the draft's least probable token; retrieves when that is below `theta`.
+
+    Needs: logprobs. Cost per question: nothing when skipping; the drafted tokens when retrieving.
+    Reference: Jiang et al. 2023, section 3.2 (one look-ahead sentence: short answers are one sentence).
+    Example:
+        >>> FlareGate(theta=0.4).threshold
+        0.6
+    """
+
+    theta: float = 0.4
+    draft_tokens: int = 32
+    needs = frozenset({Signal.LOGPROBS})
+    is_quick = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.theta <= 1:
+            raise BadSetting(f"flare: theta is {self.theta}; it must be between 0 and 1.")
+        check_draft_tokens(self.name, self.draft_tokens)
+
+    @property
+    def want(self) -> SignalRequest:
+        return SignalRequest(draft_tokens=self.draft_tokens)
+
+    @property
+    def threshold(self) -> float:
+        return 1 - self.theta
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        return [draft_need(reading.draft, min_probability, self.draft_tokens) for reading in readings]

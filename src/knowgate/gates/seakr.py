@@ -8,12 +8,21 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 from typing import Self
 
+from knowgate.data.signals.samples import (
+    SEAKR,
+    SEAKR_ALPHA,
+    SEAKR_END,
+    SEAKR_SAMPLES,
+    SEAKR_SIZE,
+    log_determinant,
+    log_mean_square,
+    relative_dispersion,
+)
 from knowgate.errors import BadSetting, NotOffered
-from knowgate.signals import ALPHA, SAMPLES, SEAKR, SEAKR_END, SEAKR_SIZE, log_determinant, log_size, relative
-from knowgate.statistics import sigmoid
-from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, Want
+from knowgate.stats.logistic import sigmoid
+from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, SignalRequest
 
-OLD_CENTER = -6.0  # the threshold of SeaKR's released settings; what readings without a size are measured by
+PAPER_CENTER = -6.0  # the threshold of SeaKR's released settings; what readings without a size are measured by
 
 
 @dataclass(frozen=True)
@@ -40,11 +49,11 @@ class SeakrGate(Gate):
         0.31
     """
 
-    n: int = SAMPLES
+    n: int = SEAKR_SAMPLES
     layer: int | None = None
     center: float | None = None
     scale: float = 1.0
-    alpha: float = ALPHA
+    alpha: float = SEAKR_ALPHA
     max_tokens: int = 32
     seed: int = 0
     needs = frozenset({Signal.HIDDEN, Signal.SAMPLES})
@@ -56,8 +65,8 @@ class SeakrGate(Gate):
             raise BadSetting(f"seakr: scale {self.scale} and alpha {self.alpha} must be above 0, center a number.")
 
     @property
-    def want(self) -> Want:
-        return Want(
+    def want(self) -> SignalRequest:
+        return SignalRequest(
             samples=self.n, sample_tokens=self.max_tokens, seed=self.seed, sample_layer=self.layer, sample_end=True
         )
 
@@ -67,20 +76,20 @@ class SeakrGate(Gate):
     def uncertainty(self, reading: Reading) -> float:
         """The number on record, which is that of the usual alpha; else that of the states at hand."""
         on_record = [reading.signals[name] for name in (SEAKR_END, SEAKR) if name in reading.signals]
-        if self.alpha == ALPHA and on_record:
+        if self.alpha == SEAKR_ALPHA and on_record:
             return on_record[0]
         if reading.sample_states is None:
             raise NotOffered(
                 "seakr: the reading has no states of sampled answers. Bind the gate to its model first; "
-                f"label runs keep the uncertainty for alpha {ALPHA} only."
+                f"label runs keep the uncertainty for alpha {SEAKR_ALPHA} only."
             )
         return log_determinant(reading.sample_states[: self.n], self.alpha)
 
     def need(self, uncertainty: float, size: float | None = None) -> float:
         """size: of the states, as `log_size` has it; None where an older label run does not say."""
         if self.center is None and size is not None:
-            return relative(uncertainty, size, self.n, self.alpha)
-        center = OLD_CENTER if self.center is None else self.center
+            return relative_dispersion(uncertainty, size, self.n, self.alpha)
+        center = PAPER_CENTER if self.center is None else self.center
         return sigmoid((uncertainty - center) / self.scale)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
@@ -92,10 +101,10 @@ class SeakrGate(Gate):
     def _size(self, reading: Reading) -> float | None:
         if SEAKR_SIZE in reading.signals or reading.sample_states is None:
             return reading.signals.get(SEAKR_SIZE)
-        return log_size(reading.sample_states[: self.n])
+        return log_mean_square(reading.sample_states[: self.n])
 
 
-def standardised(gate: SeakrGate, uncertainties: Sequence[float]) -> SeakrGate:
+def standardize(gate: SeakrGate, uncertainties: Sequence[float]) -> SeakrGate:
     """The gate with mean and deviation of these values (a label run's `signals["seakr_end"]`) as center and scale."""
     if len(uncertainties) < 2:
         raise BadSetting(f"seakr: {len(uncertainties)} values are too few to standardise by; label more questions.")

@@ -7,17 +7,48 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
+from knowgate.data.history.entries import HistoryScope, HistoryStore, RetrievalOutcome
 from knowgate.errors import BadSetting
-from knowgate.gates.parts.logged import bound_scope, opened
-from knowgate.gates.parts.logistic import Logistic, fit_logistic
-from knowgate.history import HistoryStore, Outcome, Scope
-from knowgate.types import Gate, ModelIdentity, Neighbour, Question, Reading
+from knowgate.gates.history_scope import bind_scope, open_history_store
+from knowgate.stats.logistic import sigmoid
+from knowgate.types import Gate, ModelIdentity, Neighbor, Question, Reading, Vector
 
-TIE = 0.5 + 1e-6  # just above the threshold: ties retrieve (SKR section 3.3)
-PRIOR = 1.0  # of the smooth vote: one half-hearted neighbour on either side
-FEWEST = 5  # of each kind, below which a classifier is a guess
-DEEPER = 5  # neighbours fetched per neighbour used, as those with outcome 'same' are left out
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LogisticModel:
+    """p(y = 1 | x) = sigmoid(x . weights + bias)."""
+
+    weights: Floats
+    bias: float
+
+    def predict(self, features: Vector) -> list[float]:
+        logits = features @ self.weights + self.bias
+        return [float(p) for p in sigmoid(logits)]
+
+
+def fit_logistic(features: Vector, truth: NDArray[np.bool_], penalty: float = 1.0, steps: int = 30) -> LogisticModel:
+    """Newton's method on the L2-penalised likelihood; the bias is not penalised. Converges in a few steps."""
+    x = np.hstack([features.astype(np.float64), np.ones((len(features), 1))])
+    ridge = np.diag([penalty] * features.shape[1] + [1e-6])
+    w = np.zeros(x.shape[1])
+    for _ in range(steps):
+        p = sigmoid(x @ w)
+        gradient = x.T @ (p - truth) + ridge @ w
+        step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + ridge, gradient)
+        w = w - step
+        if np.abs(step).max() < 1e-8:
+            break
+    return LogisticModel(w[:-1], float(w[-1]))
+
+
+TIE_NEED = 0.5 + 1e-6  # just above the threshold: ties retrieve (SKR section 3.3)
+PRIOR_WEIGHT = 1.0  # of the smooth vote: one half-hearted neighbour on either side
+MIN_EXAMPLES = 5  # of each kind, below which a classifier is a guess
+SEARCH_FACTOR = 5  # neighbours fetched per neighbour used, as those with outcome 'same' are left out
 
 
 @dataclass(frozen=True)
@@ -42,64 +73,76 @@ class SkrGate(Gate):
     mode: Literal["smooth", "vote", "classifier"] = "smooth"
     embedder: str | None = None
     tenant: str = ""
-    scope: Scope | None = None
-    classifier: Logistic | None = None
+    scope: HistoryScope | None = None
+    classifier: LogisticModel | None = None
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise BadSetting(f"skr: k is {self.k}; it must be at least 1.")
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        scope = bound_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder)
-        classifier = fitted(opened(self.history, self.embedder), scope) if self.mode == "classifier" else None
+        scope = bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder)
+        classifier = (
+            fit_classifier(open_history_store(self.history, self.embedder), scope)
+            if self.mode == "classifier"
+            else None
+        )
         return replace(self, scope=scope, classifier=classifier)
 
-    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:
+    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         """The k nearest for which retrieval made a difference."""
         if self.scope is None:
             raise BadSetting("skr: bind the gate to its model first (AdaptiveRAG does).")
-        nearest = opened(self.history, self.embedder).search([q.text for q in questions], self.k * DEEPER, self.scope)
-        telling = [[n for n in near if n.outcome in (Outcome.BETTER, Outcome.WORSE)] for near in nearest]
+        nearest = open_history_store(self.history, self.embedder).search(
+            [q.text for q in questions], self.k * SEARCH_FACTOR, self.scope
+        )
+        telling = [
+            [n for n in near if n.outcome in (RetrievalOutcome.BETTER, RetrievalOutcome.WORSE)] for near in nearest
+        ]
         return [tuple(near[: self.k]) for near in telling]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         if self.classifier is not None:
             asked = [question.text for question in questions]
-            return self.classifier.predict(opened(self.history, self.embedder).embed(asked)) if asked else []
-        count = majority if self.mode == "vote" else smooth
+            return (
+                self.classifier.predict(open_history_store(self.history, self.embedder).embed(asked)) if asked else []
+            )
+        count = majority_vote if self.mode == "vote" else smooth_vote
         return [count(reading.neighbours[self.name]) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         return [
-            f"retrieval helped {sum(n.outcome == Outcome.BETTER for n in near)} and hurt "
-            f"{sum(n.outcome == Outcome.WORSE for n in near)} of the logged questions nearest to it"
+            f"retrieval helped {sum(n.outcome == RetrievalOutcome.BETTER for n in near)} and hurt "
+            f"{sum(n.outcome == RetrievalOutcome.WORSE for n in near)} of the logged questions nearest to it"
             for near in (reading.neighbours[self.name] for reading in readings)
         ]
 
 
-def fitted(store: HistoryStore, scope: Scope) -> Logistic:
+def fit_classifier(store: HistoryStore, scope: HistoryScope) -> LogisticModel:
     """A classifier of better against worse over all logged questions."""
     outcomes, vectors = store.outcomes(scope)
-    telling = np.array([outcome in (Outcome.BETTER, Outcome.WORSE) for outcome in outcomes], dtype=bool)
-    truth = np.array([outcome == Outcome.BETTER for outcome in outcomes], dtype=bool)[telling]
+    telling = np.array(
+        [outcome in (RetrievalOutcome.BETTER, RetrievalOutcome.WORSE) for outcome in outcomes], dtype=bool
+    )
+    truth = np.array([outcome == RetrievalOutcome.BETTER for outcome in outcomes], dtype=bool)[telling]
     counts = (int(truth.sum()), int(len(truth) - truth.sum()))
-    if min(counts) < FEWEST:
+    if min(counts) < MIN_EXAMPLES:
         raise BadSetting(
-            f"skr: the classifier needs {FEWEST} logged questions that retrieval helped and {FEWEST} that it hurt; "
+            f"skr: the classifier needs {MIN_EXAMPLES} logged questions that retrieval helped and {MIN_EXAMPLES} that it hurt; "
             f"the log has {counts[0]} and {counts[1]}. Use mode=smooth, or label more questions."
         )
     return fit_logistic(vectors[telling], truth)
 
 
-def majority(neighbours: Sequence[Neighbour]) -> float:
+def majority_vote(neighbours: Sequence[Neighbor]) -> float:
     """1 if more were helped than hurt, 0 if fewer; a tie, or nobody near, retrieves."""
-    better = sum(neighbour.outcome == Outcome.BETTER for neighbour in neighbours)
+    better = sum(neighbour.outcome == RetrievalOutcome.BETTER for neighbour in neighbours)
     worse = len(neighbours) - better
-    return TIE if better == worse else float(better > worse)
+    return TIE_NEED if better == worse else float(better > worse)
 
 
-def smooth(neighbours: Sequence[Neighbour]) -> float:
+def smooth_vote(neighbours: Sequence[Neighbor]) -> float:
     """Votes weighted by similarity and trust, drawn towards one half where there are few."""
     weights = [max(0.0, neighbour.similarity) * neighbour.weight for neighbour in neighbours]
-    better = sum(w for w, n in zip(weights, neighbours, strict=True) if n.outcome == Outcome.BETTER)
-    return (better + PRIOR / 2 + 1e-9) / (sum(weights) + PRIOR)
+    better = sum(w for w, n in zip(weights, neighbours, strict=True) if n.outcome == RetrievalOutcome.BETTER)
+    return (better + PRIOR_WEIGHT / 2 + 1e-9) / (sum(weights) + PRIOR_WEIGHT)

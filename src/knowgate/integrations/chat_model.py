@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from knowgate.core.files import sha256_text
+from knowgate.core.frameworks import wrap_errors
 from knowgate.errors import BadSetting, ModelError, NotOffered
-from knowgate.files import sha256_text
-from knowgate.integrations.guests import blamed
-from knowgate.models import Backend, check_sampling
+from knowgate.models.backend import Backend, check_sampling
 from knowgate.types import (
     Completion,
     LabelPrompt,
@@ -25,19 +25,19 @@ from knowgate.types import (
     Reading,
     Sampling,
     Signal,
+    SignalRequest,
     TextStream,
     Token,
     Vector,
-    Want,
 )
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-AT_ONCE = 8
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+MAX_CONCURRENT_REQUESTS = 8
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChatRequest:
     """One request: a user turn and how it is answered."""
 
     text: str
@@ -48,7 +48,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Draft:
+class ChatDraft:
     """A draft and what it answered; None where no draft was asked for."""
 
     prompt: Prompt
@@ -70,10 +70,10 @@ class ChatModel(Backend):
         self._logprobs = logprobs
 
     @abstractmethod
-    def _ask(self, asked: Asked) -> Completion:
+    def _ask(self, asked: ChatRequest) -> Completion:
         """One answer."""
 
-    def _ask_in_parts(self, asked: Asked) -> Generator[str, None, Completion]:
+    def _ask_in_parts(self, asked: ChatRequest) -> Generator[str, None, Completion]:
         """The same, piece by piece; in one piece where the framework cannot."""
         completion = self._ask(asked)
         if completion.text:
@@ -92,15 +92,15 @@ class ChatModel(Backend):
 
     @property
     def concurrency(self) -> int:
-        return AT_ONCE
+        return MAX_CONCURRENT_REQUESTS
 
-    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
         if want.layers or want.sample_layer is not None:
             raise NotOffered(f"{self.name} is a chat interface and gives no hidden states; use an hf: model for them.")
         drafts = self._each(lambda prompt: self._draft(prompt, want.draft_tokens), prompts)
         samples = self._sample(prompts, want.sample_tokens, want.sampling, want.samples, want.seed)
         return [
-            Reading(draft=draft, samples=tuple(drawn), resume=Draft(prompt, draft))
+            Reading(draft=draft, samples=tuple(drawn), resume=ChatDraft(prompt, draft))
             for prompt, draft, drawn in zip(prompts, drafts, samples, strict=True)
         ]
 
@@ -126,11 +126,11 @@ class ChatModel(Backend):
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """As the framework hands it on; a draft that is enough is given as it is."""
-        draft = Draft(prompt, None) if resume is None else _handle(resume)
+        draft = ChatDraft(prompt, None) if resume is None else _handle(resume)
         done = draft.enough(max_tokens)
         if done is None:
-            with blamed(self.name):
-                return self._checked((yield from self._ask_in_parts(Asked(_turn(draft.prompt), max_tokens))))
+            with wrap_errors(self.name):
+                return self._checked((yield from self._ask_in_parts(ChatRequest(_turn(draft.prompt), max_tokens))))
         if done.text:
             yield done.text
         return done
@@ -146,10 +146,10 @@ class ChatModel(Backend):
         return self._greedy(prompt, max_tokens, None) if max_tokens else None
 
     def _greedy(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
-        with blamed(self.name):
-            return self._checked(self._ask(Asked(_turn(prompt), max_tokens, seed=seed)))
+        with wrap_errors(self.name):
+            return self._checked(self._ask(ChatRequest(_turn(prompt), max_tokens, seed=seed)))
 
-    def _go_on(self, draft: Draft, max_tokens: int) -> Completion:
+    def _go_on(self, draft: ChatDraft, max_tokens: int) -> Completion:
         return draft.enough(max_tokens) or self._greedy(draft.prompt, max_tokens, None)
 
     def _sample(
@@ -160,11 +160,13 @@ class ChatModel(Backend):
         if sampling.top_k:
             raise NotOffered(f"{self.name} is a chat interface and takes no top_k: leave it out.")
         jobs = [
-            Asked(_turn(prompt), max_tokens, sampling.temperature, sampling.top_p, None if seed is None else seed + i)
+            ChatRequest(
+                _turn(prompt), max_tokens, sampling.temperature, sampling.top_p, None if seed is None else seed + i
+            )
             for prompt in prompts
             for i in range(n)
         ]
-        with blamed(self.name):
+        with wrap_errors(self.name):
             drawn = self._each(self._ask, jobs)
         return [drawn[i * n : (i + 1) * n] for i in range(len(prompts))]
 
@@ -173,15 +175,15 @@ class ChatModel(Backend):
             raise ModelError(f"{self.name} gave no log-probabilities. Leave logprobs out, and use a gate without them.")
         return completion
 
-    def _each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    def _each(self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
         """Side by side, in order. The first failure ends it."""
         if len(items) < 2:
             return [work(item) for item in items]
-        with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(items))) as pool:
+        with ThreadPoolExecutor(max_workers=min(MAX_CONCURRENT_REQUESTS, len(items))) as pool:
             return list(pool.map(work, items))
 
 
-def read_logprobs(given: Any) -> tuple[Token, ...] | None:
+def parse_logprobs(given: Any) -> tuple[Token, ...] | None:
     """Tokens in OpenAI's form, `{"content": [{"token", "logprob", "top_logprobs"}]}`; None without them."""
     content = given.get("content") if isinstance(given, Mapping) else getattr(given, "content", None)
     if not content:
@@ -206,7 +208,7 @@ def _turn(prompt: Prompt) -> str:
     return prompt.text
 
 
-def _handle(item: object) -> Draft:
-    if not isinstance(item, Draft):
+def _handle(item: object) -> ChatDraft:
+    if not isinstance(item, ChatDraft):
         raise BadSetting("resume takes the handles of this model's own readings.")
     return item

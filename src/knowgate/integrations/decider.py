@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from knowgate.errors import BadSetting, KnowgateError
-from knowgate.pipeline import AdaptiveRAG, build_pipeline, decision_record, from_messages, load_settings
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.answer_json import decision_record
+from knowgate.pipeline.builder import build_pipeline
+from knowgate.pipeline.conversation import question_from_messages
+from knowgate.pipeline.settings import load_settings
 from knowgate.types import Decision, Model, Question
 
-Result = TypeVar("Result")
-log = logging.getLogger(__name__)
-FAILED = "gate failed"  # a note of decisions that nobody made
-WORKER = "knowgate-model"  # how the threads of a model are named
+ResultT = TypeVar("ResultT")
+logger = logging.getLogger(__name__)
+GATE_FAILED = "gate failed"  # a note of decisions that nobody made
+MODEL_THREAD_PREFIX = "knowgate-model"  # how the threads of a model are named
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,9 @@ class Decider:
     def decide_messages(self, messages: Sequence[Mapping[str, Any]]) -> Decision:
         """On the last question of a conversation of `{"role": ..., "content": ...}`, made to stand alone."""
         return self._kept(
-            lambda: self._decide(in_turn(self.rag.model, lambda: from_messages(self.rag.model, messages)))
+            lambda: self._decide(
+                run_in_model_thread(self.rag.model, lambda: question_from_messages(self.rag.model, messages))
+            )
         )
 
     def __deepcopy__(self, memo: object) -> Decider:
@@ -59,14 +65,14 @@ class Decider:
         """What the LLM says without looking anything up."""
         rag, asked = self.rag, Question(question)
         work = lambda: rag.model.generate([rag.prompts.closed(asked)], max_tokens=rag.max_tokens)  # noqa: E731
-        return in_turn(rag.model, work)[0][0].text
+        return run_in_model_thread(rag.model, work)[0][0].text
 
     def record(self, question: str | Question) -> dict[str, Any]:
         """The decision as JSON."""
         return decision_record(self.decide(question))
 
     def _decide(self, question: str | Question) -> Decision:
-        return self._foreseen(question) or in_turn(self.rag.model, lambda: self.rag.decide(question))
+        return self._foreseen(question) or run_in_model_thread(self.rag.model, lambda: self.rag.decide(question))
 
     def _foreseen(self, question: str | Question) -> Decision | None:
         """The decision of a rule, so that nothing need be read of the LLM."""
@@ -86,10 +92,10 @@ class Decider:
         except KnowgateError as error:
             if not self.fall_open:
                 raise
-            log.warning("The gate failed, so it is retrieved: %s", error)
+            logger.warning("The gate failed, so it is retrieved: %s", error)
             threshold = self.rag.gate.threshold if self.rag.threshold is None else self.rag.threshold
             why = f"the gate failed, so it is retrieved: {error.brief}"
-            return Decision(True, 1.0, threshold, self.rag.gate.name, why, notes=(FAILED,))
+            return Decision(True, 1.0, threshold, self.rag.gate.name, why, notes=(GATE_FAILED,))
 
 
 def open_decider(config: str | Path | None = None, *, fall_open: bool = False, **settings: Any) -> Decider:
@@ -106,9 +112,9 @@ def as_decider(given: AdaptiveRAG | Decider) -> Decider:
     raise BadSetting(f"{given!r} cannot decide: give an AdaptiveRAG, or open_decider(model=..., gate=...).")
 
 
-def in_turn(model: Model, work: Callable[[], Result]) -> Result:
+def run_in_model_thread(model: Model, work: Callable[[], ResultT]) -> ResultT:
     """In the model's own threads, of which there are as many as may use it at once. Work that is there already, that
     of a retriever inside a pipeline say, goes on where it is: waiting for itself would never end."""
-    if threading.current_thread().name.startswith(WORKER):
+    if threading.current_thread().name.startswith(MODEL_THREAD_PREFIX):
         return work()
     return model.workers.submit(work).result()

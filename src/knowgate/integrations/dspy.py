@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from knowgate.core.frameworks import check_framework_version, check_result_list, wrap_errors
 from knowgate.integrations.decider import as_decider
-from knowgate.integrations.guests import blamed, check_framework, checked_list
-from knowgate.pipeline import decision_record
+from knowgate.pipeline.answer_json import decision_record
 from knowgate.types import Passage, Retriever
 
-check_framework("dspy", "dspy", majors=("3", "2"))
+check_framework_version("dspy", "dspy", majors=("3", "2"))
 
 import dspy  # noqa: E402
 
-K = 3
+DEFAULT_K = 3
 
 
 class KnowgateRAG(dspy.Module):
@@ -33,7 +33,7 @@ class KnowgateRAG(dspy.Module):
         *,
         direct: Any = None,
         informed: Any = None,
-        k: int = K,
+        k: int = DEFAULT_K,
     ):
         super().__init__()
         self.decider, self.search, self.k = as_decider(decider), search, k
@@ -61,9 +61,9 @@ class KnowgateRAG(dspy.Module):
 
     def look_up(self, question: str) -> list[str]:
         """The texts that are shown to the LLM."""
-        with blamed("the search"):
+        with wrap_errors("the search"):
             found = self.search(question) if callable(self.search) else self.search.search([question], self.k)[0]
-        return [_text(one) for one in checked_list(found, "the search", self.k)]
+        return [_text(one) for one in check_result_list(found, "the search", self.k)]
 
 
 def _text(found: Any) -> str:

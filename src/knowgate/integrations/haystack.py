@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from knowgate.core.frameworks import check_framework_version
 from knowgate.integrations.decider import Decider, open_decider
-from knowgate.integrations.guests import check_framework
-from knowgate.pipeline import decision_record
+from knowgate.pipeline.answer_json import decision_record
 
-check_framework("haystack-ai", "haystack", majors=("2", "3"))
+check_framework_version("haystack-ai", "haystack", majors=("2", "3"))
 
 from haystack import component, default_from_dict, default_to_dict  # noqa: E402
 

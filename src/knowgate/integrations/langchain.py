@@ -8,35 +8,51 @@ knowgate's are in `langchain_parts.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from knowgate.integrations.decider import Decider, as_decider, in_turn
-from knowgate.integrations.guests import blamed, check_framework, checked_list, run_coroutine
-from knowgate.pipeline import AdaptiveRAG, decision_record, from_messages
-from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Event, Passage, Question, TextEvent
+from langchain_core.callbacks import BaseCallbackHandler, adispatch_custom_event, dispatch_custom_event
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 
-check_framework("langchain-core", "langchain", majors=("1",))
+from knowgate.core.files import sha256_text
+from knowgate.core.frameworks import check_framework_version, check_result_list, run_coroutine, wrap_errors
+from knowgate.errors import BadSetting
+from knowgate.integrations.chat_model import ChatModel, ChatRequest, parse_logprobs
+from knowgate.integrations.decider import Decider, as_decider, run_in_model_thread
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.answer_json import decision_record
+from knowgate.pipeline.conversation import question_from_messages
+from knowgate.types import (
+    Answer,
+    AnswerEvent,
+    Completion,
+    Decision,
+    DecisionEvent,
+    Passage,
+    Question,
+    StreamEvent,
+    TextEvent,
+)
 
-from langchain_core.callbacks import BaseCallbackHandler, adispatch_custom_event, dispatch_custom_event  # noqa: E402
-from langchain_core.documents import Document  # noqa: E402
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage  # noqa: E402
-from langchain_core.retrievers import BaseRetriever  # noqa: E402
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda  # noqa: E402
-
-EVENT = "knowgate_decision"
-KEY = "knowgate"  # of metadata and state
-ROLES = {"human": "user", "ai": "assistant", "user": "user", "assistant": "assistant"}
+check_framework_version("langchain-core", "langchain", majors=("1",))
 
 
-class Decisions(BaseCallbackHandler):
+DECISION_EVENT = "knowgate_decision"
+METADATA_KEY = "knowgate"  # of metadata and state
+CHAT_ROLES = {"human": "user", "ai": "assistant", "user": "user", "assistant": "assistant"}
+
+
+class DecisionRecorder(BaseCallbackHandler):
     """A callback that keeps the decisions of a run, in order: `invoke(..., config={"callbacks": [seen]})`."""
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
 
     def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
-        if name == EVENT:
+        if name == DECISION_EVENT:
             self.records.append(data)
 
 
@@ -56,10 +72,10 @@ class KnowgateRetriever(BaseRetriever):
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         decision, config = as_decider(self.decider).decide(query), _child(run_manager)
-        dispatch_custom_event(EVENT, _noted(run_manager, decision), config=config)
+        dispatch_custom_event(DECISION_EVENT, _noted(run_manager, decision), config=config)
         if not decision.retrieve:
             return []
-        with blamed(self._what):
+        with wrap_errors(self._what):
             try:
                 found = self.wrapped.invoke(query, config)
             except NotImplementedError:  # async only
@@ -68,10 +84,10 @@ class KnowgateRetriever(BaseRetriever):
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         decision, config = await as_decider(self.decider).adecide(query), _child(run_manager)
-        await adispatch_custom_event(EVENT, _noted(run_manager, decision), config=config)
+        await adispatch_custom_event(DECISION_EVENT, _noted(run_manager, decision), config=config)
         if not decision.retrieve:
             return []
-        with blamed(self._what):
+        with wrap_errors(self._what):
             found = await self.wrapped.ainvoke(query, config)
         return self._marked(found, decision)
 
@@ -82,8 +98,8 @@ class KnowgateRetriever(BaseRetriever):
     def _marked(self, found: Any, decision: Decision) -> list[Document]:
         record = decision_record(decision)
         return [
-            Document(id=one.id, page_content=one.page_content, metadata={**one.metadata, KEY: record})
-            for one in checked_list(found, self._what, self.k)
+            Document(id=one.id, page_content=one.page_content, metadata={**one.metadata, METADATA_KEY: record})
+            for one in check_result_list(found, self._what, self.k)
         ]
 
 
@@ -116,27 +132,29 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
             yield piece
 
     def _answer(self, input: Any, run_manager: Any) -> AIMessage:
-        answer = in_turn(self.rag.model, lambda: self.rag.answer(_question(input, self.rag)))
-        dispatch_custom_event(EVENT, _noted(run_manager, answer.decision), config=_child(run_manager))
+        answer = run_in_model_thread(self.rag.model, lambda: self.rag.answer(_question(input, self.rag)))
+        dispatch_custom_event(DECISION_EVENT, _noted(run_manager, answer.decision), config=_child(run_manager))
         return AIMessage(answer.text, response_metadata={**_told(answer.decision), **_shown(answer)})
 
     async def _aanswer(self, input: Any, run_manager: Any) -> AIMessage:
         answer = await self.rag.aanswer(await asyncio.to_thread(_question, input, self.rag))
-        await adispatch_custom_event(EVENT, decision_record(answer.decision), config=_child(run_manager))
+        await adispatch_custom_event(DECISION_EVENT, decision_record(answer.decision), config=_child(run_manager))
         return AIMessage(answer.text, response_metadata={**_told(answer.decision), **_shown(answer)})
 
     def _pieces(self, inputs: Iterator[Any], run_manager: Any) -> Iterator[AIMessageChunk]:
         events = self.rag.answer_stream(_question(next(inputs), self.rag))
-        while (event := in_turn(self.rag.model, lambda: next(events, None))) is not None:
+        while (event := run_in_model_thread(self.rag.model, lambda: next(events, None))) is not None:
             if isinstance(event, DecisionEvent):
-                dispatch_custom_event(EVENT, _noted(run_manager, event.decision), config=_child(run_manager))
+                dispatch_custom_event(DECISION_EVENT, _noted(run_manager, event.decision), config=_child(run_manager))
             yield from _chunk(event)
 
     async def _apieces(self, inputs: AsyncIterator[Any], run_manager: Any) -> AsyncIterator[AIMessageChunk]:
         question = await asyncio.to_thread(_question, await anext(inputs), self.rag)
         async for event in self.rag.aanswer_stream(question):
             if isinstance(event, DecisionEvent):
-                await adispatch_custom_event(EVENT, _noted(run_manager, event.decision), config=_child(run_manager))
+                await adispatch_custom_event(
+                    DECISION_EVENT, _noted(run_manager, event.decision), config=_child(run_manager)
+                )
             for chunk in _chunk(event):
                 yield chunk
 
@@ -155,12 +173,12 @@ def route(
 
     def decide(state: Any, config: RunnableConfig) -> str:
         decision = _decide_state(chosen, state, key)
-        dispatch_custom_event(EVENT, decision_record(decision), config=config)
+        dispatch_custom_event(DECISION_EVENT, decision_record(decision), config=config)
         return name(decision)
 
     async def adecide(state: Any, config: RunnableConfig) -> str:
         decision = await asyncio.to_thread(_decide_state, chosen, state, key)
-        await adispatch_custom_event(EVENT, decision_record(decision), config=config)
+        await adispatch_custom_event(DECISION_EVENT, decision_record(decision), config=config)
         return name(decision)
 
     return RunnableLambda(decide, afunc=adecide, name="knowgate")
@@ -174,7 +192,7 @@ def middleware(decider: AdaptiveRAG | Decider, *, hide: Sequence[str]) -> Any:
     Example:
         >>> create_agent(llm, tools, middleware=[middleware(open_decider(), hide=["search"])])  # doctest: +SKIP
     """
-    check_framework("langchain", "langchain", majors=("1",))
+    check_framework_version("langchain", "langchain", majors=("1",))
     from langchain.agents.middleware import AgentMiddleware, AgentState
 
     class KnowgateState(AgentState):  # type: ignore[type-arg,misc,unused-ignore]
@@ -195,10 +213,10 @@ class _Hiding:
         self.decider, self.hide = decider, hide
 
     def before_agent(self, state: Any, runtime: Any) -> dict[str, Any]:
-        return {KEY: decision_record(_decide_state(self.decider, state, ""))}
+        return {METADATA_KEY: decision_record(_decide_state(self.decider, state, ""))}
 
     async def abefore_agent(self, state: Any, runtime: Any) -> dict[str, Any]:
-        return {KEY: decision_record(await asyncio.to_thread(_decide_state, self.decider, state, ""))}
+        return {METADATA_KEY: decision_record(await asyncio.to_thread(_decide_state, self.decider, state, ""))}
 
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         return handler(self._shown(request))
@@ -207,7 +225,7 @@ class _Hiding:
         return await handler(self._shown(request))
 
     def _shown(self, request: Any) -> Any:
-        if (request.state.get(KEY) or {}).get("retrieve", True):
+        if (request.state.get(METADATA_KEY) or {}).get("retrieve", True):
             return request
         return request.override(tools=[tool for tool in request.tools if _name(tool) not in self.hide])
 
@@ -220,7 +238,7 @@ def _noted(run_manager: Any, decision: Decision) -> dict[str, Any]:
     """The decision as JSON; it is also in the metadata of the run, where tracers show it."""
     record = decision_record(decision)
     if isinstance(run_manager.metadata, dict):
-        run_manager.metadata[KEY] = record
+        run_manager.metadata[METADATA_KEY] = record
     return record
 
 
@@ -239,13 +257,13 @@ def _held(state: Any, name: str) -> Any:
 
 def _messages(messages: Sequence[Any]) -> list[dict[str, str]]:
     """What user and assistant said, in words; tool calls and system messages are no part of it."""
-    told = [(ROLES.get(one.type), _text(one)) if isinstance(one, BaseMessage) else _plain(one) for one in messages]
+    told = [(CHAT_ROLES.get(one.type), _text(one)) if isinstance(one, BaseMessage) else _plain(one) for one in messages]
     return [{"role": role, "content": text} for role, text in told if role and text.strip()]
 
 
 def _plain(message: Any) -> tuple[str | None, str]:
     role, content = (message["role"], message["content"]) if isinstance(message, Mapping) else message
-    return ROLES.get(role), str(content)
+    return CHAT_ROLES.get(role), str(content)
 
 
 def _text(message: BaseMessage) -> str:
@@ -258,11 +276,11 @@ def _question(given: Any, rag: AdaptiveRAG) -> str | Question:
     if isinstance(given, Mapping):
         given = given.get("question") or given.get("input") or given.get("messages")
     if isinstance(given, list | tuple):
-        return in_turn(rag.model, lambda: from_messages(rag.model, _messages(given)))
+        return run_in_model_thread(rag.model, lambda: question_from_messages(rag.model, _messages(given)))
     return given  # type: ignore[no-any-return]  # the pipeline says what is wrong with anything else
 
 
-def _chunk(event: Event) -> Iterator[AIMessageChunk]:
+def _chunk(event: StreamEvent) -> Iterator[AIMessageChunk]:
     if isinstance(event, DecisionEvent):
         yield AIMessageChunk("", response_metadata=_told(event.decision))
     elif isinstance(event, TextEvent):
@@ -272,12 +290,99 @@ def _chunk(event: Event) -> Iterator[AIMessageChunk]:
 
 
 def _told(decision: Decision) -> dict[str, Any]:
-    return {KEY: decision_record(decision)}
+    return {METADATA_KEY: decision_record(decision)}
 
 
 def _shown(answer: Answer) -> dict[str, Any]:
-    return {f"{KEY}_passages": [_record(passage) for passage in answer.passages]}
+    return {f"{METADATA_KEY}_passages": [_record(passage) for passage in answer.passages]}
 
 
 def _record(passage: Passage) -> dict[str, Any]:
     return {"id": passage.id, "title": passage.title, "text": passage.text, "score": passage.score}
+
+
+TRUNCATION_REASONS = ("length", "max_tokens", "MAX_TOKENS")  # reasons of an answer that was cut
+
+
+def open_langchain(value: str) -> LangChainModel:
+    """`langchain:openai:gpt-4o-mini`, what `init_chat_model` takes; `...?logprobs=true` where it gives them."""
+    check_framework_version("langchain", "langchain", majors=("1",))
+    from langchain.chat_models import init_chat_model
+
+    name, _, options = value.partition("?")
+    if options not in ("", "logprobs=true"):
+        raise BadSetting(f"'langchain:{value}' has the option '{options}'; allowed: logprobs=true.")
+    with wrap_errors(f"LangChain's model '{name}'"):
+        chat = init_chat_model(name)
+    return LangChainModel(chat, name=f"langchain:{name}", logprobs=bool(options))
+
+
+class LangChainModel(ChatModel):
+    """Any chat model of LangChain's. logprobs: it gives token log-probabilities when they are asked for."""
+
+    def __init__(self, chat: Any, *, name: str = "", logprobs: bool = False):
+        check_framework_version("langchain-core", "langchain", majors=("1",))
+        own = getattr(chat, "model_name", None) or getattr(chat, "model", None) or type(chat).__name__
+        super().__init__(name or f"langchain:{own}", logprobs=logprobs)
+        self._chat = chat
+
+    def _ask(self, asked: ChatRequest) -> Completion:
+        try:
+            return _completion(self._chat.invoke(asked.text, **self._options(asked)), asked)
+        except NotImplementedError:  # async only
+            return _completion(run_coroutine(self._chat.ainvoke(asked.text, **self._options(asked))), asked)
+
+    def _ask_in_parts(self, asked: ChatRequest) -> Generator[str, None, Completion]:
+        whole = None
+        for chunk in self._chat.stream(asked.text, **self._options(asked)):
+            whole = chunk if whole is None else whole + chunk
+            if chunk.text:
+                yield str(chunk.text)
+        return Completion("") if whole is None else _completion(whole, asked)
+
+    def _options(self, asked: ChatRequest) -> dict[str, Any]:
+        options: dict[str, Any] = {"max_tokens": asked.max_tokens, "temperature": asked.temperature}
+        options |= {"top_p": asked.top_p} if asked.temperature else {}
+        options |= {"seed": asked.seed} if asked.seed is not None else {}
+        return options | ({"logprobs": True, "top_logprobs": 2} if self._logprobs else {})
+
+
+def _completion(message: Any, asked: ChatRequest) -> Completion:
+    about: Mapping[str, Any] = getattr(message, "response_metadata", None) or {}
+    usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
+    text = str(message.text)
+    tokens = parse_logprobs(about.get("logprobs"))
+    n_tokens = int(usage.get("output_tokens") or (len(tokens) if tokens else len(text.split())))
+    reason = about.get("finish_reason") or about.get("stop_reason") or about.get("done_reason")
+    return Completion(text, tokens, finished=reason not in TRUNCATION_REASONS, n_tokens=n_tokens)
+
+
+class LangChainRetriever:
+    """Any retriever of LangChain's as knowgate's. version: of its documents, where you know one: a guarantee on a
+    threshold holds for one version only."""
+
+    name = "langchain"
+
+    def __init__(self, retriever: Any, *, version: str = ""):
+        check_framework_version("langchain-core", "langchain", majors=("1",))
+        self._retriever = retriever
+        self.fingerprint = sha256_text("langchain", type(retriever).__qualname__, version)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        what = f"LangChain's retriever {type(self._retriever).__name__}"
+        with wrap_errors(what):
+            try:
+                found = self._retriever.batch(list(queries))
+            except NotImplementedError:  # async only
+                found = run_coroutine(self._retriever.abatch(list(queries)))
+        return [[_passage(one) for one in check_result_list(row, what, k)] for row in found]
+
+
+def _passage(document: Any) -> Passage:
+    about = document.metadata or {}
+    title = about.get("title") or about.get("source") or ""
+    score = about.get("score", about.get("relevance_score"))
+    name = document.id or about.get("id") or sha256_text(document.page_content)[:16]
+    return Passage(
+        str(name), document.page_content, str(title), float(score) if isinstance(score, int | float) else None
+    )

@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from knowgate.files import sha256_text
-from knowgate.integrations.chat_model import Asked, ChatModel
+from knowgate.core.files import sha256_text
+from knowgate.core.frameworks import check_framework_version, check_result_list, run_coroutine, wrap_errors
+from knowgate.integrations.chat_model import ChatModel, ChatRequest
 from knowgate.integrations.decider import as_decider
-from knowgate.integrations.guests import blamed, check_framework, checked_list, run_coroutine
-from knowgate.pipeline import decision_record
+from knowgate.pipeline.answer_json import decision_record
 from knowgate.types import Completion, Decision, Passage
 
-check_framework("llama-index-core", "llamaindex", majors=("0.14", "0.13"))
+check_framework_version("llama-index-core", "llamaindex", majors=("0.14", "0.13"))
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole  # noqa: E402
 from llama_index.core.base.response.schema import Response  # noqa: E402
@@ -25,7 +25,7 @@ from llama_index.core.query_engine import CustomQueryEngine  # noqa: E402
 from llama_index.core.retrievers import BaseRetriever  # noqa: E402
 from llama_index.core.schema import NodeWithScore, QueryBundle  # noqa: E402
 
-KEY = "knowgate"  # of metadata
+METADATA_KEY = "knowgate"  # of metadata
 
 
 class KnowgateRetriever(BaseRetriever):
@@ -43,7 +43,7 @@ class KnowgateRetriever(BaseRetriever):
         decision = self._decider.decide(query_bundle.query_str)
         if not decision.retrieve:
             return []
-        with blamed(self._what):
+        with wrap_errors(self._what):
             try:
                 found = self._wrapped.retrieve(query_bundle)
             except NotImplementedError:  # async only
@@ -54,7 +54,7 @@ class KnowgateRetriever(BaseRetriever):
         decision = await self._decider.adecide(query_bundle.query_str)
         if not decision.retrieve:
             return []
-        with blamed(self._what):
+        with wrap_errors(self._what):
             found = await self._wrapped.aretrieve(query_bundle)
         return self._marked(found, decision)
 
@@ -63,10 +63,10 @@ class KnowgateRetriever(BaseRetriever):
         return f"the wrapped retriever {type(self._wrapped).__name__}"
 
     def _marked(self, found: Any, decision: Decision) -> list[NodeWithScore]:
-        nodes: list[NodeWithScore] = checked_list(found, self._what, self._k)
+        nodes: list[NodeWithScore] = check_result_list(found, self._what, self._k)
         for one in nodes:
-            one.node.metadata[KEY] = decision_record(decision)
-            one.node.excluded_llm_metadata_keys = [*one.node.excluded_llm_metadata_keys, KEY]
+            one.node.metadata[METADATA_KEY] = decision_record(decision)
+            one.node.excluded_llm_metadata_keys = [*one.node.excluded_llm_metadata_keys, METADATA_KEY]
         return nodes
 
 
@@ -85,7 +85,7 @@ class KnowgateQueryEngine(CustomQueryEngine):
     def custom_query(self, query_str: str) -> Any:
         decider = as_decider(self.decider)
         decision = decider.decide(query_str)
-        with blamed(f"the wrapped query engine {type(self.wrapped).__name__}"):
+        with wrap_errors(f"the wrapped query engine {type(self.wrapped).__name__}"):
             if decision.retrieve:
                 return _told(self.wrapped.query(query_str), decision)
             said = decider.answer_from_memory(query_str) if self.llm is None else str(self.llm.complete(query_str))
@@ -94,7 +94,7 @@ class KnowgateQueryEngine(CustomQueryEngine):
     async def acustom_query(self, query_str: str) -> Any:
         decider = as_decider(self.decider)
         decision = await decider.adecide(query_str)
-        with blamed(f"the wrapped query engine {type(self.wrapped).__name__}"):
+        with wrap_errors(f"the wrapped query engine {type(self.wrapped).__name__}"):
             if decision.retrieve:
                 return _told(await self.wrapped.aquery(query_str), decision)
             if self.llm is not None:
@@ -103,7 +103,7 @@ class KnowgateQueryEngine(CustomQueryEngine):
 
 
 def _told(response: Any, decision: Decision) -> Any:
-    response.metadata = {**(response.metadata or {}), KEY: decision_record(decision)}
+    response.metadata = {**(response.metadata or {}), METADATA_KEY: decision_record(decision)}
     return response
 
 
@@ -114,11 +114,11 @@ class LlamaIndexModel(ChatModel):
         super().__init__(name or f"llamaindex:{llm.metadata.model_name}")
         self._llm = llm
 
-    def _ask(self, asked: Asked) -> Completion:
+    def _ask(self, asked: ChatRequest) -> Completion:
         reply = self._llm.chat([ChatMessage(asked.text, role=MessageRole.USER)], **_options(asked))
         return _completion(str(reply.message.content or ""))
 
-    def _ask_in_parts(self, asked: Asked) -> Generator[str, None, Completion]:
+    def _ask_in_parts(self, asked: ChatRequest) -> Generator[str, None, Completion]:
         pieces = []
         for part in self._llm.stream_chat([ChatMessage(asked.text, role=MessageRole.USER)], **_options(asked)):
             if part.delta:
@@ -127,7 +127,7 @@ class LlamaIndexModel(ChatModel):
         return _completion("".join(pieces))
 
 
-def _options(asked: Asked) -> dict[str, Any]:
+def _options(asked: ChatRequest) -> dict[str, Any]:
     return {"max_tokens": asked.max_tokens, "temperature": asked.temperature}
 
 
@@ -149,12 +149,12 @@ class LlamaIndexRetriever:
 
     def _search(self, query: str, k: int) -> list[Passage]:
         what = f"LlamaIndex's retriever {type(self._retriever).__name__}"
-        with blamed(what):
+        with wrap_errors(what):
             try:
                 found = self._retriever.retrieve(query)
             except NotImplementedError:  # async only
                 found = run_coroutine(self._retriever.aretrieve(query))
-        return [_passage(one) for one in checked_list(found, what, k)]
+        return [_passage(one) for one in check_result_list(found, what, k)]
 
 
 def _passage(found: Any) -> Passage:

@@ -11,16 +11,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from knowgate.core.frameworks import check_framework_version
 from knowgate.errors import BadSetting
 from knowgate.integrations.decider import as_decider
-from knowgate.integrations.guests import check_framework
-from knowgate.integrations.pydantic_ai import remembering
+from knowgate.integrations.pydantic_ai import cache_decisions
 from knowgate.types import Decision
 
-KEY = "question"
+QUESTION_KEY = "question"
 
 
-def enabled(
+def enable_tool(
     decider: Any,
     *,
     question: Callable[[Any], str] | None = None,
@@ -30,8 +30,8 @@ def enabled(
 
     question: finds it in the context of the run; by default that is a text, or has a `question`.
     """
-    check_framework("openai-agents", "openai-agents", majors=("0",))
-    decide, falls_open = remembering(decider, told), as_decider(decider).fall_open
+    check_framework_version("openai-agents", "openai-agents", majors=("0",))
+    decide, falls_open = cache_decisions(decider, told), as_decider(decider).fall_open
 
     async def is_enabled(context: Any, agent: Any) -> bool:
         asked = (question or _question)(context.context)
@@ -50,4 +50,4 @@ def enabled(
 def _question(context: Any) -> Any:
     if isinstance(context, str):
         return context
-    return context.get(KEY) if isinstance(context, Mapping) else getattr(context, KEY, None)
+    return context.get(QUESTION_KEY) if isinstance(context, Mapping) else getattr(context, QUESTION_KEY, None)

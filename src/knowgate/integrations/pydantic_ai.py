@@ -8,25 +8,25 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from knowgate.core.frameworks import check_framework_version
 from knowgate.integrations.decider import as_decider
-from knowgate.integrations.guests import check_framework
 from knowgate.types import Decision
 
-REMEMBERED = 256  # questions that are not decided on again in the steps of a run
+MAX_CACHED_DECISIONS = 256  # questions that are not decided on again in the steps of a run
 
 
-def prepare(
+def prepare_tool(
     decider: Any, *, told: Callable[[str, Decision], None] | None = None
 ) -> Callable[[Any, Any], Awaitable[Any]]:
     """What `Tool(prepare=...)` takes. told: hears of each decision once.
 
     Decided on the prompt of the run; a run without one, that goes on from messages, keeps its tools.
     """
-    check_framework("pydantic-ai-slim", "pydantic-ai", majors=("1", "2"))
-    decide = remembering(decider, told)
+    check_framework_version("pydantic-ai-slim", "pydantic-ai", majors=("1", "2"))
+    decide = cache_decisions(decider, told)
 
     async def prepared(ctx: Any, tool: Any) -> Any:
-        question = prompt_text(ctx.prompt)
+        question = extract_prompt_text(ctx.prompt)
         if not question.strip():
             return tool
         decision = await asyncio.to_thread(decide, question)
@@ -35,11 +35,11 @@ def prepare(
     return prepared
 
 
-def remembering(decider: Any, told: Callable[[str, Decision], None] | None) -> Callable[[str], Decision]:
+def cache_decisions(decider: Any, told: Callable[[str, Decision], None] | None) -> Callable[[str], Decision]:
     """Decides on each question once: frameworks ask again at every step of a run."""
     chosen = as_decider(decider)
 
-    @functools.lru_cache(maxsize=REMEMBERED)
+    @functools.lru_cache(maxsize=MAX_CACHED_DECISIONS)
     def decide(question: str) -> Decision:
         decision = chosen.decide(question)
         if told is not None:
@@ -49,7 +49,7 @@ def remembering(decider: Any, told: Callable[[str, Decision], None] | None) -> C
     return decide
 
 
-def prompt_text(prompt: Any) -> str:
+def extract_prompt_text(prompt: Any) -> str:
     """The words of a prompt; pictures and the like are no part of the question."""
     if isinstance(prompt, str):
         return prompt

@@ -5,15 +5,21 @@ Knows nothing of any model. A backend derives from `Backend` and overrides what 
 
 from __future__ import annotations
 
+import hashlib
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from knowgate.types import Completion, Prompt, TextStream
+import numpy as np
+from numpy.typing import NDArray
+
+from knowgate.errors import BadSetting
+from knowgate.types import Completion, Prompt, Sampling, SignalRequest, TextStream
 
 # A word with the space before it; Chinese, Japanese and Korean characters stand alone.
-WORD = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-힣]+)|\s+")
+WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-힣]+)|\s+")
 
 
 class Backend(ABC):
@@ -56,10 +62,40 @@ class Backend(ABC):
         return mine
 
 
-class WordByWord(Backend):
+class WordStreamBackend(Backend):
     """A backend that has its whole text at once and hands it out in words."""
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         completion = self._complete_one(prompt, max_tokens, resume)
-        yield from WORD.findall(completion.text)
+        yield from WORD_PATTERN.findall(completion.text)
         return completion
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise unless answers can be drawn like this."""
+    temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise BadSetting(f"sampling needs a temperature above 0, not {temperature}.")
+    if not 0 < top_p <= 1:
+        raise BadSetting(f"top_p is {top_p}; it must be above 0 and at most 1, which cuts nothing off.")
+    if top_k < 0:
+        raise BadSetting(f"top_k is {top_k}; it must be at least 0, which cuts nothing off.")
+
+
+def apply_sampling(probabilities: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
+    """The distribution that is drawn from, in the order of the one given."""
+    scaled = probabilities ** (1 / sampling.temperature)
+    order = np.argsort(-scaled, kind="stable")[: sampling.top_k or None]
+    best = scaled[order] / scaled[order].sum()
+    best[np.cumsum(best) - best >= sampling.top_p] = 0
+    shares = np.zeros_like(scaled)
+    shares[order] = best / best.sum()
+    return shares
+
+
+def draw_uniforms(prompt: Prompt, want: SignalRequest) -> NDArray[np.float64]:
+    """Random numbers, one for each token of each sample, that depend on the seed and the prompt alone."""
+    if want.seed is None:
+        return np.random.default_rng().random((want.samples, want.sample_tokens))
+    key = hashlib.sha256(f"{want.seed}\0{prompt.text}".encode()).digest()
+    return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).random((want.samples, want.sample_tokens))

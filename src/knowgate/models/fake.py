@@ -29,18 +29,77 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.errors import BadSetting, NotOffered
-from knowgate.models.backend import WORD, WordByWord
-from knowgate.models.fake_table import FakeEntry, check_entry, read_table
-from knowgate.models.sampling import check_sampling, sharpened
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, Token, Vector, Want
+from knowgate.core.files import read_jsonl
+from knowgate.core.validation import format_value, read_json
+from knowgate.errors import BadInput, BadSetting, NotOffered
+from knowgate.models.backend import WORD_PATTERN, WordStreamBackend, apply_sampling, check_sampling
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, Token, Vector
 
-GUESSES = 100  # wrong answers of a model that is not sure
-VOCABULARY = 10  # of the distribution that entropy and margin are worked out from
+LOGPROB_LIMIT = 1e30  # of log-probabilities: no model says less
 
 
 @dataclass(frozen=True)
-class FakeResume:
+class FakeEntry:
+    """One line of the table."""
+
+    closed: str | None = None
+    open: str | None = None
+    when: str | None = None
+    known: bool | None = None
+    logprob: float | None = None
+    samples: tuple[str, ...] = ()
+
+    def is_open(self, text: str) -> bool:
+        """Whether a prompt with this text gets the open-book answer."""
+        return self.open is not None and (self.open if self.when is None else self.when) in text
+
+
+def read_fake_table(path: Path) -> dict[str, Any]:
+    """The table in a .json or .jsonl file."""
+    if not path.is_file():
+        raise BadInput(f"the table of the fake model, {path}, is not a file.")
+    if path.suffix != ".jsonl":
+        table = read_json(path)
+        if not isinstance(table, dict):
+            raise BadInput(f"{path} is not a JSON object of question -> entry.")
+        return table
+    rows: dict[str, Any] = {}
+    for number, row in read_jsonl(path):
+        question = row.pop("question", None)
+        if not isinstance(question, str):
+            raise BadInput(f"{path} line {number} has no text 'question'.")
+        rows[question] = row
+    return rows
+
+
+def parse_fake_entry(key: str, value: object) -> FakeEntry:
+    """A checked entry."""
+    if isinstance(value, str):
+        return FakeEntry(closed=value)
+    key = format_value(key)
+    fields = FakeEntry.__dataclass_fields__
+    if not isinstance(value, Mapping) or not set(value) <= set(fields):
+        raise BadInput(f"table entry {key} must be a text or have only the fields {', '.join(fields)}.")
+    for name in ("closed", "open", "when"):
+        if not isinstance(value.get(name), str | None):
+            raise BadInput(f"table entry {key}: {name} must be a text.")
+    if not isinstance(value.get("known"), bool | None):
+        raise BadInput(f"table entry {key}: known must be true or false.")
+    logprob = value.get("logprob")
+    if logprob is not None and not (isinstance(logprob, int | float) and -LOGPROB_LIMIT < logprob <= 0):
+        raise BadInput(f"table entry {key}: logprob must be a number not above 0, not {format_value(logprob)}.")
+    samples = value.get("samples", ())
+    if not isinstance(samples, list | tuple) or not all(isinstance(sample, str) for sample in samples):
+        raise BadInput(f"table entry {key}: samples must be a list of texts.")
+    return FakeEntry(**{**value, "samples": tuple(samples)})
+
+
+WRONG_ANSWER_COUNT = 100  # wrong answers of a model that is not sure
+VOCABULARY_SIZE = 10  # of the distribution that entropy and margin are worked out from
+
+
+@dataclass(frozen=True)
+class FakeResumeHandle:
     """Where a draft stopped."""
 
     prompt: Prompt
@@ -49,10 +108,10 @@ class FakeResume:
 
 def open_fake(file: str = "") -> FakeModel:
     """`fake`, or `fake:FILE` with a .json object or .jsonl lines that have a `question`."""
-    return FakeModel(read_table(Path(file)) if file else None)
+    return FakeModel(read_fake_table(Path(file)) if file else None)
 
 
-class FakeModel(WordByWord):
+class FakeModel(WordStreamBackend):
     """Answers from `table`: question, or a part of it, -> entry. Has `layers` layers of `width` numbers."""
 
     def __init__(
@@ -68,7 +127,7 @@ class FakeModel(WordByWord):
         self.offers = offers
         self._width = width
         self._layers = layers
-        self._table = {key: check_entry(key, value) for key, value in (table or {}).items()}
+        self._table = {key: parse_fake_entry(key, value) for key, value in (table or {}).items()}
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -76,7 +135,7 @@ class FakeModel(WordByWord):
         offers = sorted(self.offers)
         return "fake-" + _digest(self.name, table, self._width, self._layers, offers).hex()[:16]
 
-    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
         self._require(Signal.HIDDEN, bool(want.layers) or want.sample_layer is not None)
         self._require(Signal.SAMPLES, want.samples > 0)
         return [self._read(prompt, want) for prompt in prompts]
@@ -117,7 +176,7 @@ class FakeModel(WordByWord):
         if wanted and signal not in self.offers:
             raise NotOffered(f"the model '{self.name}' does not offer {signal}.")
 
-    def _read(self, prompt: Prompt, want: Want) -> Reading:
+    def _read(self, prompt: Prompt, want: SignalRequest) -> Reading:
         draft = None
         if want.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), want.draft_tokens)
@@ -128,11 +187,11 @@ class FakeModel(WordByWord):
             hidden={layer: self._state(prompt, layer, "before") for layer in want.layers},
             hidden_after={layer: self._state(prompt, layer, f"after {draft and draft.text}") for layer in after},
             samples=tuple(samples),
-            resume=FakeResume(prompt, want.draft_tokens),
+            resume=FakeResumeHandle(prompt, want.draft_tokens),
             sample_states=self._sample_states(prompt, samples, want),
         )
 
-    def _sample_states(self, prompt: Prompt, samples: list[Completion], want: Want) -> Vector | None:
+    def _sample_states(self, prompt: Prompt, samples: list[Completion], want: SignalRequest) -> Vector | None:
         """Equal samples end in equal states."""
         if want.sample_layer is None or not samples:
             return None
@@ -151,7 +210,7 @@ class FakeModel(WordByWord):
         return [self._complete(prompt, text, max_tokens) for text in self._samples(prompt, n, seed, sampling)]
 
     def _go_on(self, handle: object, max_tokens: int) -> Completion:
-        if not isinstance(handle, FakeResume):
+        if not isinstance(handle, FakeResumeHandle):
             raise BadSetting("resume takes the handles of this model's own readings.")
         limit = max(max_tokens, handle.draft_tokens)
         return self._complete(handle.prompt, self._answer(handle.prompt), limit)
@@ -188,12 +247,12 @@ class FakeModel(WordByWord):
             return [entry.samples[((seed or 0) + i) % len(entry.samples)] for i in range(n)]
         dice = random.Random(_digest("samples", prompt.text, seed))
         sure = math.exp(self._logprob(prompt.text))
-        shares = sharpened(np.array([sure] + [(1 - sure) / GUESSES] * GUESSES), sampling)
+        shares = apply_sampling(np.array([sure] + [(1 - sure) / WRONG_ANSWER_COUNT] * WRONG_ANSWER_COUNT), sampling)
         likely, guesses = float(shares[0]), max(1, int((shares[1:] > 0).sum()))
         return [answer if dice.random() < likely else f"guess{dice.randrange(guesses)}" for _ in range(n)]
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:
-        pieces = WORD.findall(answer)
+        pieces = WORD_PATTERN.findall(answer)
         kept = pieces[:max_tokens]
         tokens = None
         if Signal.LOGPROBS in self.offers:
@@ -220,7 +279,7 @@ class FakeModel(WordByWord):
 def _token(text: str, logprob: float) -> Token:
     """The rest of the probability is spread evenly over the other words of a tiny vocabulary."""
     p = math.exp(logprob)
-    q = (1 - p) / (VOCABULARY - 1)
+    q = (1 - p) / (VOCABULARY_SIZE - 1)
     entropy = -p * logprob - ((1 - p) * math.log(q) if q > 0 else 0.0)
     return Token(text, logprob, entropy=entropy, margin=max(0.0, p - q))
 

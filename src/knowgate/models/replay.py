@@ -14,18 +14,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from knowgate.errors import ArtefactError, BadInput, BadSetting, ModelError
-from knowgate.files import check_own
-from knowgate.models import replay_format as disk
-from knowgate.models.backend import Backend, WordByWord
-from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, TextStream, Vector, Want
+from knowgate.core.files import check_output_folder
+from knowgate.errors import ArtifactError, BadInput, BadSetting, ModelError
+from knowgate.models import recording_format as disk
+from knowgate.models.backend import Backend, WordStreamBackend
+from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, SignalRequest, TextStream, Vector
 
 Result = TypeVar("Result")
-BEGINNING = 60  # characters of a prompt shown in an error
+SHOWN_PROMPT_LENGTH = 60  # characters of a prompt shown in an error
 
 
 @dataclass(frozen=True)
-class Handle:
+class RecordedHandle:
     """Stands for a draft: the key of its reading and, while recording, the handle of the model itself."""
 
     key: str
@@ -58,13 +58,13 @@ class RecordingModel(Backend):
     def depth(self) -> int:
         return self._model.depth
 
-    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
         self._open()
         readings = self._model.read(prompts, want)
-        keys = _keys(self.fingerprint, "read", prompts, [_want_settings(want)] * len(prompts))
+        keys = _keys(self.fingerprint, "read", prompts, [_reading_settings(want)] * len(prompts))
         self._append("read", keys, map(disk.encode_reading, readings))
         return [
-            replace(reading, resume=None if reading.resume is None else Handle(key, reading.resume))
+            replace(reading, resume=None if reading.resume is None else RecordedHandle(key, reading.resume))
             for key, reading in zip(keys, readings, strict=True)
         ]
 
@@ -124,14 +124,14 @@ class RecordingModel(Backend):
 
     def _open(self) -> None:
         """Make the folder, or see that it holds outputs of this model."""
-        mine = disk.Manifest(self.name, self.fingerprint, self.offers, self.depth)
-        if not (self._folder / disk.MANIFEST).exists():
-            check_own(self._folder, [disk.MANIFEST], "a recording", "--record")
+        mine = disk.RecordingManifest(self.name, self.fingerprint, self.offers, self.depth)
+        if not (self._folder / disk.MANIFEST_FILE).exists():
+            check_output_folder(self._folder, [disk.MANIFEST_FILE], "a recording", "--record")
             disk.write_manifest(self._folder, mine)
             return
         there = disk.read_manifest(self._folder)
         if there.fingerprint != mine.fingerprint:
-            raise ArtefactError(
+            raise ArtifactError(
                 f"{self._folder} holds outputs of {there.name} ({there.fingerprint}), not of {mine.name} "
                 f"({mine.fingerprint}). Record into another folder."
             )
@@ -141,18 +141,18 @@ class RecordingModel(Backend):
         disk.append_calls(self._folder, [{"key": key, "method": method, "result": result} for key, result in rows])
 
 
-class ReplayModel(WordByWord):
+class ReplayModel(WordStreamBackend):
     """The model that was recorded into `folder`; the folder is read on first use."""
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
-        if not (self._folder / disk.MANIFEST).is_file():
-            raise ArtefactError(
-                f"{folder} is not a recording: it has no {disk.MANIFEST}. Make one: knowgate ask --record {folder}"
+        if not (self._folder / disk.MANIFEST_FILE).is_file():
+            raise ArtifactError(
+                f"{folder} is not a recording: it has no {disk.MANIFEST_FILE}. Make one: knowgate ask --record {folder}"
             )
 
     @functools.cached_property
-    def _manifest(self) -> disk.Manifest:
+    def _manifest(self) -> disk.RecordingManifest:
         return disk.read_manifest(self._folder)
 
     @functools.cached_property
@@ -175,9 +175,9 @@ class ReplayModel(WordByWord):
     def depth(self) -> int:
         return self._manifest.depth
 
-    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
-        settings = [_want_settings(want)] * len(prompts)
-        return self._find("read", prompts, settings, lambda key, x: disk.decode_reading(x, Handle(key)))
+    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
+        settings = [_reading_settings(want)] * len(prompts)
+        return self._find("read", prompts, settings, lambda key, x: disk.decode_reading(x, RecordedHandle(key)))
 
     def generate(
         self,
@@ -217,11 +217,11 @@ class ReplayModel(WordByWord):
 
     def _decode(self, key: str, decode: Callable[[str, Any], Result]) -> Result:
         try:
-            with (self._folder / disk.CALLS).open("rb") as file:
+            with (self._folder / disk.CALLS_FILE).open("rb") as file:
                 file.seek(self._places[key])
-                return decode(key, disk.read_result(file.readline(), key))
+                return decode(key, disk.parse_result(file.readline(), key))
         except (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtefactError(
+            raise ArtifactError(
                 f"the recorded result {key[:12]} in {self._folder} is broken ({error}). Record it again."
             ) from None
 
@@ -239,10 +239,10 @@ def _keys(
     settings: Sequence[Mapping[str, Any]],
 ) -> list[str]:
     pairs = zip(prompts, settings, strict=True)
-    return [disk.call_key(fingerprint, method, asdict(prompt), setting) for prompt, setting in pairs]
+    return [disk.compute_call_key(fingerprint, method, asdict(prompt), setting) for prompt, setting in pairs]
 
 
-def _want_settings(want: Want) -> dict[str, Any]:
+def _reading_settings(want: SignalRequest) -> dict[str, Any]:
     settings = asdict(want)
     drawn = settings.pop("sampling")
     settings |= {"temperature": drawn["temperature"]} | ({} if want.sampling.is_whole else drawn)
@@ -270,12 +270,12 @@ def _generate_settings(
     return [{**common, "resume": draft} for draft in drafts]
 
 
-def _handle(item: object) -> Handle:
-    if not isinstance(item, Handle):
+def _handle(item: object) -> RecordedHandle:
+    if not isinstance(item, RecordedHandle):
         raise BadSetting("resume takes the handles of this model's own readings.")
     return item
 
 
 def _beginning(prompt: Prompt | LabelPrompt) -> str:
     text = prompt.text if isinstance(prompt, Prompt) else "".join(prompt.parts)
-    return repr(text if len(text) <= BEGINNING else text[:BEGINNING] + "…")
+    return repr(text if len(text) <= SHOWN_PROMPT_LENGTH else text[:SHOWN_PROMPT_LENGTH] + "…")

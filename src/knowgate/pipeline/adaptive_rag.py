@@ -12,45 +12,59 @@ from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from knowgate.arbiters import RULES
-from knowgate.doors import check_whole, check_within
+from knowgate.core.text import normalize
+from knowgate.core.validation import check_integer, check_number
+from knowgate.data.history.entries import HistoryScope
 from knowgate.errors import BadSetting
-from knowgate.gates import bind_gate, read_questions
-from knowgate.history import Scope
-from knowgate.pipeline.arbitration import arbitrate, bind_arbiter, hold_back
-from knowgate.pipeline.asked import as_question, batches, check_several
-from knowgate.pipeline.asynchronous import iterate_beside, run_beside, take_batches
-from knowgate.pipeline.case import Case, timed
-from knowgate.pipeline.deciding import decide_by, settle
-from knowgate.pipeline.streaming import Speak, Task, at_once, in_pieces, run_through
-from knowgate.pipeline.traffic import TrafficLog, WholeDraft
-from knowgate.prompts import AnswerPrompts, fit_passages
-from knowgate.rerank import is_sure, rerank
-from knowgate.retrieval import follow_up, has_new, merged
-from knowgate.rules import RuleBook
-from knowgate.text import normalise
-from knowgate.thresholds import Deployment, objections, promise, proven_loss
+from knowgate.gates.arbiters.abstention import RULES_ARBITER
+from knowgate.gates.calibration.deployment import (
+    Deployment,
+    describe_guarantee,
+    find_violated_conditions,
+    get_proven_loss,
+)
+from knowgate.gates.rules.rule_set import RuleSet
+from knowgate.gates.scoring import bind_gate, read_questions
+from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
+from knowgate.pipeline.decisions import apply_gate, apply_overrides, arbitrate, bind_arbiter, mark_replaceable_answers
+from knowgate.pipeline.execution import (
+    GenerateFunction,
+    GenerationTask,
+    as_question,
+    batch_async,
+    batch_questions,
+    check_not_text,
+    exhaust_generator,
+    generate_batch,
+    generate_stream,
+    iterate_in_model_thread,
+    run_in_model_thread,
+)
+from knowgate.pipeline.question_state import QuestionState, measure_time
+from knowgate.pipeline.traffic_log import CompleteDraftGate, TrafficLog
+from knowgate.retrieval.ranking import build_follow_up_query, has_new_passages, merge_passages
+from knowgate.retrieval.rerankers import can_skip_reranking, rerank
 from knowgate.types import (
     Answer,
     AnswerEvent,
     Arbiter,
     Decision,
     DecisionEvent,
-    Event,
+    DecisionNote,
     Gate,
     Model,
-    Note,
     Passage,
+    PassageFilter,
     PassagesEvent,
     Question,
     Reranker,
     Retriever,
-    SecondLook,
+    StreamEvent,
     TextEvent,
 )
 
-BATCH = 64  # questions read together; bounds the memory of their caches
-CANDIDATES = 20  # passages fetched for a reranker to choose from
+BATCH_SIZE = 64  # questions read together; bounds the memory of their caches
+RERANK_CANDIDATES = 20  # passages fetched for a reranker to choose from
 
 
 class DecidedQuestion(NamedTuple):
@@ -87,13 +101,13 @@ class AdaptiveRAG:
     reranker: Reranker | None = None
     threshold: float | None = None
     k: int = 3
-    second_look: SecondLook | None = None
+    second_look: PassageFilter | None = None
     rerank_margin: float | None = None
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
     log: TrafficLog | None = None
-    arbiter: Arbiter | None = RULES
-    rules: RuleBook | None = None
+    arbiter: Arbiter | None = RULES_ARBITER
+    rules: RuleSet | None = None
     shadow: str = ""
 
     def __post_init__(self) -> None:
@@ -106,11 +120,11 @@ class AdaptiveRAG:
         if isinstance(self.arbiter, str):
             raise BadSetting(f"the arbiter is the text '{self.arbiter}': give one, load_arbiter('{self.arbiter}').")
         if self.threshold is not None:
-            check_within(self.threshold, "the threshold")
+            check_number(self.threshold, "the threshold")
         if self.rerank_margin is not None:
-            check_within(self.rerank_margin, "the rerank margin")
-        check_whole(self.k, "k")
-        check_whole(self.max_tokens, "max_tokens")
+            check_number(self.rerank_margin, "the rerank margin")
+        check_integer(self.k, "k")
+        check_integer(self.max_tokens, "max_tokens")
 
     def __repr__(self) -> str:
         threshold = self.gate.threshold if self.threshold is None else self.threshold
@@ -130,37 +144,37 @@ class AdaptiveRAG:
 
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
         """Decisions alone: nothing is retrieved, nothing generated beyond what the gate reads."""
-        checked = [question for batch in batches(questions, BATCH) for question in batch]
+        checked = [question for batch in batch_questions(questions, BATCH_SIZE) for question in batch]
         return [decided.decision for decided in self.decide_stream(checked)]
 
     def decide_stream(
-        self, questions: Iterable[str | Question], batch: int = BATCH, *, first: int | None = None
+        self, questions: Iterable[str | Question], batch: int = BATCH_SIZE, *, first: int | None = None
     ) -> Iterator[DecidedQuestion]:
         """Decisions in order, a batch at a time, each with its question. first: size of the first batch."""
-        for taken in batches(questions, batch, first):
+        for taken in batch_questions(questions, batch, first):
             yield from (DecidedQuestion(case.question, case.decided) for case in self._decide(taken, [self.bound]))
 
     def stream(
-        self, questions: Iterable[str | Question], batch: int = BATCH, *, first: int | None = None
+        self, questions: Iterable[str | Question], batch: int = BATCH_SIZE, *, first: int | None = None
     ) -> Iterator[Answer]:
         """Answers in order, a batch at a time, so that long inputs give early output and flat memory.
 
         first: size of the first batch; they double from there. 1 for people who wait.
         """
-        for taken in batches(questions, batch, first):
+        for taken in batch_questions(questions, batch, first):
             yield from self._answer(taken)
 
-    def answer_stream(self, question: str | Question) -> Generator[Event, None, None]:
+    def answer_stream(self, question: str | Question) -> Generator[StreamEvent, None, None]:
         """One answer while it is made: decision, passages of each round, pieces of text, and what `answer` gives.
 
         Whoever stops listening (closes the iterator) stops the LLM.
         """
-        (answer,) = yield from self._way([as_question(question)], in_pieces)
+        (answer,) = yield from self._way([as_question(question)], generate_stream)
         yield AnswerEvent(answer)
 
     def find(self, question: str | Question) -> tuple[Passage, ...]:
         """The passages a question is answered with if it is looked up; whether it should be is not asked."""
-        case = Case(as_question(question))
+        case = QuestionState(as_question(question))
         self._retrieve([case])
         return case.passages
 
@@ -173,28 +187,28 @@ class AdaptiveRAG:
     # --- beside an event loop: the same, in the model's own threads -------------------------------
 
     async def aanswer(self, question: str | Question) -> Answer:
-        return await run_beside(self.model, lambda: self.answer(question))
+        return await run_in_model_thread(self.model, lambda: self.answer(question))
 
     async def aanswer_many(self, questions: Sequence[str | Question]) -> list[Answer]:
         return [answer async for answer in self.astream(questions)]
 
     async def adecide(self, question: str | Question) -> Decision:
-        return await run_beside(self.model, lambda: self.decide(question))
+        return await run_in_model_thread(self.model, lambda: self.decide(question))
 
     async def astream(
-        self, questions: Iterable[str | Question] | AsyncIterable[str | Question], batch: int = BATCH
+        self, questions: Iterable[str | Question] | AsyncIterable[str | Question], batch: int = BATCH_SIZE
     ) -> AsyncGenerator[Answer, None]:
         """Like `stream`. Cancelled, it stops after the batch that is being answered."""
-        check_several(questions)
-        async with aclosing(take_batches(questions, batch)) as waiting:
+        check_not_text(questions)
+        async with aclosing(batch_async(questions, batch)) as waiting:
             async for taken in waiting:
                 answers = functools.partial(self._answer, [as_question(question) for question in taken])
-                for answer in await run_beside(self.model, answers):
+                for answer in await run_in_model_thread(self.model, answers):
                     yield answer
 
-    def aanswer_stream(self, question: str | Question) -> AsyncGenerator[Event, None]:
+    def aanswer_stream(self, question: str | Question) -> AsyncGenerator[StreamEvent, None]:
         """Like `answer_stream`. Cancelled or closed, it stops the LLM after the piece that is being made."""
-        return iterate_beside(self.model, self.answer_stream(question))
+        return iterate_in_model_thread(self.model, self.answer_stream(question))
 
     @functools.cached_property
     def bound(self) -> Gate:
@@ -209,17 +223,17 @@ class AdaptiveRAG:
     @property
     def promise(self) -> str:
         """What is proven about the gate's threshold and whether it holds here; '' where nothing is."""
-        return promise(self.bound, self._deployment)
+        return describe_guarantee(self.bound, self._deployment)
 
     @property
     def objections(self) -> list[str]:
         """What keeps that from holding here: another k, longer answers, other words; nothing where it holds."""
-        return objections(self.bound, self._deployment)
+        return find_violated_conditions(self.bound, self._deployment)
 
     @property
     def proven_loss(self) -> float | None:
         """The share of the answers that skipping loses at most, as far as that is proven and holds here."""
-        return proven_loss(self.bound, self._deployment)
+        return get_proven_loss(self.bound, self._deployment)
 
     @property
     def _deployment(self) -> Deployment:
@@ -230,7 +244,7 @@ class AdaptiveRAG:
             self.max_tokens,
             self.prompts.open_fingerprint,
             self.reranker.fingerprint if self.reranker else None,
-            CANDIDATES,
+            RERANK_CANDIDATES,
             at_times=self.rerank_margin is not None,
             looks_twice=self.second_look is not None,
             arbiter=self.weighing.fingerprint if self.weighing else None,
@@ -245,9 +259,11 @@ class AdaptiveRAG:
     # --- stages -----------------------------------------------------------------------------------
 
     def _answer(self, questions: Sequence[Question]) -> list[Answer]:
-        return run_through(self._way(questions, at_once))
+        return exhaust_generator(self._way(questions, generate_batch))
 
-    def _way(self, questions: Sequence[Question], speak: Speak) -> Generator[Event, None, list[Answer]]:
+    def _way(
+        self, questions: Sequence[Question], speak: GenerateFunction
+    ) -> Generator[StreamEvent, None, list[Answer]]:
         """The way of these questions, with what happens on it. Everything goes it; only how it speaks differs."""
         cases = self._decide(questions, [self.bound, *self._drafting])
         yield from (DecisionEvent(case.decided) for case in cases)
@@ -257,131 +273,133 @@ class AdaptiveRAG:
             self._fit([case for case in retrieving if case.passages])
             yield from (PassagesEvent(case.passages) for case in retrieving)
         opened = [case for case in cases if case.passages]
-        hold_back(self.weighing, opened, self.max_tokens)
+        mark_replaceable_answers(self.weighing, opened, self.max_tokens)
         yield from self._answer_open(opened, speak)
         yield from self._go_deeper([case for case in opened if case.steps > 1], speak)
         yield from self._weigh(opened)
         yield from self._answer_closed([case for case in cases if not case.passages], speak)
         answers = [case.answer(len(cases)) for case in cases]
         if self.log is not None:
-            scope = Scope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
+            scope = HistoryScope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
             self.log.take(answers, scope, self.max_tokens)
         return answers
 
-    def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[Case]:
+    def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
         """readers: the gate, and whoever else reads the one pass."""
-        gate, cases = self.bound, [Case(question) for question in questions]
-        with timed(cases, "read"):
+        gate, cases = self.bound, [QuestionState(question) for question in questions]
+        with measure_time(cases, "read"):
             readings = read_questions(self.model, readers, questions, self.prompts)
         for case, reading in zip(cases, readings, strict=True):
             case.reading = reading
-        with nullcontext() if gate.is_quick else self._alone, timed(cases, "gate"):
-            decide_by(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
-        settle(cases, self.rules if gate.may_be_overruled else None, self.shadow if self.retriever else "")
+        with nullcontext() if gate.is_quick else self._alone, measure_time(cases, "gate"):
+            apply_gate(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
+        apply_overrides(cases, self.rules if gate.may_be_overruled else None, self.shadow if self.retriever else "")
         return cases
 
     @property
     def _drafting(self) -> list[Gate]:
         logging = self.log is not None and self.log.drafts
         weighing = self.weighing is not None and self.weighing.drafts and self.retriever is not None
-        return [WholeDraft(self.max_tokens)] if logging or weighing else []
+        return [CompleteDraftGate(self.max_tokens)] if logging or weighing else []
 
-    def _weigh(self, cases: list[Case]) -> list[TextEvent]:
+    def _weigh(self, cases: list[QuestionState]) -> list[TextEvent]:
         with self._alone:
             return list(arbitrate(self.weighing, cases))
 
-    def _retrieve(self, cases: list[Case]) -> None:
+    def _retrieve(self, cases: list[QuestionState]) -> None:
         if self.retriever is None:
             raise BadSetting(
                 f"gate '{self.gate.name}' decided to retrieve, but there is nothing to retrieve from: "
                 "give documents or an index, or use the gate 'never'."
             )
         found = self._search(self.retriever, cases, [case.question.text for case in cases])
-        with self._alone, timed(cases, "second look"):
+        with self._alone, measure_time(cases, "second look"):
             useful = self._useful([case.question for case in cases], found)
         for case, passages, keep in zip(cases, found, useful, strict=True):
             case.passages = tuple(passages) if keep else ()
             if not passages or not keep:
-                case.notes.append(Note.PASSAGES_USELESS if passages else Note.NOTHING_FOUND)
+                case.notes.append(DecisionNote.PASSAGES_USELESS if passages else DecisionNote.NOTHING_FOUND)
 
-    def _search(self, retriever: Retriever, cases: list[Case], queries: list[str]) -> list[list[Passage]]:
+    def _search(self, retriever: Retriever, cases: list[QuestionState], queries: list[str]) -> list[list[Passage]]:
         """For each case its k best passages: those found now and those it has."""
-        with self._alone, timed(cases, "retrieve"):
-            fresh = retriever.search(queries, self.k if self.reranker is None else CANDIDATES)
-        found = [merged(case.passages, new) if case.passages else new for case, new in zip(cases, fresh, strict=True)]
+        with self._alone, measure_time(cases, "retrieve"):
+            fresh = retriever.search(queries, self.k if self.reranker is None else RERANK_CANDIDATES)
+        found = [
+            merge_passages(case.passages, new) if case.passages else new for case, new in zip(cases, fresh, strict=True)
+        ]
         if self.reranker is not None:
             found = self._rerank(self.reranker, cases, queries, found)
         return [passages[: self.k] for passages in found]
 
     def _rerank(
-        self, reranker: Reranker, cases: list[Case], queries: list[str], found: list[list[Passage]]
+        self, reranker: Reranker, cases: list[QuestionState], queries: list[str], found: list[list[Passage]]
     ) -> list[list[Passage]]:
         """Reorder what the retriever is not sure of; later rounds mix its scores with others, so they are reordered."""
         unsure = []
         for number, case in enumerate(cases):
-            if not case.passages and found[number] and is_sure(found[number], self.rerank_margin):
-                case.notes.append(Note.NOT_RERANKED)
+            if not case.passages and found[number] and can_skip_reranking(found[number], self.rerank_margin):
+                case.notes.append(DecisionNote.NOT_RERANKED)
             else:
                 unsure.append(number)
-        with self._alone, timed([cases[number] for number in unsure], "rerank"):
+        with self._alone, measure_time([cases[number] for number in unsure], "rerank"):
             best = rerank(
                 reranker, [queries[number] for number in unsure], [found[number] for number in unsure], self.k
             )
         reordered = dict(zip(unsure, best, strict=True))
         return [reordered.get(number, passages) for number, passages in enumerate(found)]
 
-    def _go_deeper(self, cases: list[Case], speak: Speak) -> Iterator[Event]:
+    def _go_deeper(self, cases: list[QuestionState], speak: GenerateFunction) -> Iterator[StreamEvent]:
         """Look up question and last answer together, answer again; until nothing new comes or the answer repeats."""
         taken = 1
         while self.retriever is not None and (going := [case for case in cases if case.steps > taken]):
             taken += 1
-            queries = [follow_up(case.question.text, case.text) for case in going]
+            queries = [build_follow_up_query(case.question.text, case.text) for case in going]
             found = self._search(self.retriever, going, queries)
             fresh = [self._has_new(case, passages) for case, passages in zip(going, found, strict=True)]
-            before = [normalise(case.text) for case in going]
+            before = [normalize(case.text) for case in going]
             for case in going:
                 case.rounds = taken
             renewed = [case for case, new in zip(going, fresh, strict=True) if new]
             yield from (PassagesEvent(case.passages) for case in renewed)
             yield from self._answer_open(renewed, speak)
             for case, new, text in zip(going, fresh, before, strict=True):
-                case.notes.append(Note.RETRIEVED_AGAIN)
+                case.notes.append(DecisionNote.RETRIEVED_AGAIN)
                 was_spoken = new and taken == case.steps  # the last round there could be is answered as it comes
-                if not new or normalise(case.text) == text:
+                if not new or normalize(case.text) == text:
                     case.steps = taken
                 if case.steps == taken and case.text and not (was_spoken or case.lets_out):
                     yield TextEvent(case.text)  # it was not known before that this answer is the last one
 
-    def _has_new(self, case: Case, found: list[Passage]) -> bool:
+    def _has_new(self, case: QuestionState, found: list[Passage]) -> bool:
         """Whether these are other passages than the case has; if so it takes them, as far as they fit the window."""
         fitting = fit_passages(self.model, self.prompts, case.question, found, self.max_tokens)
-        is_new = has_new(case.passages, fitting)
+        is_new = has_new_passages(case.passages, fitting)
         case.passages = fitting if is_new else case.passages
         return is_new
 
-    def _fit(self, cases: list[Case]) -> None:
-        with timed(cases, "fit"):
+    def _fit(self, cases: list[QuestionState]) -> None:
+        with measure_time(cases, "fit"):
             for case in cases:
                 case.passages = fit_passages(self.model, self.prompts, case.question, case.passages, self.max_tokens)
                 if not case.passages:
-                    case.notes.append(Note.NO_PASSAGE_FITS)
+                    case.notes.append(DecisionNote.NO_PASSAGE_FITS)
 
     def _useful(self, questions: list[Question], found: list[list[Passage]]) -> list[bool]:
         if self.second_look is None:
             return [True] * len(questions)
         return self.second_look.useful(questions, found)
 
-    def _answer_closed(self, cases: list[Case], speak: Speak) -> Iterator[Event]:
+    def _answer_closed(self, cases: list[QuestionState], speak: GenerateFunction) -> Iterator[StreamEvent]:
         """Go on from the gate's own pass where there was one."""
         for group in (
             [case for case in cases if case.reading.resume is not None],
             [case for case in cases if case.reading.resume is None],
         ):
-            tasks = [Task(case, self.prompts.closed(case.question), case.reading.resume) for case in group]
+            tasks = [GenerationTask(case, self.prompts.closed(case.question), case.reading.resume) for case in group]
             if tasks:
                 yield from speak(self.model, tasks, self.max_tokens)
 
-    def _answer_open(self, cases: list[Case], speak: Speak) -> Iterator[Event]:
-        tasks = [Task(case, self.prompts.open(case.question, case.passages)) for case in cases]
+    def _answer_open(self, cases: list[QuestionState], speak: GenerateFunction) -> Iterator[StreamEvent]:
+        tasks = [GenerationTask(case, self.prompts.open(case.question, case.passages)) for case in cases]
         if tasks:
             yield from speak(self.model, tasks, self.max_tokens)

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.case import is_whole
-from knowgate.types import Answer, Choice, Decision, Passage, TokenisingModel
+from knowgate.pipeline.question_state import is_complete_draft
+from knowgate.types import Answer, ArbiterChoice, Decision, Passage, TokenizingModel
 
 
 def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _times(answer: Answer) -> dict[str, Any]:
 
 def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
     """Where the tokenizer is at hand; the few tokens of a chat template are not counted."""
-    if not isinstance(rag.model, TokenisingModel):
+    if not isinstance(rag.model, TokenizingModel):
         return {}
     prompts = {"closed_prompt": rag.prompts.closed(answer.question)}
     if answer.passages:
@@ -52,12 +52,12 @@ def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
 def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
     """The closed-book answer that retrieval replaced, where the gate read all of it: for `knowgate replay`."""
     draft = answer.draft
-    if not answer.passages or draft is None or not is_whole(draft, max_tokens):
+    if not answer.passages or draft is None or not is_complete_draft(draft, max_tokens):
         return {}
     return {"draft": draft.text}
 
 
-def _choice_record(choice: Choice | None) -> dict[str, Any]:
+def _choice_record(choice: ArbiterChoice | None) -> dict[str, Any]:
     """Which of two answers was given, by whom and why; believed: how probably each is right, where that was asked."""
     if choice is None:
         return {}

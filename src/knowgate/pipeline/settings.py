@@ -8,28 +8,36 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from knowgate.doors import check_text, check_whole, check_within, parse_toml, read_text, shown, user_path
+from knowgate.core.validation import (
+    check_encodable,
+    check_integer,
+    check_number,
+    expand_path,
+    format_value,
+    parse_toml,
+    read_text,
+)
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates import DEFAULT
+from knowgate.gates import DEFAULT_GATE
 
-FILE = Path("knowgate.toml")
-LARGEST = 1 << 20  # bytes of a file of some fifteen lines
+CONFIG_FILE = Path("knowgate.toml")
+MAX_CONFIG_BYTES = 1 << 20  # bytes of a file of some fifteen lines
 
 
 def _plain(text: str) -> str:
-    check_text(text, shown(text))
+    check_encodable(text, format_value(text))
     if "\0" in text:
-        raise BadSetting(f"the setting {shown(text)} holds the character NUL.")
+        raise BadSetting(f"the setting {format_value(text)} holds the character NUL.")
     return text
 
 
-Threshold = Annotated[float, AfterValidator(partial(check_within, name="the threshold"))]
-Margin = Annotated[float, AfterValidator(partial(check_within, name="the rerank margin"))]
-Beta = Annotated[float, AfterValidator(partial(check_within, name="beta"))]
-K = Annotated[int, Field(strict=True), AfterValidator(partial(check_whole, name="k"))]
-MaxTokens = Annotated[int, Field(strict=True), AfterValidator(partial(check_whole, name="max_tokens"))]
-Words = Annotated[str, AfterValidator(_plain)]
-Place = Annotated[Path, AfterValidator(user_path)]
+Threshold = Annotated[float, AfterValidator(partial(check_number, name="the threshold"))]
+Margin = Annotated[float, AfterValidator(partial(check_number, name="the rerank margin"))]
+Beta = Annotated[float, AfterValidator(partial(check_number, name="beta"))]
+K = Annotated[int, Field(strict=True), AfterValidator(partial(check_integer, name="k"))]
+MaxTokens = Annotated[int, Field(strict=True), AfterValidator(partial(check_integer, name="max_tokens"))]
+PlainText = Annotated[str, AfterValidator(_plain)]
+UserPath = Annotated[Path, AfterValidator(expand_path)]
 
 
 class Settings(BaseModel):
@@ -37,35 +45,35 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: Words = "smollm"
+    model: PlainText = "smollm"
     """The LLM: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ... (`knowgate models` lists them)."""
-    gate: Words = DEFAULT
+    gate: PlainText = DEFAULT_GATE
     """Gate with options, or the folder of a fitted one. Default: one fitted on the LLM, else logprob:first."""
     plug_in: bool = False
     """Let a fitted gate decide for another LLM than its own."""
     threshold: Threshold | None = None
     """Retrieve when need is above this, from 0 to 1. Default: the gate's own."""
-    docs: Place | None = None
+    docs: UserPath | None = None
     """Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache."""
-    index: Words | None = Field(default=None, repr=False)  # its URL may hold a key
+    index: PlainText | None = Field(default=None, repr=False)  # its URL may hold a key
     """Index folder, http:URL of a search endpoint, or a search engine (qdrant:, web:, ...); instead of docs."""
-    retriever: Words | None = None
+    retriever: PlainText | None = None
     """bm25, dense or hybrid. Default: bm25, or as the index was built."""
-    rerank: Words | None = None
+    rerank: PlainText | None = None
     """Reranker of 20 candidates: a folder made by `knowgate fit reranker`, or any cross-encoder."""
     rerank_margin: Margin | None = None
     """Skip reranking where the best passage leads by this share of its score."""
-    preset: Words | None = None
+    preset: PlainText | None = None
     """cbdr: a fitted probe with beta, and an aligned reranker."""
     beta: Beta | None = None
     """With preset cbdr: answer directly above this confidence. Default: 0.95."""
-    arbiter: Words | None = None
+    arbiter: PlainText | None = None
     """Who chooses between draft and open-book answer: a fitted arbiter's folder, rules, or none. Default: rules."""
-    rules: Words = "packaged"
+    rules: PlainText = "packaged"
     """What is looked up, or never, whatever the gate says: packaged, none, or a TOML file of your own rules."""
-    second_look: Words | None = None
+    second_look: PlainText | None = None
     """Folder of a fitted kbm gate that drops useless passages."""
-    log: Words | None = Field(default=None, repr=False)  # its address may hold a password
+    log: PlainText | None = Field(default=None, repr=False)  # its address may hold a password
     """Log (SQLite file, postgresql://...) that grows with use: retrieved questions, known where both answers agree."""
     log_drafts: bool = False
     """With log: also answer from memory where the gate reads no whole draft, so that there is something to compare."""
@@ -73,9 +81,9 @@ class Settings(BaseModel):
     """Passages shown to the LLM."""
     max_tokens: MaxTokens = 32
     """Longest answer in tokens."""
-    lang: Words | None = None
+    lang: PlainText | None = None
     """Language of the prompts, en or zh. Default: detected per question."""
-    prompts: Place | None = None
+    prompts: UserPath | None = None
     """Wording of the answer prompts: free (answers at length), or your own TOML file."""
     serve: dict[str, Any] = Field(default_factory=dict)
     """A table of its own, [serve]: what only `knowgate serve` reads."""
@@ -101,11 +109,11 @@ def _without_rivals(values: dict[str, Any], given: dict[str, Any]) -> dict[str, 
 
 
 def _read(config: str | Path | None) -> dict[str, Any]:
-    if config is None and not FILE.is_file():
+    if config is None and not CONFIG_FILE.is_file():
         return {}
-    path = user_path(config) if config is not None else FILE
+    path = expand_path(config) if config is not None else CONFIG_FILE
     try:
-        values = parse_toml(read_text(path, most=LARGEST), f"the config file '{path}'")
+        values = parse_toml(read_text(path, most=MAX_CONFIG_BYTES), f"the config file '{path}'")
     except OSError as error:
         raise BadSetting(f"cannot read the config file '{path}': {error.strerror}. Check --config.") from None
     except BadInput as error:
@@ -118,4 +126,4 @@ def _read(config: str | Path | None) -> dict[str, Any]:
 
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"setting '{'.'.join(map(str, first['loc']))}' is {shown(first['input'])}: {first['msg'].lower()}."
+    return f"setting '{'.'.join(map(str, first['loc']))}' is {format_value(first['input'])}: {first['msg'].lower()}."

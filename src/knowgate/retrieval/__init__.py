@@ -3,69 +3,53 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from knowgate.core.registry import RegistryEntry, load_entry, split_spec
 from knowgate.errors import BadSetting, BrokenIndex
-from knowgate.lazy import hand_on
-from knowgate.registry import Entry, resolve, split_spec
 from knowgate.types import Retriever
 
-if TYPE_CHECKING:
-    from knowgate.retrieval.counting import count_holding, texts_holding
-    from knowgate.retrieval.html import read_html
-    from knowgate.retrieval.in_turn import Placed, passages_in_turn
-    from knowgate.retrieval.index import IndexReport, build_index
-    from knowgate.retrieval.ranking import check_k
-    from knowgate.retrieval.rounds import MOST_ROUNDS, follow_up, has_new, merged
-else:
-    __getattr__, __dir__ = hand_on(__name__)
-__all__ = [
-    "GROUP",
-    "IndexReport",
-    "MOST_ROUNDS",
-    "Placed",
-    "RETRIEVERS",
-    "as_retriever",
-    "build_index",
-    "check_k",
-    "count_holding",
-    "follow_up",
-    "has_new",
-    "load_retriever",
-    "merged",
-    "passages_in_turn",
-    "read_html",
-    "texts_holding",
-]
-
-GROUP = "knowgate.retrievers"
+RETRIEVER_GROUP = "knowgate.retrievers"
 
 # Each target takes what stands after "name:" in a spec, an index folder or a URL, and gives a Retriever.
-RETRIEVERS: dict[str, Entry] = {
-    "bm25": Entry("knowgate.retrieval.opening:open_bm25", "shared words", paper="Robertson and Zaragoza 2009"),
-    "dense": Entry("knowgate.retrieval.opening:open_dense", "nearest meaning", extra="local"),
-    "hybrid": Entry(
-        "knowgate.retrieval.opening:open_hybrid",
+RETRIEVERS: dict[str, RegistryEntry] = {
+    "bm25": RegistryEntry(
+        "knowgate.retrieval.index_folder:open_bm25", "shared words", paper="Robertson and Zaragoza 2009"
+    ),
+    "dense": RegistryEntry("knowgate.retrieval.index_folder:open_dense", "nearest meaning", extra="local"),
+    "hybrid": RegistryEntry(
+        "knowgate.retrieval.index_folder:open_hybrid",
         "bm25 and dense, fused by rank",
         extra="local",
         paper="Cormack, Clarke and Büttcher 2009",
     ),
-    "pgvector": Entry(
-        "knowgate.retrieval.pgvector:PgvectorRetriever", "your own table in PostgreSQL (pgvector)", extra="postgres"
+    "pgvector": RegistryEntry(
+        "knowgate.retrieval.engines.pgvector:PgvectorRetriever",
+        "your own table in PostgreSQL (pgvector)",
+        extra="postgres",
     ),
-    "http": Entry("knowgate.retrieval.http:HttpRetriever", "your own search endpoint"),
-    "qdrant": Entry(
-        "knowgate.integrations.qdrant:open_qdrant", "qdrant:URL_OR_FOLDER/COLLECTION, nearest meaning", extra="qdrant"
+    "http": RegistryEntry("knowgate.retrieval.engines.http:HttpRetriever", "your own search endpoint"),
+    "qdrant": RegistryEntry(
+        "knowgate.retrieval.engines.qdrant:open_qdrant",
+        "qdrant:URL_OR_FOLDER/COLLECTION, nearest meaning",
+        extra="qdrant",
     ),
-    "chroma": Entry(
-        "knowgate.integrations.chroma:open_chroma", "chroma:URL_OR_FOLDER/COLLECTION, nearest meaning", extra="chroma"
+    "chroma": RegistryEntry(
+        "knowgate.retrieval.engines.chroma:open_chroma",
+        "chroma:URL_OR_FOLDER/COLLECTION, nearest meaning",
+        extra="chroma",
     ),
-    "lancedb": Entry(
-        "knowgate.integrations.lancedb:open_lancedb", "lancedb:FOLDER/TABLE, nearest meaning", extra="lancedb"
+    "lancedb": RegistryEntry(
+        "knowgate.retrieval.engines.lancedb:open_lancedb", "lancedb:FOLDER/TABLE, nearest meaning", extra="lancedb"
     ),
-    "elastic": Entry("knowgate.integrations.elastic:open_elastic", "elastic:URL/INDEX, Elasticsearch: BM25 or kNN"),
-    "opensearch": Entry("knowgate.integrations.elastic:open_opensearch", "opensearch:URL/INDEX, BM25 or kNN"),
-    "web": Entry("knowgate.integrations.web:open_web", "web:searxng@URL, web:tavily, web:brave: a search engine"),
+    "elastic": RegistryEntry(
+        "knowgate.retrieval.engines.elastic:open_elastic", "elastic:URL/INDEX, Elasticsearch: BM25 or kNN"
+    ),
+    "opensearch": RegistryEntry(
+        "knowgate.retrieval.engines.elastic:open_opensearch", "opensearch:URL/INDEX, BM25 or kNN"
+    ),
+    "web": RegistryEntry(
+        "knowgate.retrieval.engines.web:open_web", "web:searxng@URL, web:tavily, web:brave: a search engine"
+    ),
 }
 
 
@@ -79,9 +63,9 @@ def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
     if spec_or_dir.startswith(("http://", "https://")):
         return _open("http", spec_or_dir, kind)
     if Path(spec_or_dir).exists():
-        from knowgate.retrieval.manifest import read_manifest
+        from knowgate.retrieval.index_folder import read_index_manifest
 
-        name = kind or read_manifest(Path(spec_or_dir)).kind
+        name = kind or read_index_manifest(Path(spec_or_dir)).kind
         return _open(name, spec_or_dir, None)
     name, rest = split_spec(spec_or_dir)
     if not rest:
@@ -92,5 +76,5 @@ def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
 def _open(name: str, rest: str, kind: str | None) -> Retriever:
     if kind not in (None, name):
         raise BadSetting(f"'{name}:{rest}' cannot be opened as '{kind}'.")
-    retriever: Retriever = resolve(RETRIEVERS, "retriever", name, GROUP)(rest)
+    retriever: Retriever = load_entry(RETRIEVERS, "retriever", name, RETRIEVER_GROUP)(rest)
     return retriever

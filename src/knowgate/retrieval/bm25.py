@@ -15,21 +15,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from knowgate.doors import read_json
+from knowgate.core.files import sha256_text
+from knowgate.core.nearest_neighbors import NearestHits
+from knowgate.core.schema import NonNegativeInt, read_record
+from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BrokenIndex
-from knowgate.files import sha256_text
-from knowgate.nearest import Hits
-from knowgate.retrieval.arrays import SCANNED, read_array
-from knowgate.retrieval.postings import Postings
-from knowgate.retrieval.ranking import check_k, rows_worth_ranking
-from knowgate.retrieval.scoring import TermScores
-from knowgate.retrieval.store import PassageStore, indexed_text
-from knowgate.retrieval.tokens import Tokenizer, can_stem
-from knowgate.typed import AtLeastZero, read_record
+from knowgate.retrieval.bm25_scores import Postings, TermScorer
+from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, PassageStore, format_indexed_text, read_array
+from knowgate.retrieval.ranking import check_k, select_candidate_rows
+from knowgate.retrieval.tokenizer import Tokenizer, can_stem
 from knowgate.types import Passage, Vector
 
 K1, B = 1.5, 0.75
-FEW = 16  # passages: so many are found faster one after another than by sorting
+SMALL_K = 16  # passages: so many are found faster one after another than by sorting
 
 
 class Bm25Retriever:
@@ -39,7 +37,7 @@ class Bm25Retriever:
 
     def __init__(self, matrix: Any, passages: Sequence[Passage], *, tokenizer: Tokenizer, fingerprint: str):
         self._matrix = matrix
-        self._scores = TermScores(matrix.scores)
+        self._scores = TermScorer(matrix.scores)
         self._passages = passages
         self._tokenizer = tokenizer
         self.fingerprint = fingerprint
@@ -50,7 +48,7 @@ class Bm25Retriever:
         tokenizer = Tokenizer(can_stem() if stem is None else stem)
         fields = [field for passage in passages for field in (passage.id, passage.title, passage.text)]
         fingerprint = sha256_text(cls.name, str(tokenizer.stem), *fields)
-        return cls(build_matrix(passages, tokenizer), passages, tokenizer=tokenizer, fingerprint=fingerprint)
+        return cls(build_bm25_matrix(passages, tokenizer), passages, tokenizer=tokenizer, fingerprint=fingerprint)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
@@ -69,21 +67,21 @@ class Bm25Retriever:
             return self._passages.texts_with(rows, words)
         return [self._passages[row].text for row in rows.tolist()]
 
-    def _hits(self, query: str, k: int) -> Hits:
+    def _hits(self, query: str, k: int) -> NearestHits:
         terms = self._matrix.get_tokens_ids(self._tokenizer(query))
         if not terms:
-            return Hits(np.zeros(0, np.intp), np.zeros(0, np.float32))
+            return NearestHits(np.zeros(0, np.intp), np.zeros(0, np.float32))
         try:
             scores = self._scores(terms)
         except (IndexError, ValueError) as error:
             raise BrokenIndex(f"the BM25 part of the index is damaged ({error}). Build the index anew.") from None
-        if k <= FEW:
+        if k <= SMALL_K:
             return _few_best(scores, k)
-        rows = rows_worth_ranking(scores, k)
-        return Hits(rows, scores[rows]).best(k)
+        rows = select_candidate_rows(scores, k)
+        return NearestHits(rows, scores[rows]).best(k)
 
 
-def _few_best(scores: Vector, k: int) -> Hits:
+def _few_best(scores: Vector, k: int) -> NearestHits:
     """As `Hits.best`, of those above 0: the first of equal scores comes first. Takes the scores apart."""
     rows: list[int] = []
     values: list[float] = []
@@ -94,15 +92,15 @@ def _few_best(scores: Vector, k: int) -> Hits:
         rows.append(row)
         values.append(scores[row])
         scores[row] = 0
-    return Hits(np.array(rows, np.intp), np.array(values, np.float32))
+    return NearestHits(np.array(rows, np.intp), np.array(values, np.float32))
 
 
-def build_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Path | None = None) -> Any:
+def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Path | None = None) -> Any:
     """The bm25s index. scratch: a folder for what is not to be held in memory, which the matrix then lies in."""
     import bm25s  # here and not above: it takes 0.2 s, which importing knowgate should not
 
     postings = Postings(scratch)
-    postings.add(tokenizer(indexed_text(passage)) for passage in passages)
+    postings.add(tokenizer(format_indexed_text(passage)) for passage in passages)
     if not postings.vocabulary:
         raise BadInput("there are no words to index in these documents. Name a folder with text in it.")
     matrix = bm25s.BM25(k1=K1, b=B, method="lucene")
@@ -112,16 +110,16 @@ def build_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Pat
     return matrix
 
 
-def save_matrix(matrix: Any, folder: Path) -> None:
+def save_bm25_matrix(matrix: Any, folder: Path) -> None:
     matrix.save(folder, show_progress=False)
 
 
-def load_matrix(folder: Path) -> Any:
+def load_bm25_matrix(folder: Path) -> Any:
     """Open with memory maps. A BadInput or OSError means the files are broken."""
     import bm25s
 
-    params = read_record(MatrixParams, read_json(folder / "params.index.json"), "params.index.json", others=True)
-    vocabulary = read_record(Vocabulary, {"words": read_json(folder / "vocab.index.json")}, "vocab.index.json")
+    params = read_record(Bm25Params, read_json(folder / "params.index.json"), "params.index.json", others=True)
+    vocabulary = read_record(Bm25Vocabulary, {"words": read_json(folder / "vocab.index.json")}, "vocab.index.json")
     _check_arrays(folder, params.num_docs, vocabulary)
     matrix = bm25s.BM25.load(folder, mmap=True, show_progress=False, load_vocab=False)
     matrix.vocab_dict = dict(vocabulary.words)
@@ -130,12 +128,12 @@ def load_matrix(folder: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class MatrixParams:
+class Bm25Params:
     """What bm25s is told on opening: it would follow any of it."""
 
     k1: float
     b: float
-    num_docs: AtLeastZero
+    num_docs: NonNegativeInt
     method: Literal["lucene"]
     idf_method: Literal["lucene"]
     dtype: Literal["float32"]
@@ -145,11 +143,11 @@ class MatrixParams:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    words: dict[str, AtLeastZero]
+class Bm25Vocabulary:
+    words: dict[str, NonNegativeInt]
 
 
-def _check_arrays(folder: Path, documents: int, vocabulary: Vocabulary) -> None:
+def _check_arrays(folder: Path, documents: int, vocabulary: Bm25Vocabulary) -> None:
     data = read_array(folder / "data.csc.index.npy", kind=np.floating, axes=1)
     rows = read_array(folder / "indices.csc.index.npy", kind=np.integer, axes=1)
     starts = read_array(folder / "indptr.csc.index.npy", kind=np.integer, axes=1)
@@ -162,5 +160,5 @@ def _check_arrays(folder: Path, documents: int, vocabulary: Vocabulary) -> None:
     )
     if not fit:
         raise BadInput("the BM25 arrays do not fit each other.")
-    if len(rows) <= SCANNED and len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < documents):
+    if len(rows) <= MAX_SCANNED_VALUES and len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < documents):
         raise BadInput("the BM25 arrays do not fit the passages.")

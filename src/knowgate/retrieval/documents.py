@@ -8,6 +8,7 @@ indexes.
 from __future__ import annotations
 
 import codecs
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,16 +16,69 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from knowgate.doors import check_regular
+from knowgate.core.files import read_jsonl
+from knowgate.core.validation import check_regular_file
 from knowgate.errors import BadInput
-from knowgate.files import read_jsonl
-from knowgate.retrieval.folder import find_files
-from knowgate.retrieval.html import read_html
-from knowgate.retrieval.pdf import read_pdf
+from knowgate.retrieval.file_formats import read_html, read_pdf
 
-SUFFIXES = (".txt", ".md", ".html", ".htm", ".pdf")
+
+@dataclass
+class FolderListing:
+    """Paths inside the folder. problems: why what should have been read (a folder, a pipe, a dead link) was not."""
+
+    files: list[str] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def list_files(folder: Path, suffixes: tuple[str, ...]) -> FolderListing:
+    """Every file but hidden ones, in the order of paths. Links to files are followed, links to folders are not.
+
+    suffixes: of files that are missed where they are no ordinary ones.
+    """
+    found, waiting = FolderListing(), [""]
+    while waiting:  # a list, not recursion, which ends at a depth of a thousand
+        inside = waiting.pop()
+        try:
+            entries = sorted(_visible(folder, inside))
+        except OSError as error:
+            found.problems[inside or "."] = f"the folder cannot be read: {error.strerror}"
+            continue
+        for name, kind in entries:
+            path = f"{inside}{name}"
+            if kind == "folder":
+                waiting.append(f"{path}/")
+            elif kind == "file":
+                found.files.append(path)
+            elif name.lower().endswith(suffixes):
+                found.problems[path] = kind
+    found.files.sort()
+    return found
+
+
+def _visible(folder: Path, inside: str) -> Iterator[tuple[str, str]]:
+    with os.scandir(folder / inside) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                yield entry.name, _kind(entry)
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    """'file', 'folder', or why it is neither."""
+    try:
+        if entry.is_file():
+            return "file"
+        if entry.is_dir(follow_symlinks=False):
+            return "folder"
+        if entry.is_symlink():
+            return "a link to a folder, which is not followed" if entry.is_dir() else "a link that leads nowhere"
+    except OSError as error:  # links in a circle, say
+        return f"cannot be looked at: {error.strerror}"
+    return "not an ordinary file (a pipe, a socket or a device)"
+
+
+DOCUMENT_SUFFIXES = (".txt", ".md", ".html", ".htm", ".pdf")
 RECORD_SUFFIXES = (".jsonl", ".jsonl.gz")
-LARGEST = 64 << 20  # bytes of one document: twenty times the longest novel; takes about a minute to index
+MAX_DOCUMENT_BYTES = 64 << 20  # bytes of one document: twenty times the longest novel; takes about a minute to index
 _MARKUP = (".html", ".htm")
 # What browsers read, by Python's names. Other codecs are no character sets, or take quadratic time (punycode).
 _CHARSETS = frozenset({
@@ -75,20 +129,20 @@ def find_documents(source: Path) -> Corpus:
         return _find_files(source)
     if not source.exists():
         raise BadInput(f"there is no folder or file {str(source)!r}. Name a folder of documents or a JSONL file.")
-    check_regular(source)
+    check_regular_file(source)
     if not source.name.endswith(RECORD_SUFFIXES):
         raise BadInput(f"'{source}' is neither a folder nor a file ending in {' or '.join(RECORD_SUFFIXES)}.")
     return Corpus(source)
 
 
 def _find_files(folder: Path) -> Corpus:
-    found = find_files(folder, SUFFIXES)
+    found = list_files(folder, DOCUMENT_SUFFIXES)
     seen = [Path(path) for path in found.files]
-    files = tuple(folder / path for path in seen if path.suffix.lower() in SUFFIXES)
+    files = tuple(folder / path for path in seen if path.suffix.lower() in DOCUMENT_SUFFIXES)
     if not files:
         missed = "".join(f" '{path}' is missed: {why}." for path, why in list(found.problems.items())[:1])
-        raise BadInput(f"no documents in '{folder}': files ending in {', '.join(SUFFIXES)} are read.{missed}")
-    skipped = Counter(path.suffix.lower() or path.name for path in seen if path.suffix.lower() not in SUFFIXES)
+        raise BadInput(f"no documents in '{folder}': files ending in {', '.join(DOCUMENT_SUFFIXES)} are read.{missed}")
+    skipped = Counter(path.suffix.lower() or path.name for path in seen if path.suffix.lower() not in DOCUMENT_SUFFIXES)
     return Corpus(folder, files, dict(skipped), found.problems)
 
 
@@ -135,12 +189,12 @@ def _read_file(path: Path, name: str) -> Document:
 
 def _check_size(path: Path) -> None:
     try:
-        check_regular(path)
+        check_regular_file(path)
         size = path.stat().st_size
     except OSError as error:
         raise _unreadable(path, error) from None
-    if size > LARGEST:
-        raise BadInput(f"{path} has {size:,} bytes; a document has at most {LARGEST:,}. Split it.")
+    if size > MAX_DOCUMENT_BYTES:
+        raise BadInput(f"{path} has {size:,} bytes; a document has at most {MAX_DOCUMENT_BYTES:,}. Split it.")
 
 
 def _unreadable(path: Path, error: OSError) -> BadInput:
@@ -150,7 +204,7 @@ def _unreadable(path: Path, error: OSError) -> BadInput:
 def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST)
+            data = file.read(MAX_DOCUMENT_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from None
     if b"\0" in data:

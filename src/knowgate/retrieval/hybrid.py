@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from knowgate.core.files import sha256_text
 from knowgate.errors import BadSetting
-from knowgate.files import sha256_text
 from knowgate.retrieval.ranking import check_k
 from knowgate.types import Passage, Retriever
 
@@ -37,10 +37,10 @@ class HybridRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
         found = [retriever.search(queries, max(k, self._depth)) for retriever in self._retrievers]
-        return [fuse(rankings)[:k] for rankings in zip(*found, strict=True)]
+        return [fuse_rankings(rankings)[:k] for rankings in zip(*found, strict=True)]
 
 
-def fuse(rankings: Sequence[Sequence[Passage]]) -> list[Passage]:
+def fuse_rankings(rankings: Sequence[Sequence[Passage]]) -> list[Passage]:
     """All passages by falling sum of 1 / (60 + rank); of equals the one seen first, ranking by ranking, leads."""
     shares: dict[str, list[float]] = {}
     passages: dict[str, Passage] = {}

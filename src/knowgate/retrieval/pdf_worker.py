@@ -12,11 +12,11 @@ from typing import Any
 
 import pypdf
 
-MEMORY = 4 << 30  # bytes of address space
-LONGEST = 64 << 20  # characters of text
+MEMORY_LIMIT = 4 << 30  # bytes of address space
+MAX_CHARACTERS = 64 << 20  # characters of text
 
 
-def read(path: str) -> dict[str, str]:
+def extract_text(path: str) -> dict[str, str]:
     """{"text": ...} or {"problem": ...}."""
     try:
         reader = pypdf.PdfReader(path)
@@ -35,8 +35,8 @@ def _pages(reader: Any) -> list[str]:
     for page in reader.pages:
         pages.append(page.extract_text())
         length += len(pages[-1])
-        if length > LONGEST:
-            raise ValueError(f"it holds more than {LONGEST:,} characters")
+        if length > MAX_CHARACTERS:
+            raise ValueError(f"it holds more than {MAX_CHARACTERS:,} characters")
     return pages
 
 
@@ -46,13 +46,15 @@ def _limit_memory() -> None:
     except ModuleNotFoundError:  # Windows
         return
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most), most))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (MEMORY_LIMIT if most == resource.RLIM_INFINITY else min(MEMORY_LIMIT, most), most)
+    )
 
 
 def main() -> None:
     _limit_memory()
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(read(json.loads(line))) + "\n")
+        sys.stdout.write(json.dumps(extract_text(json.loads(line))) + "\n")
         sys.stdout.flush()
 
 

@@ -11,19 +11,19 @@ import json
 from importlib import metadata
 from typing import Any
 
-Record = dict[str, Any]
-TEXT: Record = {"type": "string"}
-FLAG: Record = {"type": "boolean"}
-SHARE: Record = {"type": "number", "minimum": 0, "maximum": 1}
-PATTERNS: Record = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
-WISH: Record = {
+Schema = dict[str, Any]
+STRING: Schema = {"type": "string"}
+BOOLEAN: Schema = {"type": "boolean"}
+FRACTION: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+PATTERNS: Schema = {"anyOf": [STRING, {"type": "array", "items": STRING}]}
+REQUEST_OPTIONS: Schema = {
     "type": "object",
     "description": "What this request wants of the gate.",
     "additionalProperties": False,
     "properties": {
         "retrieve": {"enum": ["auto", "always", "never"]},
-        "threshold": {**SHARE, "description": "Retrieve where the need is above it."},
-        "max_loss": {**SHARE, "description": "Retrieve unless skipping is proven to lose no more of the answers."},
+        "threshold": {**FRACTION, "description": "Retrieve where the need is above it."},
+        "max_loss": {**FRACTION, "description": "Retrieve unless skipping is proven to lose no more of the answers."},
         "filter": {
             "type": "object",
             "description": "Only documents that fit these patterns, such as hr/*.",
@@ -32,51 +32,54 @@ WISH: Record = {
         },
     },
 }
-MESSAGES: Record = {
+MESSAGES: Schema = {
     "type": "array",
     "minItems": 1,
     "items": {
         "type": "object",
         "required": ["role"],
-        "properties": {"role": TEXT, "content": {"anyOf": [TEXT, {"type": "array"}, {"type": "null"}]}},
+        "properties": {"role": STRING, "content": {"anyOf": [STRING, {"type": "array"}, {"type": "null"}]}},
     },
 }
-OURS: Record = {"model": {**TEXT, "description": "knowgate, knowgate/GATE, or one of /v1/models."}, "knowgate": WISH}
-QUESTION: Record = {**TEXT, "minLength": 1}
+COMMON_FIELDS: Schema = {
+    "model": {**STRING, "description": "knowgate, knowgate/GATE, or one of /v1/models."},
+    "knowgate": REQUEST_OPTIONS,
+}
+QUESTION: Schema = {**STRING, "minLength": 1}
 
 
-def _object(required: list[str], **properties: Any) -> Record:
+def _object(required: list[str], **properties: Any) -> Schema:
     return {"type": "object", "required": required, "properties": properties}
 
 
-CHAT = _object(["messages"], **OURS, messages=MESSAGES, stream=FLAG)
-PROMPT = _object(["prompt"], **OURS, prompt={"anyOf": [TEXT, {"type": "array"}]}, stream=FLAG)
-RESPONSE = _object(["input"], **OURS, input={"anyOf": [TEXT, {"type": "array"}]}, stream=FLAG)
-EMBEDDING = _object(["input"], **OURS, input={"anyOf": [TEXT, {"type": "array"}]})
-DECIDE: Record = {
+CHAT = _object(["messages"], **COMMON_FIELDS, messages=MESSAGES, stream=BOOLEAN)
+PROMPT = _object(["prompt"], **COMMON_FIELDS, prompt={"anyOf": [STRING, {"type": "array"}]}, stream=BOOLEAN)
+RESPONSE = _object(["input"], **COMMON_FIELDS, input={"anyOf": [STRING, {"type": "array"}]}, stream=BOOLEAN)
+EMBEDDING = _object(["input"], **COMMON_FIELDS, input={"anyOf": [STRING, {"type": "array"}]})
+DECIDE: Schema = {
     "type": "object",
     "description": "One of question, questions and messages.",
     "properties": {
-        **OURS,
+        **COMMON_FIELDS,
         "question": QUESTION,
         "questions": {"type": "array", "items": QUESTION, "minItems": 1, "maxItems": 256},
         "messages": MESSAGES,
     },
 }
-DOCUMENT: Record = {"anyOf": [TEXT, _object(["text"], text=TEXT)]}
+DOCUMENT: Schema = {"anyOf": [STRING, _object(["text"], text=STRING)]}
 RERANK = _object(
     ["query", "documents"],
     query=QUESTION,
     documents={"type": "array", "items": DOCUMENT, "minItems": 1, "maxItems": 1000},
     top_n={"type": "integer", "minimum": 1},
-    return_documents=FLAG,
+    return_documents=BOOLEAN,
 )
-FEEDBACK = _object(["id", "rating"], id=TEXT, rating={"enum": ["up", "down"]}, comment=TEXT, correction=TEXT)
-CLEAR = _object([], arm={"enum": ["a", "b"]})
+FEEDBACK = _object(["id", "rating"], id=STRING, rating={"enum": ["up", "down"]}, comment=STRING, correction=STRING)
+CLEAR_ALARM = _object([], arm={"enum": ["a", "b"]})
 FORGET = _object(["question"], question=QUESTION)
 
 # (method, address) -> (what it does, body)
-ROUTES: dict[tuple[str, str], tuple[str, Record | None]] = {
+ROUTES: dict[tuple[str, str], tuple[str, Schema | None]] = {
     ("post", "/v1/chat/completions"): ("Decide and answer a chat, streamed or not.", CHAT),
     ("post", "/v1/completions"): (
         "Decide on a prompt that is a plain question and send it on; others go through.",
@@ -94,7 +97,7 @@ ROUTES: dict[tuple[str, str], tuple[str, Record | None]] = {
     ("get", "/v1/decisions/{id}"): ("Look up a decision (with --decisions).", None),
     ("delete", "/v1/decisions/{id}"): ("Delete a decision, and all that is kept of its question.", None),
     ("get", "/v1/learning"): ("What was learnt from traffic (with --audit, --shadow, --log ...).", None),
-    ("post", "/v1/learning/clear"): ("End an alarm: begin to count again what skipping costs.", CLEAR),
+    ("post", "/v1/learning/clear"): ("End an alarm: begin to count again what skipping costs.", CLEAR_ALARM),
     ("get", "/"): ("The dashboard, a page.", None),
     ("get", "/v1/dashboard"): ("What the dashboard at / shows.", None),
     ("get", "/v1/models"): ("List the models and the gates that can be named.", None),
@@ -104,13 +107,13 @@ ROUTES: dict[tuple[str, str], tuple[str, Record | None]] = {
     ("get", "/openapi.json"): ("This, for programs.", None),
     ("get", "/docs"): ("This, for people.", None),
 }
-PROBLEM = _object(
-    ["error"], error=_object(["message", "type"], message=TEXT, type=TEXT, code={"type": ["string", "null"]})
+ERROR = _object(
+    ["error"], error=_object(["message", "type"], message=STRING, type=STRING, code={"type": ["string", "null"]})
 )
 
 
-def openapi() -> Record:
-    paths: dict[str, Record] = {}
+def build_openapi() -> Schema:
+    paths: dict[str, Schema] = {}
     for (method, address), (words, body) in ROUTES.items():
         paths.setdefault(address, {})[method] = _operation(method, address, words, body)
     return {
@@ -122,16 +125,16 @@ def openapi() -> Record:
         },
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": {"Problem": PROBLEM},
+            "schemas": {"Problem": ERROR},
         },
         "security": [{}, {"key": []}],
         "paths": paths,
     }
 
 
-def _operation(method: str, address: str, words: str, body: Record | None) -> Record:
+def _operation(method: str, address: str, words: str, body: Schema | None) -> Schema:
     problem = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    found: Record = {
+    found: Schema = {
         "summary": words,
         "operationId": f"{method} {address}",
         "responses": {
@@ -146,7 +149,7 @@ def _operation(method: str, address: str, words: str, body: Record | None) -> Re
     return found
 
 
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+DOCS_PAGE_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>knowgate: addresses</title><style>
 :root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}
 code,pre{font:14px/1.4 ui-monospace,monospace}pre{overflow:auto;padding:.6rem;border:1px solid #8885}
@@ -157,12 +160,12 @@ The decision is in the field <code>knowgate</code> of a reply and in its <code>x
 """
 
 
-def page() -> str:
+def build_docs_page() -> str:
     rows = [_row(method, address, words, body) for (method, address), (words, body) in ROUTES.items()]
-    return f"{PAGE}{''.join(rows)}</html>"
+    return f"{DOCS_PAGE_HEAD}{''.join(rows)}</html>"
 
 
-def _row(method: str, address: str, words: str, body: Record | None) -> str:
+def _row(method: str, address: str, words: str, body: Schema | None) -> str:
     head = f"<b>{method.upper()}</b> <code>{html.escape(address)}</code><br>{html.escape(words)}"
     if body is None:
         return f"<p>{head}</p>"

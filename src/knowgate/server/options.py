@@ -7,15 +7,15 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from knowgate.doors import shown
+from knowgate.core.http_client import redact_logins
+from knowgate.core.postgres.address import is_postgres_address
+from knowgate.core.validation import format_value
 from knowgate.errors import BadSetting
-from knowgate.pipeline import Settings
-from knowgate.postgres import is_postgres
-from knowgate.servers import without_login
+from knowgate.pipeline.settings import Settings
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-Way = Literal["draft", "race", "question"]
-Place = Literal["user", "system", "documents"]
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+ForwardingMode = Literal["draft", "race", "question"]
+PassagePlacement = Literal["user", "system", "documents"]
 
 
 class ServeOptions(BaseModel):
@@ -28,9 +28,9 @@ class ServeOptions(BaseModel):
     where one fails the next is asked. Without any the model runs in this process."""
     upstream_model: str | None = None
     """The LLM meant by the model names knowgate and knowgate/GATE. Default: the first one the upstream lists."""
-    way: Way | None = None
+    way: ForwardingMode | None = None
     """draft: its answer decides; race: retrieval begins beside it; question: no call. Default: draft, if any."""
-    place: Place = "user"
+    place: PassagePlacement = "user"
     """Where passages go: before the last user turn, into the system prompt, or into a field `documents`."""
     host: str = "127.0.0.1"
     """Address to listen on; other than loopback only with API keys."""
@@ -104,12 +104,12 @@ class ServeOptions(BaseModel):
     @property
     def database(self) -> str | None:
         """Where decisions are kept, if that is one that several machines can share."""
-        return self.decisions if self.decisions is not None and is_postgres(self.decisions) else None
+        return self.decisions if self.decisions is not None and is_postgres_address(self.decisions) else None
 
     @property
     def is_local(self) -> bool:
         """Nobody from outside can reach it."""
-        return self.host in LOOPBACK
+        return self.host in LOOPBACK_HOSTS
 
 
 def _address(written: str) -> str:
@@ -120,7 +120,7 @@ def _address(written: str) -> str:
     return url.rstrip("/") + comma + weight
 
 
-def serve_options(settings: Settings, **flags: Any) -> ServeOptions:
+def load_serve_options(settings: Settings, **flags: Any) -> ServeOptions:
     """The table [serve] of these settings, overridden by the flags that were given."""
     values = {**settings.serve, **{key: value for key, value in flags.items() if value is not None}}
     unknown = sorted(set(values) - set(ServeOptions.model_fields))
@@ -130,5 +130,5 @@ def serve_options(settings: Settings, **flags: Any) -> ServeOptions:
         return ServeOptions(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        said = without_login(shown(first["input"]))
+        said = redact_logins(format_value(first["input"]))
         raise BadSetting(f"[serve]: '{first['loc'][0]}' is {said}: {first['msg'].lower()}.") from None

@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from knowgate.types.records import LabelPrompt, Neighbour, Question, Reading, Signal, Want
-from knowgate.types.roles import ModelIdentity, SecondLook
+from knowgate.types.protocols import ModelIdentity, PassageFilter
+from knowgate.types.records import LabelPrompt, Neighbor, Question, Reading, Signal, SignalRequest
 
-DRAFT_TOKENS = 32  # as long as answers are by default: a gate that reads a draft reads all of it
-SAMPLES = 10
+DEFAULT_DRAFT_TOKENS = 32  # as long as answers are by default: a gate that reads a draft reads all of it
+DEFAULT_SAMPLES = 10
 
 if TYPE_CHECKING:
-    default = property
+    default_property = property
 else:
 
-    class default:  # noqa: N801 - reads like `property`, which it is to type checkers
+    class default_property:  # noqa: N801 - reads like `property`, which it is to type checkers
         """A property whose place a plain attribute or a dataclass field of a subclass may take."""
 
         def __init__(self, value: Callable[[Gate], Any]):
@@ -33,7 +33,7 @@ else:
 
 
 @dataclass(frozen=True)
-class Scored:
+class GateScores:
     """What a gate said of some questions. raw: the scores before calibration, None where there is none."""
 
     needs: list[float]
@@ -58,46 +58,48 @@ class Gate(ABC):
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Need in [0, 1] for each question: 0 = the LLM knows, 1 = it must look up."""
 
-    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Scored:
+    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
         """Needs, and beside them the scores they were made of, from one reading. Only fitted gates have both."""
-        return Scored(self.score(questions, readings))
+        return GateScores(self.score(questions, readings))
 
     # --- what it is -------------------------------------------------------------------------------
 
-    @default
+    @default_property
     def name(self) -> str:
         """What decisions and tables call it: that of the class, without 'Gate'."""
         return type(self).__name__.removesuffix("Gate").lower()
 
-    @default
+    @default_property
     def needs(self) -> frozenset[Signal]:
         """What the model must give. Nothing: the question alone decides."""
         return frozenset()
 
-    @default
-    def want(self) -> Want:
+    @default_property
+    def want(self) -> SignalRequest:
         """How much of it is read. By default a whole draft and ten samples, where those are needed; which hidden
         states are wanted a gate must say itself."""
         drafts, samples = self.needs & {Signal.DRAFT, Signal.LOGPROBS}, Signal.SAMPLES in self.needs
-        return Want(draft_tokens=DRAFT_TOKENS if drafts else 0, samples=SAMPLES if samples else 0)
+        return SignalRequest(
+            draft_tokens=DEFAULT_DRAFT_TOKENS if drafts else 0, samples=DEFAULT_SAMPLES if samples else 0
+        )
 
-    @default
+    @default_property
     def threshold(self) -> float:
         """Retrieve above this need, unless the user gives another."""
         return 0.5
 
-    @default
+    @default_property
     def may_be_overruled(self) -> bool:
         """Whether rules come before its score; not of gates that are a wish themselves: always, never."""
         return True
 
-    @default
+    @default_property
     def is_quick(self) -> bool:
         """Whether it only does sums over what was read: no model, file or network of its own, nothing it keeps. Such a
         gate may decide on an event loop, and in several threads at once."""
         return False
 
-    @default
+    @default_property
     def note(self) -> str:
         """What should be said beside all that this gate decides: that it was fitted on another LLM, say."""
         return ""
@@ -108,11 +110,11 @@ class Gate(ABC):
 
     # --- what it looks up or asks before it scores -------------------------------------------------
 
-    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:
+    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         """Logged questions near each of these; they come back in `Reading.neighbours[name]`."""
         return [() for _ in questions]
 
-    @default
+    @default_property
     def labels(self) -> tuple[str, ...]:
         """The words between which the LLM chooses when the gate asks it something."""
         return ()
@@ -121,7 +123,7 @@ class Gate(ABC):
         """What a gate that needs `Signal.LABELS` asks the LLM; the logits come back in `Reading.labels[name]`."""
         return []
 
-    @default
+    @default_property
     def answered_by(self) -> str:
         """The recorded number (in `Reading.signals`) that stands for the LLM's answer: where every reading has it,
         nobody is asked. '' if the answer is never on record."""
@@ -141,7 +143,7 @@ class Gate(ABC):
         """How many rounds of retrieval each question takes if it is looked up at all."""
         return [1 for _ in questions]
 
-    @default
-    def second_look(self) -> SecondLook | None:
+    @default_property
+    def second_look(self) -> PassageFilter | None:
         """Who judges, after retrieval, whether passages are of use: the gate itself, if it can."""
         return None

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.types.notebook import counted, facts_html, short, verdict
+from knowgate.types.markup import format_count, format_verdict, render_facts_html, shorten
 
 Vector = NDArray[np.float32]
-SYNTHETIC = "synthetic"  # the key of `meta` that marks a question which an LLM wrote
+SYNTHETIC_KEY = "synthetic"  # the key of `meta` that marks a question which an LLM wrote
 
 
 class Signal(StrEnum):
@@ -51,7 +51,7 @@ class Question:
     @property
     def is_synthetic(self) -> bool:
         """An LLM wrote it."""
-        return bool(self.meta.get(SYNTHETIC))
+        return bool(self.meta.get(SYNTHETIC_KEY))
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Want:
+class SignalRequest:
     """What to read, so that nothing is computed that no gate asked for.
 
     layers: indices into the hidden-state tuple (0 = embeddings); negative ones count from the end.
@@ -143,9 +143,9 @@ class Want:
         """No pass over the question is needed."""
         return not (self.draft_tokens or self.layers or self.samples)
 
-    def __or__(self, other: Want) -> Want:
+    def __or__(self, other: SignalRequest) -> SignalRequest:
         """Both wants in one pass."""
-        return Want(
+        return SignalRequest(
             draft_tokens=max(self.draft_tokens, other.draft_tokens),
             layers=tuple(sorted({*self.layers, *other.layers})),
             after_draft=self.after_draft or other.after_draft,
@@ -161,7 +161,7 @@ class Want:
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class Neighbor:
     """A logged question near the one asked. `label` is known, unknown or time-sensitive; `outcome` what retrieving
     did to its answer (better, worse, same), where that is known."""
 
@@ -191,13 +191,13 @@ class Reading:
     hidden_after: Mapping[int, Vector] = field(default_factory=dict)
     samples: tuple[Completion, ...] = ()
     labels: Mapping[str, Vector] = field(default_factory=dict)
-    neighbours: Mapping[str, tuple[Neighbour, ...]] = field(default_factory=dict)
+    neighbours: Mapping[str, tuple[Neighbor, ...]] = field(default_factory=dict)
     signals: Mapping[str, float] = field(default_factory=dict)
     resume: object | None = field(default=None, repr=False, compare=False)
     sample_states: Vector | None = field(default=None, repr=False, compare=False)
 
 
-class Note(StrEnum):
+class DecisionNote(StrEnum):
     """A fact about how a decision was carried out."""
 
     NOTHING_FOUND = "nothing found"
@@ -225,28 +225,28 @@ class Decision:
     threshold: float
     gate: str
     reason: str
-    neighbours: tuple[Neighbour, ...] = ()
+    neighbours: tuple[Neighbor, ...] = ()
     notes: tuple[str, ...] = ()
     raw: float | None = None
     distance: float | None = None
     rule: str = ""
 
     def __repr__(self) -> str:
-        return f"<Decision: {verdict(self.retrieve)}, {short(self.reason)}; gate {self.gate}>"
+        return f"<Decision: {format_verdict(self.retrieve)}, {shorten(self.reason)}; gate {self.gate}>"
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        return facts_html(self._facts)
+        return render_facts_html(self._facts)
 
     @property
     def _facts(self) -> list[tuple[str, str]]:
         near = [(f"similar, {one.label}", f"{one.question} ({one.similarity:.2f})") for one in self.neighbours]
-        said = [("decision", verdict(self.retrieve)), ("because", self.reason), ("gate", self.gate)]
+        said = [("decision", format_verdict(self.retrieve)), ("because", self.reason), ("gate", self.gate)]
         return [*said, *near]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ArbiterChoice:
     """Two answers of a question that was retrieved for, and which of them was given. `closed` is the one from memory.
 
     believed_closed, believed_open: how probably each is right; None where they agree, so that nobody was asked.
@@ -283,7 +283,7 @@ class Answer:
     seconds: Mapping[str, float] = field(default_factory=dict)
     draft: Completion | None = None
     n_tokens: int = 0
-    choice: Choice | None = None
+    choice: ArbiterChoice | None = None
     together: int = 1
     finished: bool = True
 
@@ -293,12 +293,48 @@ class Answer:
         return self.text if self.choice is None else self.choice.open
 
     def __repr__(self) -> str:
-        way = f"{verdict(self.decision.retrieve)}, {counted(len(self.passages), 'passage')}"
-        return f"<Answer {short(self.text)!r} to {short(self.question.text)!r}: {way}; {short(self.decision.reason)}>"
+        way = f"{format_verdict(self.decision.retrieve)}, {format_count(len(self.passages), 'passage')}"
+        return f"<Answer {shorten(self.text)!r} to {shorten(self.question.text)!r}: {way}; {shorten(self.decision.reason)}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: question, answer, decision, and the passages shown."""
         passages = [
             (f"passage {one.id}", f"{one.title}: {one.text}" if one.title else one.text) for one in self.passages
         ]
-        return facts_html([("question", self.question.text), ("answer", self.text), *self.decision._facts, *passages])
+        return render_facts_html(
+            [("question", self.question.text), ("answer", self.text), *self.decision._facts, *passages]
+        )
+
+
+@dataclass(frozen=True)
+class DecisionEvent:
+    """The gate has decided. The decision of the whole answer may say more: what retrieval found, say."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True)
+class PassagesEvent:
+    """What was looked up and the LLM will be shown; none where nothing was found or all of it was useless.
+
+    Each round of retrieval that changes them has an event of its own; the last one holds those of the answer.
+    """
+
+    passages: tuple[Passage, ...]
+
+
+@dataclass(frozen=True)
+class TextEvent:
+    """The next piece of the answer's text; never empty. Answers of earlier rounds of retrieval are not shown."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class AnswerEvent:
+    """The whole answer; nothing comes after it."""
+
+    answer: Answer
+
+
+StreamEvent = DecisionEvent | PassagesEvent | TextEvent | AnswerEvent

@@ -16,14 +16,74 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from knowgate.models.hf.drawing import draw, no_numbers
-from knowgate.models.hf.half import Half, run_half
-from knowgate.models.hf.prefix import Prefixes
+from knowgate.errors import ModelError
+from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, run_lower_layers
 from knowgate.types import Sampling
+
+INITIAL_TOP_P_WIDTH = 256  # tokens among which top_p is looked for first
+
+
+def draw_tokens(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: Sampling) -> list[int]:
+    """Inverse-CDF sampling: the token at which the cumulative probability passes the uniform number."""
+    numbers = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)[:, None]
+    tokens, are_finite = draw_tokens_on_device(logits, numbers, sampling)
+    if not bool(are_finite):
+        raise make_nan_error()
+    drawn: list[int] = tokens[:, 0].tolist()
+    return drawn
+
+
+def draw_tokens_on_device(
+    logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As many tokens for each row of logits as it has uniform numbers, and whether all logits were numbers: nobody
+    waits for the device to know it."""
+    scaled = logits.float() / sampling.temperature
+    if sampling.is_whole:
+        return _pick(torch.softmax(scaled, dim=-1), uniforms, logits.shape[1] - 1)
+    kept, tokens = filter_top_tokens(scaled, sampling)
+    places, are_finite = _pick(kept, uniforms, (kept > 0).sum(dim=-1, keepdim=True) - 1)
+    return tokens.gather(1, places), are_finite
+
+
+def make_nan_error() -> ModelError:
+    return ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
+
+
+def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities and tokens, best first; 0 for what top_p cuts off."""
+    shares, tokens = _best(scaled, sampling.top_k) if sampling.top_k else _reaching(scaled, sampling.top_p)
+    inside = shares.cumsum(dim=-1) - shares < sampling.top_p
+    inside[:, 0] = True  # sums are rounded: the best one always stays
+    return shares.where(inside | shares.isnan(), 0), tokens
+
+
+def _best(scaled: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    values, tokens = scaled.topk(min(k, scaled.shape[1]))
+    return torch.softmax(values, dim=-1), tokens
+
+
+def _reaching(scaled: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """As many of the best as reach `share` in every row, tried with a few first: sorting a vocabulary is slow."""
+    width, total = INITIAL_TOP_P_WIDTH, scaled.logsumexp(dim=-1, keepdim=True)
+    while True:
+        values, tokens = scaled.topk(min(width, scaled.shape[1]))
+        shares = (values - total).exp()
+        if width >= scaled.shape[1] or bool((shares.sum(dim=-1) >= share).all()):
+            return shares, tokens
+        width *= 8
+
+
+def _pick(shares: torch.Tensor, uniforms: torch.Tensor, last: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns for each row. last: the last one that may be chosen, as a uniform number may be rounded up to 1."""
+    cumulative = shares.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    places = torch.searchsorted(cumulative, uniforms * total, right=True)
+    return torch.minimum(places, torch.as_tensor(last, device=places.device)), torch.isfinite(total).all()
 
 
 @dataclass(frozen=True)
-class Step:
+class TokenStep:
     """A chosen token with what the distribution looked like."""
 
     token: int
@@ -33,17 +93,17 @@ class Step:
 
 
 @dataclass
-class Row:
+class DecodedRow:
     """One answer as it grows. `finished` once an end token was chosen (which is not kept)."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TokenStep] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     finished: bool = False
     after: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass
-class Stream:
+class DecodingBatch:
     """A batch in the middle of generation. `logits` are those of the next token, or None while `pending` tokens
     have been chosen but not fed yet (feeding is put off: whoever goes on pays for it)."""
 
@@ -53,7 +113,7 @@ class Stream:
     logits: torch.Tensor | None
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     pending: torch.Tensor | None = None
-    half: Half | None = None
+    half: PartialPass | None = None
 
     def __len__(self) -> int:
         return int(self.mask.shape[0])
@@ -96,14 +156,14 @@ class Stream:
         self.hidden = {layer: state[index] for layer, state in self.hidden.items()}
         self.half = None if self.half is None else self.half.select(index, self.cache)
 
-    def copy(self, rows: Sequence[int], repeat: int = 1) -> Stream:
+    def copy(self, rows: Sequence[int], repeat: int = 1) -> DecodingBatch:
         """A stream of its own for some rows, each `repeat` times; this one stays as it is."""
         index = torch.tensor(rows, device=self.mask.device).repeat_interleave(repeat)
         cache = DynamicCache([(layer.keys[index], layer.values[index]) for layer in self.cache.layers])
         if self.half is not None:  # the upper layers have nothing to copy yet
             missing = len(self.model.base_model.layers) - len(cache.layers)
             cache.layers.extend(DynamicLayer() for _ in range(missing))
-        return Stream(
+        return DecodingBatch(
             self.model,
             cache,
             self.mask[index],
@@ -120,15 +180,15 @@ def prefill(
     pad: int,
     device: torch.device,
     layers: Sequence[int] = (),
-    prefixes: Prefixes | None = None,
+    prefixes: PrefixCache | None = None,
     *,
     states_only: bool = False,
-) -> Stream:
+) -> DecodingBatch:
     """Run the prompts, padded on the left of what they do not share, and stop before the first answer token.
 
     states_only: nobody may ever ask for tokens, so the layers above the highest one wanted are put off.
     """
-    done, cache = (prefixes or Prefixes()).start(model, ids, device)
+    done, cache = (prefixes or PrefixCache()).start(model, ids, device)
     tokens, mask = pad_left([row[done:] for row in ids], pad, device)
     mask = torch.cat([mask.new_ones(len(ids), done), mask], dim=1)
     inputs = {
@@ -142,10 +202,12 @@ def prefill(
         return _half_way(model, cache, mask, layers, inputs)
     out = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
     hidden = {layer: out.hidden_states[layer][:, -1].clone() for layer in layers}
-    return Stream(model, cache, mask, out.logits[:, -1], hidden)
+    return DecodingBatch(model, cache, mask, out.logits[:, -1], hidden)
 
 
-def _half_way(model: Any, cache: Any, mask: torch.Tensor, layers: Sequence[int], inputs: dict[str, Any]) -> Stream:
+def _half_way(
+    model: Any, cache: Any, mask: torch.Tensor, layers: Sequence[int], inputs: dict[str, Any]
+) -> DecodingBatch:
     """Stop at the highest layer; lower ones that are wanted are caught on the way."""
     hidden: dict[int, torch.Tensor] = {}
 
@@ -157,11 +219,11 @@ def _half_way(model: Any, cache: Any, mask: torch.Tensor, layers: Sequence[int],
 
     hooks = [catch(layer) for layer in layers]
     try:
-        half = run_half(model, max(layers), **inputs)
+        half = run_lower_layers(model, max(layers), **inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    return Stream(model, cache, mask, None, hidden, half=half)
+    return DecodingBatch(model, cache, mask, None, hidden, half=half)
 
 
 def pad_left(ids: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,14 +234,14 @@ def pad_left(ids: Sequence[Sequence[int]], pad: int, device: torch.device) -> tu
     return tokens, mask
 
 
-def draft(
-    stream: Stream, rows: list[Row], max_tokens: int, stop: frozenset[int], layers: Sequence[int] = ()
+def decode_greedily(
+    stream: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop: frozenset[int], layers: Sequence[int] = ()
 ) -> list[int]:
     """Extend `rows` greedily up to `max_tokens` in all. Gives back which rows the stream still holds.
 
     With `layers`, each row's `after` gets the states at its last token.
     """
-    growing = grow(stream, rows, max_tokens, stop, layers)
+    growing = iter_greedy_steps(stream, rows, max_tokens, stop, layers)
     while True:
         try:
             next(growing)
@@ -188,13 +250,13 @@ def draft(
             return alive
 
 
-def grow(
-    stream: Stream, rows: list[Row], max_tokens: int, stop: frozenset[int], layers: Sequence[int] = ()
+def iter_greedy_steps(
+    stream: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop: frozenset[int], layers: Sequence[int] = ()
 ) -> Generator[None, None, list[int]]:
     """`draft`, pausing after each token."""
-    alive, ends = list(range(len(rows))), Ends(len(rows))
+    alive, ends = list(range(len(rows))), FinalStates(len(rows))
     while alive and len(rows[alive[0]].tokens) < max_tokens:
-        steps = measure(stream.ready(layers))
+        steps = pick_greedy_steps(stream.ready(layers))
         ends.remember(stream, alive)
         for place, i in enumerate(alive):
             _append(rows[i], steps[place], stop)
@@ -205,7 +267,7 @@ def grow(
 
 
 @dataclass
-class Ends:
+class FinalStates:
     """The states at the token each row was fed last: if the next one ends the answer, those of its last token.
 
     One block per layer for all rows: slices row by row cost more than the pass itself once there are thousands.
@@ -214,7 +276,7 @@ class Ends:
     n_rows: int
     blocks: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def remember(self, stream: Stream, alive: list[int]) -> None:
+    def remember(self, stream: DecodingBatch, alive: list[int]) -> None:
         if not stream.hidden:
             return
         index = torch.tensor(alive, device=stream.mask.device)
@@ -222,7 +284,7 @@ class Ends:
             block = self.blocks.setdefault(layer, state.new_zeros(self.n_rows, state.shape[-1]))
             block[index] = state
 
-    def finish(self, stream: Stream, rows: list[Row], alive: list[int], layers: Sequence[int]) -> None:
+    def finish(self, stream: DecodingBatch, rows: list[DecodedRow], alive: list[int], layers: Sequence[int]) -> None:
         """Feed what is pending, so that rows cut off by the limit have states too, and hand all of them out."""
         if layers and alive:
             stream.ready(layers)
@@ -231,7 +293,7 @@ class Ends:
             row.after = {layer: block[i] for layer, block in self.blocks.items()}
 
 
-def _append(row: Row, step: Step, stop: frozenset[int]) -> None:
+def _append(row: DecodedRow, step: TokenStep, stop: frozenset[int]) -> None:
     if step.token in stop:
         row.finished = True
     else:
@@ -239,13 +301,13 @@ def _append(row: Row, step: Step, stop: frozenset[int]) -> None:
         row.tokens.append(step.token)
 
 
-def _carry_on(stream: Stream, rows: list[Row], alive: list[int], tokens: list[int]) -> list[int]:
+def _carry_on(stream: DecodingBatch, rows: list[DecodedRow], alive: list[int], tokens: list[int]) -> list[int]:
     """Queue the chosen tokens and leave finished rows behind."""
     stream.choose(torch.tensor(tokens, device=stream.mask.device))
     return _leave_finished(stream, rows, alive)
 
 
-def _leave_finished(stream: Stream, rows: list[Row], alive: list[int]) -> list[int]:
+def _leave_finished(stream: DecodingBatch, rows: list[DecodedRow], alive: list[int]) -> list[int]:
     """Finished rows cost time in every further step; the last ones stay, as a stream is never empty."""
     going = [place for place, i in enumerate(alive) if not rows[i].finished]
     if going and len(going) < len(alive):
@@ -253,16 +315,16 @@ def _leave_finished(stream: Stream, rows: list[Row], alive: list[int]) -> list[i
     return [alive[place] for place in going]
 
 
-def measure(logits: torch.Tensor) -> list[Step]:
+def pick_greedy_steps(logits: torch.Tensor) -> list[TokenStep]:
     """The most probable token of each row with its log-probability, entropy (nats) and top-two margin."""
-    tokens, first, entropy, margin = statistics(logits)
+    tokens, first, entropy, margin = compute_step_statistics(logits)
     if not bool(torch.isfinite(first).all()):
-        raise no_numbers()
+        raise make_nan_error()
     columns = (tokens.tolist(), first.tolist(), entropy.tolist(), margin.tolist())
-    return [Step(*values) for values in zip(*columns, strict=True)]
+    return [TokenStep(*values) for values in zip(*columns, strict=True)]
 
 
-def statistics(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def compute_step_statistics(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The values of `Step` for each row, where the logits are."""
     logp = torch.log_softmax(logits.float(), dim=-1)
     top = logp.topk(2, dim=-1)
@@ -271,30 +333,30 @@ def statistics(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
     return top.indices[:, 0], best, entropy, best.exp() - second.exp()
 
 
-def sample(
-    stream: Stream,
+def sample_rows(
+    stream: DecodingBatch,
     uniforms: NDArray[np.float64],
     sampling: Sampling,
     stop: frozenset[int],
     layers: Sequence[int] = (),
     *,
     past_end: bool = False,
-) -> list[Row]:
+) -> list[DecodedRow]:
     """Draw one answer per row, one uniform number per token.
 
     Uniforms are (rows x tokens) and come from outside, so an answer depends on its own prompt and seed alone, not
     on what else was in the batch or on the device. With `layers`, each row's `after` gets the states at its last token,
     or, `past_end`, at the token that ended it, which is then fed too; rows cut off by the limit have none.
     """
-    rows = [Row() for _ in range(len(stream))]
-    alive, ends = list(range(len(rows))), Ends(len(rows))
+    rows = [DecodedRow() for _ in range(len(stream))]
+    alive, ends = list(range(len(rows))), FinalStates(len(rows))
     for position in range(uniforms.shape[1]):
         stream.ready(layers)
         ends.remember(stream, alive)
         alive = _leave_finished(stream, rows, alive) if past_end else alive
         if not alive:
             break
-        tokens = draw(stream.ready(), uniforms[alive, position], sampling)
+        tokens = draw_tokens(stream.ready(), uniforms[alive, position], sampling)
         for i, token in zip(alive, tokens, strict=True):
             if token in stop:
                 rows[i].finished = True

@@ -13,37 +13,44 @@ import numpy as np
 import torch
 
 from knowgate.errors import BadInput, BadSetting, ModelError
-from knowgate.models.backend import Backend
+from knowgate.models.backend import Backend, check_sampling, draw_uniforms
 from knowgate.models.hf import decoding as hf_stream
-from knowgate.models.hf import growing
-from knowgate.models.hf.decoding import Row, Stream
-from knowgate.models.hf.half import can_stop
-from knowgate.models.hf.labels import read_labels
-from knowgate.models.hf.local import LocalModel
-from knowgate.models.hf.pieces import BROKEN, GrowingText
-from knowgate.models.hf.score import AnsweredPrompt, mean_logprobs
-from knowgate.models.marked import cut_prompts, label_ids
-from knowgate.models.sampling import check_sampling, uniforms_of
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Token, Vector, Want
+from knowgate.models.hf import shared_decoding as growing
+from knowgate.models.hf.decoding import DecodedRow, DecodingBatch
+from knowgate.models.hf.forward_pass import supports_partial_pass
+from knowgate.models.hf.local_model import AnsweredPrompt, LocalModel, compute_mean_logprobs, read_label_logits
+from knowgate.models.tokenization import REPLACEMENT_CHARACTER, IncrementalDecoder, encode_label_prompts, encode_labels
+from knowgate.types import (
+    Completion,
+    LabelPrompt,
+    Prompt,
+    Reading,
+    Sampling,
+    Signal,
+    SignalRequest,
+    TextStream,
+    Token,
+    Vector,
+)
 
 
 @dataclass(frozen=True)
-class Handle:
+class HFResumeHandle:
     """Where the draft of one prompt stopped. Continuing copies; the handle can be used again."""
 
-    stream: Stream = field(repr=False)
+    stream: DecodingBatch = field(repr=False)
     place: int | None  # row in the stream; None when the draft had finished
-    row: Row
+    row: DecodedRow
 
-    def copy_row(self) -> Row:
+    def copy_row(self) -> DecodedRow:
         """The draft, to go on with."""
-        return Row(list(self.row.steps), list(self.row.tokens), self.row.finished)
+        return DecodedRow(list(self.row.steps), list(self.row.tokens), self.row.finished)
 
-    def copy(self) -> Handle:
+    def copy(self) -> HFResumeHandle:
         """The same draft alone in a stream of its own."""
         if self.place is None:
-            return Handle(self.stream, None, self.copy_row())
-        return Handle(self.stream.copy([self.place]), 0, self.copy_row())
+            return HFResumeHandle(self.stream, None, self.copy_row())
+        return HFResumeHandle(self.stream.copy([self.place]), 0, self.copy_row())
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class HFModel(LocalModel, Backend):
     def offers(self) -> frozenset[Signal]:
         return frozenset(Signal)
 
-    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
         layers = self._layers(want.layers)
         names = dict(zip(layers, want.layers, strict=True))
         room = want.draft_tokens if not want.samples else max(want.draft_tokens, want.sample_tokens)
@@ -88,18 +95,18 @@ class HFModel(LocalModel, Backend):
             return [[completion] for completion in self._go_on(resume, max_tokens)]
         ids = self._encode(prompts, max_tokens)
         if temperature == 0:
-            want = Want(draft_tokens=max_tokens, resumable=False)
+            want = SignalRequest(draft_tokens=max_tokens, resumable=False)
             drafts = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}))
             return [[reading.draft or Completion("")] * n for reading in drafts]
         drawn = Sampling(temperature)
-        want = Want(samples=n, sample_tokens=max_tokens, sampling=drawn, seed=seed, resumable=False)
+        want = SignalRequest(samples=n, sample_tokens=max_tokens, sampling=drawn, seed=seed, resumable=False)
         sampled = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
         return [list(reading.samples) for reading in sampled]
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """A piece per token, as soon as its characters are whole; of a draft that goes on, first the draft."""
         own = self._begin(prompt, max_tokens) if resume is None else self.alone(self._handle(resume).copy)
-        row, text = own.row, GrowingText(self.loaded.tokenizer)
+        row, text = own.row, IncrementalDecoder(self.loaded.tokenizer)
         if piece := text.take(row.tokens):
             yield piece
         for _ in self._grow(own, max_tokens):
@@ -111,10 +118,11 @@ class HFModel(LocalModel, Backend):
         return completion
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        columns = label_ids(self, labels)
-        cut = cut_prompts(self, prompts, columns)
+        columns = encode_labels(self, labels)
+        cut = encode_label_prompts(self, prompts, columns)
         return self.batched(
-            [prompt.ids for prompt in cut], lambda places: read_labels(self, [cut[place] for place in places], columns)
+            [prompt.ids for prompt in cut],
+            lambda places: read_label_logits(self, [cut[place] for place in places], columns),
         )
 
     def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
@@ -124,7 +132,7 @@ class HFModel(LocalModel, Backend):
         asked = self._encode(prompts, max(map(len, said), default=0))
         rows = [AnsweredPrompt([*ids, *answer], len(answer)) for ids, answer in zip(asked, said, strict=True)]
         return self.batched(
-            [row.ids for row in rows], lambda places: mean_logprobs(self, [rows[place] for place in places])
+            [row.ids for row in rows], lambda places: compute_mean_logprobs(self, [rows[place] for place in places])
         )
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
@@ -145,13 +153,13 @@ class HFModel(LocalModel, Backend):
         prompts: Sequence[Prompt],
         ids: list[list[int]],
         places: list[int],
-        want: Want,
+        want: SignalRequest,
         names: dict[int, int],
     ) -> list[Reading]:
         batch = [ids[place] for place in places]
         layers, ends = sorted(names), self._sample_layers(want)
         kept = sorted({*layers, *ends})
-        states_only = not (want.draft_tokens or want.samples) and can_stop(self.loaded.model)
+        states_only = not (want.draft_tokens or want.samples) and supports_partial_pass(self.loaded.model)
         stream = hf_stream.prefill(
             self.loaded.model, batch, self.pad, self.loaded.device, kept, self.prefixes, states_only=states_only
         )
@@ -165,15 +173,15 @@ class HFModel(LocalModel, Backend):
                 hidden=before[i],
                 hidden_after={names[x]: _vector(state) for x, state in row.after.items() if x in names},
                 samples=samples[i],
-                resume=Handle(stream, alive.index(i) if i in alive else None, row) if want.resumable else None,
+                resume=HFResumeHandle(stream, alive.index(i) if i in alive else None, row) if want.resumable else None,
                 sample_states=states[i],
             )
             for i, row in enumerate(rows)
         ]
 
     def _answer(
-        self, stream: Stream, prompts: list[Prompt], want: Want, layers: list[int], ends: list[int]
-    ) -> tuple[list[Row], list[int], list[Row]]:
+        self, stream: DecodingBatch, prompts: list[Prompt], want: SignalRequest, layers: list[int], ends: list[int]
+    ) -> tuple[list[DecodedRow], list[int], list[DecodedRow]]:
         """Drafts, which of them the stream still holds for who goes on from there, and all samples."""
         after = layers if want.after_draft else []
         # a single draft gains nothing, and is to the last bit what a stream gives
@@ -181,9 +189,9 @@ class HFModel(LocalModel, Backend):
         if want.samples:
             check_sampling(want.sampling)
         if shared and want.samples and not ends and want.sample_tokens == want.draft_tokens:
-            grown = growing.draft_and_sample(
+            grown = growing.draft_and_sample_shared(
                 stream,
-                np.concatenate([uniforms_of(prompt, want) for prompt in prompts]),
+                np.concatenate([draw_uniforms(prompt, want) for prompt in prompts]),
                 want.sampling,
                 self.stop,
                 after,
@@ -191,21 +199,23 @@ class HFModel(LocalModel, Backend):
             return grown.drafts, [], grown.samples
         drawn = self._sample(stream, prompts, want, ends) if want.samples else []
         if shared:
-            return growing.draft(stream, want.draft_tokens, self.stop, after), [], drawn
-        rows = [Row() for _ in prompts]
-        return rows, hf_stream.draft(stream, rows, want.draft_tokens, self.stop, after), drawn
+            return growing.draft_shared(stream, want.draft_tokens, self.stop, after), [], drawn
+        rows = [DecodedRow() for _ in prompts]
+        return rows, hf_stream.decode_greedily(stream, rows, want.draft_tokens, self.stop, after), drawn
 
-    def _sample_layers(self, want: Want) -> list[int]:
+    def _sample_layers(self, want: SignalRequest) -> list[int]:
         return self._layers([want.sample_layer]) if want.samples and want.sample_layer is not None else []
 
-    def _sample(self, stream: Stream, prompts: list[Prompt], want: Want, ends: list[int]) -> list[Row]:
+    def _sample(
+        self, stream: DecodingBatch, prompts: list[Prompt], want: SignalRequest, ends: list[int]
+    ) -> list[DecodedRow]:
         source = stream if self.shares else stream.copy(range(len(prompts)), repeat=want.samples)
-        draw = growing.sample if self.shares else hf_stream.sample
-        uniforms = np.concatenate([uniforms_of(prompt, want) for prompt in prompts])
+        draw = growing.sample_shared if self.shares else hf_stream.sample_rows
+        uniforms = np.concatenate([draw_uniforms(prompt, want) for prompt in prompts])
         return draw(source, uniforms, want.sampling, self.stop, ends, past_end=want.sample_end)
 
     def _per_prompt(
-        self, drawn: list[Row], prompts: int, ends: list[int]
+        self, drawn: list[DecodedRow], prompts: int, ends: list[int]
     ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
         """Each prompt's samples, and the states at their ends if a layer is given."""
         known = {(tuple(row.tokens), row.finished): row for row in drawn}  # many are drawn more than once
@@ -226,37 +236,37 @@ class HFModel(LocalModel, Backend):
         for members in groups.values():
             stream = handles[members[0]].stream
 
-            def extend(members: list[int] = members, stream: Stream = stream) -> list[int]:
+            def extend(members: list[int] = members, stream: DecodingBatch = stream) -> list[int]:
                 part = stream.copy([handles[i].place or 0 for i in members])
-                return hf_stream.draft(part, [rows[i] for i in members], max_tokens, self.stop)
+                return hf_stream.decode_greedily(part, [rows[i] for i in members], max_tokens, self.stop)
 
             self.alone(extend)
         return [self._completion(row, measured=True) for row in rows]
 
-    def _begin(self, prompt: Prompt, max_tokens: int) -> Handle:
+    def _begin(self, prompt: Prompt, max_tokens: int) -> HFResumeHandle:
         """A prompt that was run and has no answer yet."""
         ids, loaded = self._encode([prompt], max_tokens), self.loaded
         stream = self.alone(lambda: hf_stream.prefill(loaded.model, ids, self.pad, loaded.device, (), self.prefixes))
-        return Handle(stream, 0, Row())
+        return HFResumeHandle(stream, 0, DecodedRow())
 
-    def _grow(self, own: Handle, max_tokens: int) -> Iterator[None]:
+    def _grow(self, own: HFResumeHandle, max_tokens: int) -> Iterator[None]:
         """Extend the handle's own row, pausing after each token."""
         if own.place is None or len(own.row.tokens) >= max_tokens:
             return
-        growing = hf_stream.grow(own.stream, [own.row], max_tokens, self.stop)
+        growing = hf_stream.iter_greedy_steps(own.stream, [own.row], max_tokens, self.stop)
         while self.alone(lambda: next(growing, False)) is None:
             yield
 
-    def _handle(self, item: object) -> Handle:
-        if not isinstance(item, Handle):
+    def _handle(self, item: object) -> HFResumeHandle:
+        if not isinstance(item, HFResumeHandle):
             raise BadSetting("resume takes the handles of this model's own readings.")
         return item
 
-    def _completion(self, row: Row, *, measured: bool) -> Completion:
+    def _completion(self, row: DecodedRow, *, measured: bool) -> Completion:
         tokenizer = self.loaded.tokenizer
         text = str(tokenizer.decode(row.tokens, skip_special_tokens=True)).strip()
         if not row.finished:
-            text = text.rstrip(BROKEN)  # cut off in the middle of a character
+            text = text.rstrip(REPLACEMENT_CHARACTER)  # cut off in the middle of a character
         tokens = None
         if measured:
             tokens = tuple(

@@ -34,18 +34,22 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
-from knowgate.models.openai.probe import WIDE
-from knowgate.models.openai.reply import checked_logprob, listed_tokens, read_first_choice
-from knowgate.models.openai.server import Server
-from knowgate.models.openai.tokens import own_endpoint, tokenise, tokenise_turn
-from knowgate.models.openai.wire import StatusError
+from knowgate.models.openai.client import StatusError
+from knowgate.models.openai.responses import check_logprob, get_first_choice, parse_token_logprobs
+from knowgate.models.openai.server import (
+    WIDE_TOP_TOKENS,
+    ServedModel,
+    call_native_endpoint,
+    tokenize_prompt,
+    tokenize_text,
+)
 from knowgate.types import LabelPrompt, Prompt, Vector
 
-MAKERS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
-WHOLE = 1 << 18  # tokens: more than any vocabulary has
-KEPT_TEXTS = 4096  # tokenised texts: the instruction and the neighbours' questions come back in many prompts
+LABEL_SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+WHOLE_VOCABULARY = 1 << 18  # tokens: more than any vocabulary has
+TOKEN_CACHE_SIZE = 4096  # tokenised texts: the instruction and the neighbours' questions come back in many prompts
 # Spelled out, because both servers else take them from the model's generation_config.json.
-NEUTRAL: Mapping[str, float] = {
+NEUTRAL_SAMPLING: Mapping[str, float] = {
     "temperature": 0.0,
     "top_p": 1.0,
     "top_k": -1,
@@ -57,28 +61,28 @@ NEUTRAL: Mapping[str, float] = {
 
 
 @dataclass(frozen=True)
-class MarkedPrompt:
+class ServerPromptTokens:
     """Token ids of a prompt, and the positions from which each label is predicted; the last one ends the prompt."""
 
     ids: list[int]
     marks: list[int]
 
 
-class InsideLabels:
+class ServerLabelReader:
     """Reads labels inside the prompts of one model on one server."""
 
-    def __init__(self, server: Server):
+    def __init__(self, server: ServedModel):
         self._server = server
-        self._tokens = functools.lru_cache(KEPT_TEXTS)(functools.partial(tokenise, server))
+        self._tokens = functools.lru_cache(TOKEN_CACHE_SIZE)(functools.partial(tokenize_text, server))
 
     def check(self, prompt: LabelPrompt) -> None:
         """Refuse what cannot be read, before anything is computed."""
         if not prompt.raw:
             raise BadSetting("a user turn has one label position, at its end; use raw=True for several.")
-        if self._server.maker not in MAKERS:
+        if self._server.maker not in LABEL_SERVERS:
             raise NotOffered(
                 f"openai:{self._server.model} reads labels only at the end of a prompt, not inside it: its server "
-                f"calls itself '{self._server.maker}'. Servers of {', '.join(MAKERS.values())} and hf: models can."
+                f"calls itself '{self._server.maker}'. Servers of {', '.join(LABEL_SERVERS.values())} and hf: models can."
             )
 
     def label_ids(self, labels: Sequence[str]) -> list[int]:
@@ -117,8 +121,8 @@ class InsideLabels:
 
     def _named_by_sglang(self, turn: Prompt, ids: list[int]) -> list[tuple[int, float]]:
         try:
-            prompt = [*tokenise_turn(self._server, turn)]
-            reply = _ask_sglang(self._server, MarkedPrompt(prompt, [len(prompt) - 1]), ids)
+            prompt = [*tokenize_prompt(self._server, turn)]
+            reply = _ask_sglang(self._server, ServerPromptTokens(prompt, [len(prompt) - 1]), ids)
         except (NotOffered, StatusError):  # behind a gateway, or too old to tokenise a turn
             return []
         row = _checked_form(lambda: [_exact_row(reply["meta_info"]["output_token_ids_logprobs"][0], ids)])[0]
@@ -126,7 +130,7 @@ class InsideLabels:
 
     def _named_by_vllm(self, turn: Prompt, ids: list[int]) -> list[tuple[int, float]]:
         fields = {
-            **NEUTRAL,
+            **NEUTRAL_SAMPLING,
             "max_tokens": 1,
             "logprobs": True if not turn.raw else 1,
             "return_tokens_as_token_ids": True,
@@ -137,10 +141,10 @@ class InsideLabels:
             if error.status not in (400, 422, 500):  # 500: where it also extracts hidden states
                 raise
             return []
-        listed = listed_tokens(reply)
+        listed = parse_token_logprobs(reply)
         return [(_token_id(text), value) for text, value in (listed[0].top if listed else ())]
 
-    def _cut(self, prompt: LabelPrompt, labels: Sequence[str], columns: Sequence[int]) -> MarkedPrompt:
+    def _cut(self, prompt: LabelPrompt, labels: Sequence[str], columns: Sequence[int]) -> ServerPromptTokens:
         ids = [*self._tokens(prompt.prefix, True)] if prompt.prefix else []
         marks: list[int] = []
         for number, part in enumerate(prompt.parts):
@@ -154,11 +158,17 @@ class InsideLabels:
             marks.append(len(ids) - 1)
         if not marks or marks[0] < 0:
             raise BadSetting("a label can be read only after some text; the prompt begins with none.")
-        return MarkedPrompt(ids, marks)
+        return ServerPromptTokens(ids, marks)
 
 
-def _ask_vllm(server: Server, cut: MarkedPrompt, columns: Sequence[int], top: int) -> Any:
-    fields = {**NEUTRAL, "max_tokens": 1, "logprobs": top, "prompt_logprobs": top, "return_tokens_as_token_ids": True}
+def _ask_vllm(server: ServedModel, cut: ServerPromptTokens, columns: Sequence[int], top: int) -> Any:
+    fields = {
+        **NEUTRAL_SAMPLING,
+        "max_tokens": 1,
+        "logprobs": top,
+        "prompt_logprobs": top,
+        "return_tokens_as_token_ids": True,
+    }
     if not server.names_tokens:
         return server.complete(cut.ids, fields)
     try:
@@ -169,19 +179,19 @@ def _ask_vllm(server: Server, cut: MarkedPrompt, columns: Sequence[int], top: in
         return server.complete(cut.ids, fields)
 
 
-def _vllm_rows(reply: Any, cut: MarkedPrompt, columns: Sequence[int], top: int) -> list[list[float]]:
-    choice = read_first_choice(reply)
+def _vllm_rows(reply: Any, cut: ServerPromptTokens, columns: Sequence[int], top: int) -> list[list[float]]:
+    choice = get_first_choice(reply)
     inside = choice["prompt_logprobs"]
     if len(inside) != len(cut.ids):
         raise _misaligned()
     rows = []
     for place in (mark + 1 for mark in cut.marks[:-1]):
-        listed = {int(token): checked_logprob(entry["logprob"]) for token, entry in inside[place].items()}
+        listed = {int(token): check_logprob(entry["logprob"]) for token, entry in inside[place].items()}
         if cut.ids[place] not in listed:
             raise _misaligned()
         rows.append(_listed_row(listed, columns, top))
     end = choice["logprobs"]["top_logprobs"][0]
-    listed = {_token_id(token): checked_logprob(value) for token, value in end.items()}
+    listed = {_token_id(token): check_logprob(value) for token, value in end.items()}
     return [*rows, _listed_row(listed, columns, top)]
 
 
@@ -206,19 +216,19 @@ def _token_id(text: str) -> int:
     return int(text.removeprefix("token_id:"))
 
 
-def _ask_sglang(server: Server, cut: MarkedPrompt, columns: Sequence[int]) -> Any:
+def _ask_sglang(server: ServedModel, cut: ServerPromptTokens, columns: Sequence[int]) -> Any:
     body = {
         "input_ids": cut.ids,
-        "sampling_params": {**NEUTRAL, "max_new_tokens": 1},
+        "sampling_params": {**NEUTRAL_SAMPLING, "max_new_tokens": 1},
         "return_logprob": True,
         "logprob_start_len": cut.marks[0],  # what is before may come from the server's prefix cache
         "token_ids_logprob": list(columns),
     }
     adapter = {"lora_path": server.adapter} if server.adapter else {}  # /generate knows no `model`
-    return own_endpoint(server.wire.post_beside, "/generate", {**body, **adapter})
+    return call_native_endpoint(server.wire.post_beside, "/generate", {**body, **adapter})
 
 
-def _sglang_rows(reply: Any, cut: MarkedPrompt, columns: Sequence[int]) -> list[list[float]]:
+def _sglang_rows(reply: Any, cut: ServerPromptTokens, columns: Sequence[int]) -> list[list[float]]:
     meta, start = reply["meta_info"], cut.marks[0]
     tokens, inside = meta["input_token_logprobs"], meta["input_token_ids_logprobs"]
     if [token[1] for token in tokens] != cut.ids[start:] or len(inside) != len(tokens):
@@ -229,20 +239,20 @@ def _sglang_rows(reply: Any, cut: MarkedPrompt, columns: Sequence[int]) -> list[
 
 def _exact_row(place: Any, columns: Sequence[int]) -> list[float]:
     listed = {entry[1]: entry[0] for entry in place}
-    return [checked_logprob(listed[column]) for column in columns]
+    return [check_logprob(listed[column]) for column in columns]
 
 
-def _llamacpp_row(server: Server, ids: Sequence[int], columns: Sequence[int]) -> list[float]:
+def _llamacpp_row(server: ServedModel, ids: Sequence[int], columns: Sequence[int]) -> list[float]:
     """The labels after these tokens, from a list that is long enough; the server keeps what the last prompt began with.
 
     It has no log-probabilities inside a prompt, so every place is a request of its own.
     """
-    for size in (WIDE, WHOLE):
-        fields = {**NEUTRAL, "max_tokens": 1, "logprobs": size, "cache_prompt": True}
+    for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY):
+        fields = {**NEUTRAL_SAMPLING, "max_tokens": 1, "logprobs": size, "cache_prompt": True}
         reply = server.complete(ids, fields)
         try:
-            top = read_first_choice(reply)["logprobs"]["content"][0]["top_logprobs"]
-            listed = {int(entry["id"]): checked_logprob(entry["logprob"]) for entry in top}
+            top = get_first_choice(reply)["logprobs"]["content"][0]["top_logprobs"]
+            listed = {int(entry["id"]): check_logprob(entry["logprob"]) for entry in top}
         except (KeyError, IndexError, TypeError, ValueError):
             raise ModelError("the server's reply has log-probabilities of an unknown form.") from None
         if all(column in listed for column in columns):

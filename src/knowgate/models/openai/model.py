@@ -21,35 +21,38 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 import numpy as np
 
+from knowgate.core.files import sha256_text
 from knowgate.errors import BadSetting, ModelError, NotOffered
-from knowgate.files import sha256_text
-from knowgate.models.backend import Backend
-from knowgate.models.openai.going_on import Draft, draft_of, go_on, go_on_in_parts
-from knowgate.models.openai.labels import MAKERS, WHOLE, InsideLabels
-from knowgate.models.openai.parts import gather
-from knowgate.models.openai.probe import REFUSALS, WIDE
-from knowgate.models.openai.reply import answer_ids, label_logprobs, lacks_label, listed_tokens, read_choices
-from knowgate.models.openai.server import Server
-from knowgate.models.openai.spec import CONCURRENCY, StateLayers, check_url, read_spec
-from knowgate.models.openai.states import Around, ServedStates
-from knowgate.models.openai.tokens import tokenise
-from knowgate.models.openai.wire import Patience, StatusError, Wire
-from knowgate.models.sampling import check_sampling
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, TextStream, Vector, Want
+from knowgate.models.backend import Backend, check_sampling
+from knowgate.models.openai.client import ApiClient, RetryPolicy, StatusError
+from knowgate.models.openai.continuation import ServerDraft, check_draft_handle, continue_draft, stream_continuation
+from knowgate.models.openai.hidden_states import HiddenStateReader, StatesAroundDraft
+from knowgate.models.openai.labels import LABEL_SERVERS, WHOLE_VOCABULARY, ServerLabelReader
+from knowgate.models.openai.responses import (
+    assemble_stream,
+    compute_label_logprobs,
+    is_label_missing,
+    parse_answer_ids,
+    parse_completions,
+    parse_token_logprobs,
+)
+from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, ServedModel, tokenize_text
+from knowgate.models.openai.spec import DEFAULT_CONCURRENCY, HiddenStateConfig, check_server_url, parse_openai_spec
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Vector
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-MARGIN = 2  # tokens listed for the margin of a draft's tokens
-MOST_CHOICES = 128  # OpenAI's limit of `n`
+MARGIN_TOP_TOKENS = 2  # tokens listed for the margin of a draft's tokens
+MAX_CHOICES = 128  # OpenAI's limit of `n`
 
 
 def open_openai(value: str) -> OpenAIModel:
     """`MODEL@URL`, such as 'Qwen/Qwen3-8B@http://127.0.0.1:8000/v1', with options behind a #: see `spec`."""
-    spec = read_spec(value)
+    spec = parse_openai_spec(value)
     return OpenAIModel(spec.model, spec.url, concurrency=spec.concurrency, states=spec.states)
 
 
-class Drafted(NamedTuple):
+class DraftResponse(NamedTuple):
     """A draft, None where none was asked for, and its token ids, where they were."""
 
     completion: Completion | None
@@ -67,17 +70,17 @@ class OpenAIModel(Backend):
         model: str,
         url: str,
         *,
-        patience: Patience | None = None,
-        concurrency: int = CONCURRENCY,
+        patience: RetryPolicy | None = None,
+        concurrency: int = DEFAULT_CONCURRENCY,
         transport: httpx.BaseTransport | None = None,
-        states: StateLayers | None = None,
+        states: HiddenStateConfig | None = None,
     ):
-        check_url(url)
+        check_server_url(url)
         self._concurrency = concurrency
-        self._wire = Wire(url, patience=patience or Patience(), connections=concurrency, transport=transport)
-        self._server = Server(model, self._wire)
-        self._inside = InsideLabels(self._server)
-        self._states = ServedStates(self._server, states) if states else None
+        self._wire = ApiClient(url, patience=patience or RetryPolicy(), connections=concurrency, transport=transport)
+        self._server = ServedModel(model, self._wire)
+        self._inside = ServerLabelReader(self._server)
+        self._states = HiddenStateReader(self._server, states) if states else None
         if self._states is not None:
             self._server.extracts, self._server.forget = True, self._states.forget
 
@@ -119,12 +122,12 @@ class OpenAIModel(Backend):
     @property
     def reads_inside(self) -> bool:
         """Whether labels can be read inside a prompt, and not only at its end."""
-        return self._server.maker in MAKERS
+        return self._server.maker in LABEL_SERVERS
 
     def n_tokens(self, text: str) -> int | None:
         """Of how many tokens a text is, where the server tells."""
         try:
-            return len(tokenise(self._server, text, False)) if self.reads_inside else None
+            return len(tokenize_text(self._server, text, False)) if self.reads_inside else None
         except NotOffered:  # behind a gateway
             return None
 
@@ -132,7 +135,7 @@ class OpenAIModel(Backend):
         """Drop the connections; the model can still be used."""
         self._wire.close()
 
-    def read(self, prompts: Sequence[Prompt], want: Want) -> list[Reading]:
+    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
         self.check_want(want)
         drafts = self._drafts(prompts, want)
         samples = self._sample(prompts, want.sample_tokens, want.sampling, want.samples, want.seed)
@@ -143,12 +146,12 @@ class OpenAIModel(Backend):
                 hidden=states.before,
                 hidden_after=states.after,
                 samples=tuple(drawn),
-                resume=Draft(prompt, draft.completion),
+                resume=ServerDraft(prompt, draft.completion),
             )
             for prompt, draft, drawn, states in zip(prompts, drafts, samples, around, strict=True)
         ]
 
-    def check_want(self, want: Want) -> None:
+    def check_want(self, want: SignalRequest) -> None:
         """Refuse what this server cannot give, before anything is asked."""
         if want.sample_layer is not None or (want.layers and self._states is None):
             of = "sampled answers" if want.sample_layer is not None else "prompts"
@@ -161,10 +164,12 @@ class OpenAIModel(Backend):
                 "logprob:mean, logprob:min or logprob:margin), or start vLLM with --max-logprobs 2000."
             )
 
-    def _around(self, prompts: Sequence[Prompt], drafts: Sequence[Drafted], want: Want) -> list[Around]:
+    def _around(
+        self, prompts: Sequence[Prompt], drafts: Sequence[DraftResponse], want: SignalRequest
+    ) -> list[StatesAroundDraft]:
         states = self._states
         if states is None or not want.layers:
-            return [Around({}, {}) for _ in prompts]
+            return [StatesAroundDraft({}, {}) for _ in prompts]
         pairs = list(zip(prompts, drafts, strict=True))
         return self._each(lambda pair: states.around(pair[0], pair[1].ids, want), pairs)
 
@@ -182,7 +187,7 @@ class OpenAIModel(Backend):
         if resume is not None:
             if temperature > 0 or n != 1:
                 raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
-            handles = [draft_of(item) for _, item in zip(prompts, resume, strict=True)]
+            handles = [check_draft_handle(item) for _, item in zip(prompts, resume, strict=True)]
             return [[completion] for completion in self._go_on(handles, max_tokens)]
         if temperature == 0:
             return self._greedy_answers(prompts, max_tokens, n, seed)
@@ -190,10 +195,10 @@ class OpenAIModel(Backend):
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """As the server sends it. A draft is given as it is; where it cannot go on it is not shown: see above."""
-        draft = Draft(prompt, None) if resume is None else draft_of(resume)
+        draft = ServerDraft(prompt, None) if resume is None else check_draft_handle(resume)
         if draft.completion is None or not draft.is_enough(max_tokens):
             fields = self._missing(draft, max_tokens)
-            going = go_on_in_parts(self._server, draft, lambda text: self._parts(draft.prompt, fields, text))
+            going = stream_continuation(self._server, draft, lambda text: self._parts(draft.prompt, fields, text))
             completion = yield from going or self._draft_in_parts(draft.prompt, max_tokens)
             return self._checked(completion)
         if draft.completion.text:
@@ -217,30 +222,30 @@ class OpenAIModel(Backend):
             raise NotOffered(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
         return self._each(lambda prompt: self._label_row(prompt, labels), prompts)
 
-    def _drafts(self, prompts: Sequence[Prompt], want: Want) -> list[Drafted]:
+    def _drafts(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[DraftResponse]:
         if want.draft_tokens == 0:
-            return [Drafted(None) for _ in prompts]
-        top = WIDE if want.entropies and self.has_entropies else MARGIN
+            return [DraftResponse(None) for _ in prompts]
+        top = WIDE_TOP_TOKENS if want.entropies and self.has_entropies else MARGIN_TOP_TOKENS
         with_ids = bool(want.layers and want.after_draft)
         return self._each(lambda prompt: self._drafted(prompt, want.draft_tokens, top, with_ids), prompts)
 
-    def _drafted(self, prompt: Prompt, max_tokens: int, top: int, with_ids: bool) -> Drafted:
+    def _drafted(self, prompt: Prompt, max_tokens: int, top: int, with_ids: bool) -> DraftResponse:
         fields = self._greedy(prompt, max_tokens, None, top) | ({"return_token_ids": True} if with_ids else {})
         reply = self._server.ask(prompt, fields)
-        return Drafted(self._checked(read_choices(reply)[0]), answer_ids(reply) if with_ids else ())
+        return DraftResponse(self._checked(parse_completions(reply)[0]), parse_answer_ids(reply) if with_ids else ())
 
-    def _go_on(self, handles: Sequence[Draft], max_tokens: int) -> list[Completion]:
+    def _go_on(self, handles: Sequence[ServerDraft], max_tokens: int) -> list[Completion]:
         return self._each(lambda handle: self._finish(handle, max_tokens), handles)
 
-    def _finish(self, draft: Draft, max_tokens: int) -> Completion:
+    def _finish(self, draft: ServerDraft, max_tokens: int) -> Completion:
         if draft.completion is not None and draft.is_enough(max_tokens):
             return draft.completion
         if max_tokens == 0:
             return Completion("")
-        going = go_on(self._server, draft, self._missing(draft, max_tokens))
+        going = continue_draft(self._server, draft, self._missing(draft, max_tokens))
         return self._draft(draft.prompt, max_tokens, None) if going is None else self._checked(going)
 
-    def _missing(self, draft: Draft, max_tokens: int) -> dict[str, Any]:
+    def _missing(self, draft: ServerDraft, max_tokens: int) -> dict[str, Any]:
         """What to ask for after the draft."""
         begun = draft.completion.n_tokens if draft.completion else 0
         return self._greedy(draft.prompt, max_tokens - begun, None)
@@ -270,12 +275,14 @@ class OpenAIModel(Backend):
 
     def _draft(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
         fields = self._greedy(prompt, max_tokens, seed)
-        return self._checked(read_choices(self._server.ask(prompt, fields))[0])
+        return self._checked(parse_completions(self._server.ask(prompt, fields))[0])
 
-    def _greedy(self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN) -> dict[str, Any]:
+    def _greedy(
+        self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN_TOP_TOKENS
+    ) -> dict[str, Any]:
         fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, **self._seed(seed)}
         if self._server.abilities.logprobs:
-            fields |= _logprob_fields(prompt, top if top > MARGIN else min(top, self._server.abilities.top))
+            fields |= _logprob_fields(prompt, top if top > MARGIN_TOP_TOKENS else min(top, self._server.abilities.top))
         return fields
 
     def _checked(self, completion: Completion) -> Completion:
@@ -284,8 +291,8 @@ class OpenAIModel(Backend):
         return completion
 
     def _draft_in_parts(self, prompt: Prompt, max_tokens: int) -> TextStream:
-        reply = yield from gather(self._parts(prompt, self._greedy(prompt, max_tokens, None)))
-        return read_choices(reply)[0]
+        reply = yield from assemble_stream(self._parts(prompt, self._greedy(prompt, max_tokens, None)))
+        return parse_completions(reply)[0]
 
     def _parts(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
         """Tokens are counted by their log-probabilities; without them the server is asked to count, if it knows how."""
@@ -310,9 +317,9 @@ class OpenAIModel(Backend):
         """`size` samples, asking again while a server gives fewer; each request has a seed of its own."""
         drawn: list[Completion] = []
         while len(drawn) < size:
-            n = min(size - len(drawn), MOST_CHOICES)
+            n = min(size - len(drawn), MAX_CHOICES)
             own = self._seed(None if seed is None else seed + start + len(drawn)) | ({"n": n} if n > 1 else {})
-            drawn += read_choices(self._server.ask(prompt, fields | own))[:n]
+            drawn += parse_completions(self._server.ask(prompt, fields | own))[:n]
         return drawn
 
     def _seed(self, seed: int | None) -> dict[str, int]:
@@ -323,13 +330,13 @@ class OpenAIModel(Backend):
             return self._inside.read(prompt, labels, self._server.abilities.top)
         turn = Prompt(prompt.prefix + prompt.parts[0], prompt.raw)
         top = self._listed(turn, _logprob_fields(turn, self._server.abilities.top))
-        if lacks_label(top, labels):
+        if is_label_missing(top, labels):
             top = self._listed_further(turn, labels, top)
-        return np.array([label_logprobs(top, labels)], dtype=np.float32)
+        return np.array([compute_label_logprobs(top, labels)], dtype=np.float32)
 
     def _listed(self, turn: Prompt, fields: dict[str, Any]) -> tuple[tuple[str, float], ...]:
         """The tokens that may come next, as far as the server lists them."""
-        listed = listed_tokens(self._server.ask(turn, {"max_tokens": 1, "temperature": 0.0, **fields}))
+        listed = parse_token_logprobs(self._server.ask(turn, {"max_tokens": 1, "temperature": 0.0, **fields}))
         if not listed or not listed[0].top:
             raise ModelError(f"{self.name} did not list the most probable tokens, so labels cannot be read.")
         return listed[0].top
@@ -344,14 +351,14 @@ class OpenAIModel(Backend):
         """
         if self._server.names_tokens:
             return top + tuple(pair for pair in self._inside.named(turn, labels) if pair not in top)
-        for size in (WIDE, WHOLE) if self._server.is_wide else ():
+        for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY) if self._server.is_wide else ():
             try:
                 top = self._listed(turn, _logprob_fields(turn, size))
             except StatusError as error:
-                if error.status not in REFUSALS:
+                if error.status not in REFUSAL_STATUSES:
                     raise
                 break  # vLLM with a larger --max-logprobs, but not the whole vocabulary
-            if not lacks_label(top, labels):
+            if not is_label_missing(top, labels):
                 break
         return top
 

@@ -9,18 +9,18 @@ from urllib.parse import parse_qsl
 
 import httpx
 
-from knowgate.doors import user_path
+from knowgate.core.http_client import redact_logins
+from knowgate.core.validation import expand_path
 from knowgate.errors import BadSetting
-from knowgate.servers import without_login
 
-CONCURRENCY = 8  # requests in flight
-MOST_AT_ONCE = 1_024
-OPTIONS = ("concurrency", "layers", "depth", "storage")
-FORM = "openai:MODEL@URL, such as openai:Qwen/Qwen3-8B@http://127.0.0.1:8000/v1"
+DEFAULT_CONCURRENCY = 8  # requests in flight
+MAX_CONCURRENCY = 1_024
+SPEC_OPTIONS = ("concurrency", "layers", "depth", "storage")
+SPEC_FORM = "openai:MODEL@URL, such as openai:Qwen/Qwen3-8B@http://127.0.0.1:8000/v1"
 
 
 @dataclass(frozen=True)
-class StateLayers:
+class HiddenStateConfig:
     """The hidden states a server gives with each prompt.
 
     layers: in the server's order, counted as transformers does (0 are the embeddings). depth: entries of transformers'
@@ -33,30 +33,30 @@ class StateLayers:
 
 
 @dataclass(frozen=True)
-class ServerSpec:
+class OpenAISpec:
     model: str
     url: str
-    concurrency: int = CONCURRENCY
-    states: StateLayers | None = None
+    concurrency: int = DEFAULT_CONCURRENCY
+    states: HiddenStateConfig | None = None
 
 
-def read_spec(value: str) -> ServerSpec:
+def parse_openai_spec(value: str) -> OpenAISpec:
     match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://[^\s#]+)(#(?P<options>\S*))?", value)
     if match is None:
-        raise BadSetting(f"'openai:{without_login(value)}' is not {FORM}.")
+        raise BadSetting(f"'openai:{redact_logins(value)}' is not {SPEC_FORM}.")
     pairs = parse_qsl(match["options"] or "", keep_blank_values=True)
     given = dict(pairs)
-    unknown = [name for name, _ in pairs if name not in OPTIONS]
+    unknown = [name for name, _ in pairs if name not in SPEC_OPTIONS]
     if unknown or len(given) < len(pairs):
         raise BadSetting(
-            f"'#{match['options']}' behind a server's URL is not understood. Give each of {', '.join(OPTIONS)} at most "
+            f"'#{match['options']}' behind a server's URL is not understood. Give each of {', '.join(SPEC_OPTIONS)} at most "
             "once, as in #layers=15,23&storage=/mnt/states&concurrency=32."
         )
-    at_once = _number("concurrency", given.get("concurrency", str(CONCURRENCY)), MOST_AT_ONCE)
-    return ServerSpec(match["model"], match["url"], at_once, _states(given))
+    at_once = _number("concurrency", given.get("concurrency", str(DEFAULT_CONCURRENCY)), MAX_CONCURRENCY)
+    return OpenAISpec(match["model"], match["url"], at_once, _states(given))
 
 
-def _states(given: dict[str, str]) -> StateLayers | None:
+def _states(given: dict[str, str]) -> HiddenStateConfig | None:
     if "layers" not in given:
         if alone := [name for name in ("depth", "storage") if name in given]:
             raise BadSetting(f"'{alone[0]}' of a server is about hidden states: name their layers too, #layers=15,23.")
@@ -69,7 +69,7 @@ def _states(given: dict[str, str]) -> StateLayers | None:
         raise BadSetting(
             f"depth={depth} is too little for layer {max(layers)}: it counts the embeddings and every layer."
         )
-    return StateLayers(layers, depth, user_path(given["storage"]) if given.get("storage") else None)
+    return HiddenStateConfig(layers, depth, expand_path(given["storage"]) if given.get("storage") else None)
 
 
 def _number(name: str, word: str, most: int, least: int = 1) -> int:
@@ -79,9 +79,9 @@ def _number(name: str, word: str, most: int, least: int = 1) -> int:
     return number
 
 
-def check_url(url: str) -> None:
+def check_server_url(url: str) -> None:
     """Refuse what cannot be the address of a server, and logins, which would be shown."""
-    shown = without_login(url)
+    shown = redact_logins(url)
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:

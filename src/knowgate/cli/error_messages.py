@@ -1,0 +1,181 @@
+"""Where exceptions end that nobody foresaw: a sentence with a short id, and the details in a file for who mends it.
+
+The id is made from where the error came from, so one defect has one id and one file, however often it happens. Knows
+nothing of commands. Nothing here fails: what cannot be written is left away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import os
+import platform
+import re
+import shlex
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from knowgate.core.files import cache_dir
+from knowgate.errors import KnowgateError
+
+EXIT_INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
+REPORT_FOLDER = "errors"
+REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typer", "httpx")
+SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+MIN_SECRET_CHARS = 6  # characters; shorter values ("1", "true") would blot out half of the text
+REDACTED = "[hidden]"
+SECRET_PATTERNS = [
+    (re.compile(r"(?<=://)[^/\s@'\"]+@"), f"{REDACTED}@"),  # a login in an address
+    (re.compile(r"(?i)([?&;](?:[\w-]*(?:key|token|secret|passw\w*|sig|auth\w*))=)[^&\s'\"]+"), rf"\1{REDACTED}"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}"), rf"\1 {REDACTED}"),
+    (re.compile(r"\b(?:sk|hf|ghp|pk)[-_][\w-]{8,}"), REDACTED),  # how servers' keys look
+    (re.compile(r"(?i)(--[\w-]*(?:key|token|secret|password)[= ])\S+"), rf"\1{REDACTED}"),
+]
+
+
+def describe_internal_error(error: BaseException, arguments: Sequence[str]) -> str:
+    """The sentence, once the details are on disk."""
+    number = compute_error_id(error)
+    file = _keep(number, format_error_report(error, arguments))
+    where = (
+        f"Details are in {file}; please send that file" if file else "Run it again with --debug and send what it says"
+    )
+    return f"{_kind(error)} (id {number}). {where} to whoever looks after knowgate."
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "this machine's memory is full: use a smaller model, fewer questions or a smaller index"
+    if isinstance(error, RecursionError):
+        return "something here is nested deeper than can be followed"
+    return f"this should not have happened: {type(error).__name__}"
+
+
+def compute_error_id(error: BaseException) -> str:
+    """Eight digits that tell this place in the code from others."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{Path(frame.filename).name}:{frame.name}:{frame.lineno}" for frame in frames[-8:]]
+    return hashlib.sha256("\n".join([type(error).__name__, *places]).encode()).hexdigest()[:8]
+
+
+def format_error_report(error: BaseException, arguments: Sequence[str]) -> str:
+    """When, what with, what was typed, and where it broke; without secrets."""
+    lines = [
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        f"knowgate {shlex.join(arguments)}",
+        f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}",
+        ", ".join(_versions()),
+        "",
+        format_traceback(error),
+    ]
+    return redact_secrets("\n".join(lines), os.environ)
+
+
+def format_traceback(error: BaseException) -> str:
+    """The traceback, without secrets."""
+    return redact_secrets("".join(traceback.format_exception(error, limit=-40)), os.environ)
+
+
+def redact_secrets(text: str, environment: Mapping[str, str]) -> str:
+    """Keys from the environment, logins in addresses and what looks like a key are blotted out."""
+    values = {value.strip() for name, value in environment.items() if SECRET_NAME.search(name)}
+    for value in sorted((value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True):
+        text = text.replace(value, REDACTED)
+    for pattern, instead in SECRET_PATTERNS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def _versions() -> Iterator[str]:
+    from importlib import metadata
+
+    for package in REPORTED_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            yield f"{package} {metadata.version(package)}"
+
+
+def _keep(number: str, text: str) -> Path | None:
+    """Write the details into the cache folder, else into the system's folder for temporary files, else nowhere."""
+    for folder in (_cache, tempfile.gettempdir):
+        with contextlib.suppress(OSError, ValueError, RuntimeError, KnowgateError):
+            file = Path(folder()) / REPORT_FOLDER / f"{number}.log"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+            return file
+    return None
+
+
+def _cache() -> str:
+    return str(cache_dir())
+
+
+CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
+
+
+def explain_usage_error(error: Any) -> tuple[str, int]:
+    """(sentence, exit code) for an error of typer's."""
+    if hasattr(error, "option_name") and hasattr(error, "possibilities"):
+        return _unknown_option(error), 2
+    sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was named"
+    sentence += "" if sentence.endswith("?") else "."
+    context = getattr(error, "ctx", None)
+    is_value = getattr(error, "param", None) is not None
+    known = ", ".join(getattr(context.command, "commands", ())) if context and not is_value else ""
+    hint = f"Known: {known}." if known else f"See: {context.command_path if context else 'knowgate'} --help"
+    return f"{sentence} {hint}", 2
+
+
+def _unknown_option(error: Any) -> str:
+    """Says what is known and what may be meant; an old name that was mistyped leads to the new one."""
+    command, name = error.ctx.command if error.ctx else None, error.option_name
+    params = command.params if command else ()
+    listed = sorted(opt for param in params if not getattr(param, "hidden", False) for opt in param.opts)
+    known = [opt for opt in [*listed, "--help"] if opt.startswith("--")]
+    meant = {**{opt: opt for opt in known if opt != "--help"}, **getattr(command, "renamed", {})}
+    words = {opt.lstrip("-"): new for opt, new in meant.items()}
+    near = difflib.get_close_matches(name.lstrip("-"), words, n=1)
+    hint = f" Did you mean '{words[near[0]]}'?" if near else ""
+    hint += getattr(command, "elsewhere", lambda option: "")(name)
+    if getattr(command, "commands", None):
+        hint += f" Options of a command follow its name: {error.ctx.command_path} NAME {name}."
+    return f"unknown option '{name}'.{hint} Known: {', '.join(known)}."
+
+
+ADVICE_VERBS = (
+    "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Fetch|Fill|Fit|Give|Install|Label|Leave|Let|Look|Make|Mark|Mend|"
+    "Move|Name|Put|Record|Rename|Repair|Run|Save|Set|Shorten|Split|Take|Try|Type|Use|Write"
+)
+COMMAND_PATTERN = (
+    r"\bknowgate [a-z]|\bpip install\b|(^|[\s'(])--[a-z]"  # a command or an option, to be typed as it stands
+)
+CHOICES_PATTERN = r"\b[Aa]llowed\b|\b[Kk]nown( options)?: |\bmust (be|begin|hold|have)\b|\bat (least|most)\b"
+ADVICE_PATTERN = rf"(^|[.;:,]\s|\bor\s)({ADVICE_VERBS}|{ADVICE_VERBS.lower()})\b"
+NEXT_STEP_PATTERN = re.compile(f"{COMMAND_PATTERN}|{CHOICES_PATTERN}|{ADVICE_PATTERN}")
+
+
+def has_next_step(message: str) -> bool:
+    """Whether it has a command, an option, what is allowed, or says what to do."""
+    return NEXT_STEP_PATTERN.search(message) is not None
+
+
+def add_next_step(message: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> str:
+    if has_next_step(message):
+        return message
+    return f"{message.rstrip()} See: {' '.join(['knowgate', *_verbs(arguments, commands)])} --help"
+
+
+def _verbs(arguments: Sequence[str], commands: Mapping[str, Any]) -> Iterator[str]:
+    """The names of the command that is running: 'fit', 'fusion'."""
+    for word in arguments:
+        if word in commands:
+            yield word
+            commands = getattr(commands[word], "commands", {})
+        elif not word.startswith("-"):
+            return

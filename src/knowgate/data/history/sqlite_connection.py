@@ -1,0 +1,148 @@
+"""An SQLite file in WAL mode: one connection per thread, writers wait for each other, damage is said in a sentence.
+
+Knows the schema of the log; not what the rows mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from knowgate.core.validation import check_regular_file
+from knowgate.errors import ArtifactError, BadInput, KnowgateError
+
+LOG_FORMAT = 1
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS entries (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    key TEXT NOT NULL, question TEXT NOT NULL, label TEXT NOT NULL, outcome TEXT, source TEXT NOT NULL,
+    weight REAL NOT NULL, model TEXT NOT NULL, prompts TEXT NOT NULL, tenant TEXT NOT NULL,
+    created REAL NOT NULL, expires REAL, vector BLOB NOT NULL,
+    UNIQUE (tenant, model, prompts, key, source)
+);
+CREATE INDEX IF NOT EXISTS by_scope ON entries (tenant, model, prompts, id);
+CREATE TRIGGER IF NOT EXISTS count_deletions AFTER DELETE ON entries BEGIN
+    UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'deletions';
+END;
+"""
+ENTRY_COLUMNS = frozenset(
+    [
+        "id",
+        "key",
+        "question",
+        "label",
+        "outcome",
+        "source",
+        "weight",
+        "model",
+        "prompts",
+        "tenant",
+        "created",
+        "expires",
+        "vector",
+    ]
+)
+DAMAGE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # what sqlite raises for a file that is not whole
+LOCK_TIMEOUT = 30.0  # seconds to wait for another writer
+
+
+class SqliteDatabase:
+    """The file at `path`; opened, and made if need be, on first use."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._local = threading.local()
+
+    def close(self) -> None:
+        """Close this thread's connection."""
+        if hasattr(self._local, "db"):
+            self._local.db.close()
+            del self._local.db
+
+    def connection(self) -> sqlite3.Connection:
+        if not hasattr(self._local, "db"):
+            self._local.db = self._open()
+        db: sqlite3.Connection = self._local.db
+        return db
+
+    def _open(self) -> sqlite3.Connection:
+        db = self._connect()
+        try:
+            _check_schema(db)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA secure_delete = ON")  # forgotten questions do not linger in free pages
+            db.executescript(SCHEMA)
+            db.execute("INSERT OR IGNORE INTO meta VALUES ('deletions', '0')")
+            db.execute("INSERT OR IGNORE INTO meta VALUES ('stamp', hex(randomblob(16)))")
+            db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", [str(LOG_FORMAT)])
+            version = db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
+        except (*DAMAGE_ERRORS, BadInput) as error:
+            db.close()
+            raise explain_log_error(self.path, error) from None
+        if version != str(LOG_FORMAT):
+            db.close()
+            raise ArtifactError(
+                f"the log {self.path} has format {str(version)[:40]}; this knowgate reads {LOG_FORMAT}."
+            )
+        return db
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            if self.path.exists():
+                check_regular_file(self.path)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return sqlite3.connect(self.path, timeout=LOCK_TIMEOUT, isolation_level=None)
+        except (sqlite3.Error, OSError, BadInput) as error:
+            raise explain_log_error(self.path, error) from None
+
+    def read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        try:
+            return self.connection().execute(query, list(values)).fetchall()
+        except DAMAGE_ERRORS as error:
+            raise explain_log_error(self.path, error) from None
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        db = self.connection()
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            yield db
+            db.execute("COMMIT")
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            if isinstance(error, DAMAGE_ERRORS):
+                raise explain_log_error(self.path, error) from None
+            raise
+
+
+def _check_schema(db: sqlite3.Connection) -> None:
+    """Refuse another program's database before anything is written into it."""
+    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables:
+        return  # new
+    if not {"meta", "entries"} <= tables:
+        raise BadInput("it is a database of another program")
+    columns = {row[1] for row in db.execute("PRAGMA table_info(entries)")}
+    if columns != ENTRY_COLUMNS:
+        raise BadInput("its table of entries is not one of knowgate's")
+
+
+def explain_log_error(path: Path, error: Exception) -> KnowgateError:
+    """What went wrong with the log: no room, another process, or damage."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits say more exactly what
+    cause = " ".join(str(error).split()).rstrip(".")  # sqlite quotes lines of a broken schema
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return KnowgateError(
+            f"cannot write to the log {path}: {cause}. What was logged before is safe; make room and run the same "
+            "command again."
+        )
+    if code == sqlite3.SQLITE_BUSY:
+        return KnowgateError(f"another process is writing to the log {path}; wait for it or stop it.")
+    return ArtifactError(f"the log {path} cannot be used: {cause}. It was left as it is; move it away or restore it.")

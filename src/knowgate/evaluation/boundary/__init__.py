@@ -1,1 +1,0 @@
-"""What an LLM knows, and what retrieval does to it."""

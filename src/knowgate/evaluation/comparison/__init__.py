@@ -1,1 +1,0 @@
-"""Gates compared on the same questions."""

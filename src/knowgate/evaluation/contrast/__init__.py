@@ -1,1 +1,0 @@
-"""Two evaluations held against each other: before and after, two LLMs, two indexes."""

@@ -1,1 +1,0 @@
-"""Rankers of passages compared by preferences and answers."""

@@ -1,1 +1,0 @@
-"""What another threshold would have done to logged traffic."""

@@ -1,1 +1,0 @@
-"""Fitting arbiters, which choose between two answers after retrieval."""

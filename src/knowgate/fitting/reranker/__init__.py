@@ -1,1 +1,0 @@
-"""Teaching a cross-encoder which passages the LLM can use."""

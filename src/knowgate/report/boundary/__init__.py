@@ -1,1 +1,0 @@
-"""The report of label runs: what the LLM knows."""

@@ -1,1 +1,0 @@
-"""The report of an evaluation: gates side by side."""

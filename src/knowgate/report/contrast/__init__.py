@@ -1,1 +1,0 @@
-"""The report of two evaluations held against each other."""

@@ -1,0 +1,3 @@
+"""What trains artefacts: gates from label runs, rerankers from preferences."""
+
+from __future__ import annotations

@@ -1,0 +1,134 @@
+"""The door for servers: what ends, what is read, what is hidden."""
+
+import time
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from knowgate.core.http_client import (
+    MAX_MESSAGE_CHARS,
+    MAX_RESPONSE_BYTES,
+    find_url_secrets,
+    open_client,
+    parse_json_response,
+    parse_retry_after,
+    read_response,
+    redact_message,
+    redact_urls,
+    request_deadline,
+)
+from knowgate.errors import BadSetting, ServerError
+from tests.support.hostile_server import HostileServer, bomb, dripping, endless, http
+
+NO_END = 60  # seconds that each single read may take; the request as a whole ends far sooner
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "*")
+    with HostileServer() as running:
+        yield running
+
+
+def read(server, seconds=20.0):
+    with (
+        open_client({}) as client,
+        request_deadline(time.monotonic() + seconds),
+        client.stream("GET", server.url, timeout=NO_END) as response,
+    ):
+        return read_response(response, "the server")
+
+
+def test_a_good_reply_is_read_whole(server):
+    server.reply = http(b"fine", 429, retry_after="7")
+    reply = read(server)
+    assert (reply.status, reply.content, reply.retry_after, reply.is_success) == (429, b"fine", 7.0, False)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 500, http(b" " * 500)])
+def test_a_head_or_body_by_drops_ends_with_the_request_though_no_single_read_is_late(server, head):
+    server.reply = dripping(head)
+    start = time.monotonic()
+    with pytest.raises(Exception, match=r"over by now|timed out|too slowly"):
+        read(server, seconds=0.3)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("kind", ["endless", "bomb"])
+def test_what_has_no_end_takes_bounded_memory(server, kind):
+    packed = http(bomb(), content_encoding="gzip")
+    server.reply = endless(b"HTTP/1.1 200 OK\r\n\r\n", b" " * 65536) if kind == "endless" else packed
+    tracemalloc.start()
+    try:
+        with pytest.raises(ServerError, match="more than 33,554,432 bytes"):
+            read(server)
+        assert tracemalloc.get_traced_memory()[1] < 6 * MAX_RESPONSE_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "zstd", "nonsense"])
+def test_an_encoding_that_was_not_asked_for_is_refused(server, encoding):
+    server.reply = http(b"x", content_encoding=encoding)
+    with pytest.raises(ServerError, match="not asked for"):
+        read(server)
+
+
+@pytest.mark.parametrize("proxy", ["socks9://x", "http://[::1", "http://user:hunter22@x:notaport", "nonsense://"])
+def test_a_proxy_that_cannot_be_used_is_a_sentence_without_its_password(monkeypatch, proxy):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    with pytest.raises(BadSetting, match="HTTPS_PROXY") as caught:
+        open_client({})
+    assert "hunter22" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("7", 7.0),
+        (" 1.5", 1.5),
+        ("²", None),
+        ("٣", None),
+        ("-1", None),
+        ("nan", None),
+        ("1e3", None),
+        ("9" * 400, None),
+    ],
+)
+def test_seconds_to_wait_are_plain_digits(value, seconds):
+    assert parse_retry_after(value) == seconds
+
+
+def test_a_date_to_wait_for_is_seconds_from_now_and_none_when_it_is_past():
+    soon = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    assert parse_retry_after(soon) == pytest.approx(3600, abs=60)
+    assert parse_retry_after("Fri, 31 Dec 1999 23:59:59 GMT") == 0.0
+    assert parse_retry_after("Fri, 31 Dec 9999 23:59:59 GMT") > 1e10
+    assert parse_retry_after("Fri, 31 Dec 2027 23:59:59 -99999999999999") is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff", b"NaN", b"[1e999]", b"9" * 5000, b"[" * 900 + b"]" * 900, b'"\\ud800"']
+)
+def test_what_is_no_json_is_a_server_error(content):
+    with pytest.raises(ServerError, match="the reply"):
+        parse_json_response(content, "the reply")
+
+
+def test_words_of_a_server_are_one_short_line_without_secrets():
+    assert redact_message("a\r\n b\tsk-1 ", ["sk-1"]) == "a b ***"
+    assert len(redact_message("x" * 10**6)) == MAX_MESSAGE_CHARS + 1
+
+
+def test_logins_and_parameters_are_secrets_in_both_their_forms():
+    url = "https://me:p%40ss@x.test/find?api_key=k-123&q={query}"
+    assert set(find_url_secrets(url)) == {"p%40ss", "k-123", "p@ss"}
+    assert redact_urls(f"knowgate ask --index {url} x") == "knowgate ask --index https://***@x.test/find?*** x"
+
+
+def test_a_plain_address_is_shown_as_it_is():
+    assert redact_urls("see http://x.test/find, then") == "see http://x.test/find, then"

@@ -1,0 +1,55 @@
+"""The log in a file: what stands in it, and what befalls files. All that stores share is tested in test_entries.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
+from knowgate.data.history.sqlite_store import SqliteHistory
+from knowgate.errors import ArtifactError, KnowgateError
+from tests.support.hash_embedder import HashEmbedder
+
+SCOPE = HistoryScope("model-a", "prompts-a")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return SqliteHistory(tmp_path / "log.db", HashEmbedder())
+
+
+def entry(question, label=KnowledgeLabel.KNOWN, scope=SCOPE, **values):
+    return LogEntry(question, label, scope, **values)
+
+
+def test_forgotten_questions_leave_the_table_the_index_and_the_file(log):
+    log.add([entry("the secret of Bertha"), entry("the height of Everest")])
+    log.search(["the"], 2, SCOPE)
+    assert log.forget(contains="SECRET") == 1
+    assert [n.question for n in log.search(["the secret"], 5, SCOPE)[0]] == ["the height of Everest"]
+    log.close()
+    assert b"Bertha" not in b"".join(path.read_bytes() for path in log.path.parent.iterdir())
+
+
+def test_a_broken_file_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "log.db"
+    path.write_bytes(b"this is no database, but somebody may want it back" * 50)
+    before = path.read_bytes()
+    with pytest.raises(ArtifactError, match="left as it is"):
+        SqliteHistory(path, HashEmbedder()).add([entry("one")])
+    assert path.read_bytes() == before
+
+
+def test_a_log_of_another_version_is_refused(log):
+    log.add([entry("one")])
+    log._db.connection().execute("UPDATE meta SET value = '9' WHERE key = 'version'")
+    log.close()
+    with pytest.raises(ArtifactError, match="format 9"):
+        list(SqliteHistory(log.path, HashEmbedder()).entries())
+
+
+def test_a_full_disk_says_what_is_safe_and_what_to_do(log):
+    log.add([entry("one")])
+    log._db.connection().execute("PRAGMA max_page_count = 1")
+    with pytest.raises(KnowgateError, match=r"database or disk is full. What was logged before is safe; make room"):
+        log.add([entry(f"question {i} " + "x" * 3000) for i in range(50)])
+    assert [one.question for one in log.entries()] == ["one"]

@@ -1,0 +1,98 @@
+import json
+
+import pytest
+
+from knowgate.data.questions import load_questions
+from knowgate.errors import BadInput
+from knowgate.types import Passage, Question
+
+FULL = {
+    "id": "q1",
+    "question": "Who wrote Hamlet?",
+    "answers": ["Shakespeare", 1599],
+    "lang": "en",
+    "choices": ["Shakespeare", "Goethe"],
+    "contexts": [{"id": "p1", "title": "Hamlet", "text": "A play.", "is_gold": True}, {"text": "bare"}],
+    "meta": {"hops": 2},
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(*records):
+        path = tmp_path / "data.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return f"jsonl:{path}"
+
+    return make
+
+
+def test_every_field_of_a_record_is_taken(write):
+    assert load_questions(write(FULL)) == [
+        Question(
+            text="Who wrote Hamlet?",
+            id="q1",
+            answers=("Shakespeare", "1599"),
+            lang="en",
+            choices=("Shakespeare", "Goethe"),
+            contexts=(Passage("p1", "A play.", "Hamlet"), Passage("1", "bare")),
+            meta={"hops": 2},
+        )
+    ]
+
+
+def test_a_question_alone_will_do_and_has_its_line_number_as_id(write):
+    assert load_questions(write({"question": "a?"}, {"question": "b?", "id": None})) == [
+        Question("a?", id="1"),
+        Question("b?", id="2"),
+    ]
+
+
+def test_fields_that_are_null_are_left_out(write):
+    record = dict.fromkeys(FULL) | {"question": "a?"}
+    assert load_questions(write(record)) == [Question("a?", id="1")]
+
+
+def test_a_limit_takes_the_first_ones(write):
+    spec = write(*({"question": f"{i}?"} for i in range(5)))
+    assert [question.text for question in load_questions(spec, limit=2)] == ["0?", "1?"]
+
+
+def test_an_id_that_comes_twice_is_named(write):
+    with pytest.raises(BadInput, match="line 2 has the id 'x' of line 1"):
+        load_questions(write({"question": "a?", "id": "x"}, {"question": "b?", "id": "x"}))
+
+
+def test_ids_are_compared_as_text(write):
+    with pytest.raises(BadInput, match="line 2 has the id '7' of line 1"):
+        load_questions(write({"question": "a?", "id": 7}, {"question": "b?", "id": "7"}))
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({}, "'question' is missing or empty"),
+        ({"question": "  "}, "'question' is missing or empty"),
+        ({"question": 3}, "'question' is missing or empty"),
+        ({"question": "a?", "answers": "Paris"}, "'answers' must be a list, not 'Paris'"),
+        ({"question": "a?", "choices": {"A": "x"}}, "'choices' must be a list"),
+        ({"question": "a?", "contexts": 3}, "'contexts' must be a list, not 3"),
+        ({"question": "a?", "contexts": ["text"]}, "each of 'contexts' must be an object with a 'text'"),
+        ({"question": "a?", "contexts": [{"title": "x"}]}, "each of 'contexts' must be an object with a 'text'"),
+        ({"question": "a?", "lang": 1}, "'lang' must be a text, not 1"),
+        ({"question": "a?", "meta": ["x"]}, "'meta' must be an object"),
+    ],
+)
+def test_a_wrong_record_is_named_by_its_line(write, record, message):
+    with pytest.raises(BadInput, match=rf"data\.jsonl line 2: {message}"):
+        load_questions(write({"question": "fine?"}, record))
+
+
+def test_a_file_without_questions_is_refused(write):
+    with pytest.raises(BadInput, match="holds no questions"):
+        load_questions(write())
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(BadInput, match=r"there is no file '.*none\.jsonl'"):
+        load_questions(f"jsonl:{tmp_path / 'none.jsonl'}")

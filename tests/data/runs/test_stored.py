@@ -1,0 +1,204 @@
+"""Rows that stay on disk: the same rows, columns, needs and figures as with all of them in memory."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from knowgate.data.runs import table as gathering
+from knowgate.data.runs import table as trial
+from knowgate.data.runs.columns import COLUMN_NAMES
+from knowgate.data.runs.records import RecordedNeeds, write_needs
+from knowgate.data.runs.storage import PackedTexts, StoredRows
+from knowgate.data.runs.table import load_label_table
+from knowgate.errors import ArtifactError, BadSetting
+from knowgate.evaluation import gate_evaluation
+from knowgate.evaluation.gate_comparison import compare_gates, evaluation_to_dict
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.evaluation.recommendation import recommend, recommendation_to_dict
+from knowgate.evaluation.report.report_folder import write_report
+from knowgate.gates.offline_scoring import drop_seen_rows, score_gates
+from tests.support.hand_gate import graded_row, varied_rows, write_gate, write_rows
+from tests.support.planted_run import planted_rows
+from tests.support.planted_run import write_run as planted_run
+
+GATES = ["logprob:first", "logprob:mean", "always", "random"]
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Parts of seven rows, and thirty rows that are too many."""
+    for module in (gathering, trial):
+        monkeypatch.setattr(module, "PART", 7)
+    monkeypatch.setattr(trial, "MAX_ROWS_IN_MEMORY", 30)
+
+
+@pytest.fixture
+def runs(tmp_path, small_parts):
+    """Two runs, the second with rows that cannot be used."""
+    spoilt = [graded_row("lost", 0.5, None, None, error="no answer"), graded_row("open", 0.5, None, True)]
+    first = write_rows(tmp_path / "first", varied_rows(40))
+    rows = [*spoilt, *varied_rows(25, seed=1)]
+    return [first, write_rows(tmp_path / "second", [graded_row("early", 0.3, True, None), *rows])]
+
+
+def both_ways(runs):
+    return load_label_table(runs), load_label_table(runs, held=30)
+
+
+def test_many_rows_stay_on_disk_and_few_do_not(runs):
+    held, stored = both_ways(runs)
+    assert held.is_held
+    assert not stored.is_held
+    assert load_label_table(runs, held=len(held.rows)).is_held
+
+
+def test_rows_keys_and_readings_are_those_of_memory(runs):
+    held, stored = both_ways(runs)
+    assert list(stored.rows) == held.rows
+    assert list(stored.keys) == held.keys
+    assert list(stored.readings) == held.readings
+    assert list(stored.questions) == held.questions
+    assert (stored.rows[-1], stored.rows[38:43]) == (held.rows[-1], held.rows[38:43])
+    assert stored.left_out == held.left_out == {"failed": 1, "not graded": 1}
+    with pytest.raises(IndexError):
+        stored.rows[len(held.rows)]
+
+
+@pytest.mark.parametrize("name", COLUMN_NAMES)
+def test_every_column_is_that_of_memory(runs, name):
+    held, stored = both_ways(runs)
+    assert getattr(stored, name).tolist() == getattr(held, name).tolist()
+
+
+def test_columns_of_rows_on_disk_are_known_without_reading_them_again(runs):
+    stored = load_label_table(runs, held=30)
+    for run in runs:
+        (run / "labels.jsonl").unlink()
+    assert stored.closed_right.any()
+    with pytest.raises(FileNotFoundError):
+        next(iter(stored.rows))
+
+
+@pytest.mark.parametrize("chosen", [range(50), [60, 3, 41], []])
+def test_a_subset_is_that_of_memory_whether_it_fits_or_not(runs, chosen):
+    held, stored = (one.subset(chosen) for one in both_ways(runs))
+    assert isinstance(stored.rows, StoredRows) == (len(list(chosen)) > 30)
+    assert list(stored.rows) == held.rows
+    assert list(stored.keys) == held.keys
+    assert stored.closed_right.tolist() == held.closed_right.tolist()
+    assert list(stored.readings) == held.readings
+
+
+def test_an_evaluation_comes_to_the_same(runs):
+    gate = write_gate(runs[0].parent / "gate")
+    found = []
+    for one in both_ways(runs):
+        evaluation = compare_gates(one, score_gates(one, [*GATES, str(gate)]), resamples=50)
+        found.append((evaluation_to_dict(evaluation), recommendation_to_dict(recommend(evaluation))))
+    assert found[0] == found[1]
+
+
+def test_questions_that_a_gate_has_seen_are_left_out_alike(runs):
+    held, stored = both_ways(runs)
+    gate = write_gate(runs[0].parent / "gate", [question.text for question in held.questions[:20]])
+    one, other = (drop_seen_rows(each, [str(gate)]) for each in (held, stored))
+    assert list(other.rows) == one.rows
+    assert len(other.rows) < len(held.rows)
+    assert one.left_out == other.left_out
+
+
+def test_hidden_states_are_read_part_by_part(tmp_path, small_parts):
+    run = planted_run(tmp_path / "run", *planted_rows(40))
+    held, stored = load_label_table([run]), load_label_table([run], held=30)
+    for one, other in zip(held.readings, stored.readings, strict=True):
+        assert {layer: list(state) for layer, state in one.hidden.items()} == {
+            layer: list(state) for layer, state in other.hidden.items()
+        }
+    assert next(stored.parts()).readings[3].hidden.keys() == held.readings[3].hidden.keys()
+
+
+def test_packed_rows_are_found_again_by_their_place(runs):
+    held = load_label_table(runs)
+    for run in runs:
+        (run / "labels.jsonl.gz").write_bytes(gzip.compress((run / "labels.jsonl").read_bytes()))
+        (run / "labels.jsonl").unlink()
+    stored = load_label_table(runs, held=30)
+    assert list(stored.rows) == held.rows
+    assert stored.rows[5] == held.rows[5]
+
+
+def test_a_row_that_changed_meanwhile_is_refused(runs):
+    stored = load_label_table(runs, held=30)
+    (runs[0] / "labels.jsonl").write_text("x" * 100_000, encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"labels\.jsonl at byte 0"):
+        stored.rows[0]
+
+
+def test_texts_keep_their_borders_when_they_are_packed():
+    texts = ["", "é", "run/1", "", "北京", "\ud800"]
+    packed = PackedTexts.joined([PackedTexts.of(texts[:3]), PackedTexts.of(texts[3:])])
+    assert list(packed) == texts
+    assert list(packed.some(np.array([4, 1]))) == ["北京", "é"]
+
+
+# --- what gates said before -----------------------------------------------------------------------
+
+
+def on_record(runs):
+    """Two gates in both runs, one of them with raw scores, and one in the first alone."""
+    rng = np.random.default_rng(0)
+    for place, run in enumerate(runs):
+        ids = [row.id for row in load_label_table([run]).rows]
+        said, other, raw = (dict(zip(ids, rng.random(len(ids)).round(6).tolist(), strict=True)) for _ in range(3))
+        plain = RecordedNeeds("plain", 0.4, said, "said before", 0.5 + place)
+        fitted = RecordedNeeds("fitted", 0.6, other, raw=raw, far=0.25 * place)
+        write_needs(run, [plain, fitted] if place else [plain, RecordedNeeds("once", 0.5, said), fitted])
+
+
+def test_needs_on_record_are_those_of_memory(runs):
+    on_record(runs)
+    held, stored = both_ways(runs)
+    assert list(stored.recorded) == list(held.recorded) == ["plain", "fitted"]
+    for gate, item in held.recorded.items():
+        assert stored.recorded[gate] == item
+        one, other = score_gates(held, [gate])[0], score_gates(stored, [gate])[0]
+        assert other.needs.tolist() == one.needs.tolist()
+        assert (other.far, other.seconds, other.note, other.threshold) == (
+            one.far,
+            one.seconds,
+            one.note,
+            one.threshold,
+        )
+    assert score_gates(stored, ["fitted"])[0].raw.tolist() == score_gates(held, ["fitted"])[0].raw.tolist()
+
+
+@pytest.mark.parametrize("n", [50, 5])
+def test_needs_on_record_follow_a_subset(runs, n):
+    on_record(runs)
+    held, stored = (one.subset(range(60, 60 - n, -1)) for one in both_ways(runs))
+    assert score_gates(stored, ["plain"])[0].needs.tolist() == score_gates(held, ["plain"])[0].needs.tolist()
+
+
+def test_a_gate_that_lacks_questions_is_refused_alike(runs):
+    rows = load_label_table([runs[0]]).rows
+    for run in runs:
+        write_needs(run, [RecordedNeeds("half", 0.5, {row.id: 0.5 for row in rows[:10]})])
+    for one in both_ways(runs):
+        missing = sum(key.partition("/")[2] not in {row.id for row in rows[:10]} for key in one.keys)
+        with pytest.raises(BadSetting, match=f"lacks {missing} of {len(one.rows)} questions"):
+            score_gates(one, ["half"])
+
+
+def test_an_evaluation_and_its_report_are_the_same(runs, tmp_path, monkeypatch):
+    on_record(runs)
+    found = []
+    for name, held in (("memory", 1_000), ("disk", 30)):
+        monkeypatch.setattr(gate_evaluation, "MAX_ROWS_IN_MEMORY", held)
+        evaluation = evaluate([*GATES, "fitted"], runs, resamples=50, price_retrieval=None)
+        assert evaluation.trial.is_held == (name == "memory")
+        write_report(evaluation, tmp_path / name)
+        files = sorted(path for path in (tmp_path / name).iterdir() if path.is_file())
+        found.append({path.name: path.read_text(encoding="utf-8") for path in files})
+    assert found[0] == found[1]
+    assert {"report.html", "summary.json"} <= found[0].keys()

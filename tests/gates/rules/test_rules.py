@@ -1,0 +1,197 @@
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.gates.rules.rule_set import load_rules
+
+BENCH = os.environ.get("KNOWGATE_BENCH")
+OPEN = ("nq_open", "triviaqa", "hotpotqa_ctx", "squad_ctx", "webqa_zh_ctx", "cmrc2018_ctx")  # nothing in them is chat
+
+
+@pytest.mark.parametrize(
+    ("said", "rule"),
+    [
+        ("Hi", "greeting"),
+        ("Hello there!", "greeting"),
+        ("Good morning, everyone.", "greeting"),
+        ("How are you today?", "greeting"),
+        ("帮我把这段话改得更礼貌：请马上回复我的上一封邮件", "rewriting"),
+        ("你好！", "greeting"),
+        ("Thanks!", "thanks"),
+        ("OK, thank you so much", "thanks"),
+        ("谢谢您的帮助", "thanks"),
+        ("Bye!", "farewell"),
+        ("再见", "farewell"),
+        ("Got it.", "assent"),
+        ("好的，", "assent"),
+        ("What is 2 + 2?", "arithmetic"),
+        ("What's 1,200 divided by 12?", "arithmetic"),
+        ("3加5等于几？", "arithmetic"),
+        ("Rewrite this politely: send me the report by tomorrow or else.", "rewriting"),
+        ("请润色下面这段话：我们的产品很好用大家都喜欢它。", "rewriting"),
+        ("Translate into French:\nThe cat sat on the mat and slept.", "rewriting"),
+        ("Translate: good day", "rewriting"),
+        ("Please translate into German: where is the station", "rewriting"),
+        ('Translate "good day" into French.', "rewriting"),
+        ("翻译：你好", "rewriting"),
+        ("请把“早上好”翻译成英文", "rewriting"),
+        ("Bye, thanks", "farewell"),
+        ("Hi! How are you?", "greeting"),
+        ("OK, got it. Thanks, bye!", "assent"),
+        ("谢谢，再见！", "thanks"),
+        ("What does our policy say? Please cite it.", "sources wanted"),
+        ("According to the employee handbook, when is lunch?", "sources wanted"),
+        ("根据员工手册，年假有几天？", "sources wanted"),
+        ("Who is the latest winner of the Booker prize?", "fresh events"),
+        ("Who will host the Olympics next year?", "fresh events"),
+        ("What is the weather like tomorrow?", "fresh events"),
+        ("Did the company make a profit last year?", "fresh events"),
+        ("This year, who won the cup?", "fresh events"),
+        ("Who is the current governor of Maine?", "fresh events"),
+        ("今天天气怎么样？", "fresh events"),
+        ("明年的世界杯在哪里举行？", "fresh events"),
+        ("目前公司有多少员工？", "fresh events"),
+    ],
+)
+def test_the_packaged_rules_know_what_people_say(said, rule):
+    ruling = load_rules().judge(said)
+    assert (ruling.rule if ruling else None) == rule
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "Who wrote Romeo and Juliet?",
+        "Who sang Hello?",
+        "What does 'good morning' mean in Swedish?",
+        "What is 24?",
+        "In which year was the 8086 released?",
+        "Who translated the Iliad into English?",
+        "How do I fix a flat tyre?",
+        "Which band released the album Thanks for the Memory?",
+        "What is the yield of 3 x 5 m plots of maize?",
+        "Thanks for the help, but what is the mascot's name?",
+        "Hi, where is the canteen?",
+        "鲁迅的原名是什么？",
+        "Can I carry leave over into next year?",
+        "My contract ends next year, how much notice must I give?",
+        "I joined last year. How many days of leave do I get?",
+        "I was ill yesterday; to whom do I send the note?",
+        "How much did prices rise in the last year of the war?",
+        "What happened in the next year of his reign?",
+        "What is the current through a resistor of 5 ohms?",
+        "What is the source of the Nile?",
+        "Last week, Paul ate 2 cookies each day for 5 days. How many cookies did he eat?",
+        "Thanks, where is the canteen?",
+        "Bye the way, who wrote Emma?",
+        "年假可以结转到明年吗？",
+        "我去年入职，年假有几天？",
+        "新闻学的研究对象是什么？",
+        "根据合同法的规定，合同成立的时间是",
+        "谢谢，食堂在哪里？",
+    ],
+)
+def test_questions_are_left_to_the_gate(asked):
+    assert load_rules().judge(asked) is None
+
+
+def _asked(name):
+    with gzip.open(Path(str(BENCH)) / name / "test.jsonl.gz", "rt", encoding="utf-8") as lines:
+        return [json.loads(line)["question"] for line in lines]
+
+
+@pytest.mark.skipif(BENCH is None, reason="KNOWGATE_BENCH is not set")
+@pytest.mark.parametrize("name", OPEN)
+def test_hardly_a_real_question_is_skipped_by_a_rule(name):
+    asked = _asked(name)
+    skipped = [text for text in asked if (ruling := load_rules().judge(text)) and not ruling.retrieve]
+    assert len(skipped) <= len(asked) / 1_000, skipped[:5]
+
+
+@pytest.mark.skipif(BENCH is None, reason="KNOWGATE_BENCH is not set")
+@pytest.mark.parametrize("name", [*OPEN, "mmlu", "cmmlu"])
+def test_hardly_a_timeless_question_is_taken_for_fresh(name):
+    asked = _asked(name)
+    fresh = [text for text in asked if _is_fresh(text)]
+    assert len(fresh) <= 16 * len(asked) / 1_000, fresh[:5]  # on the Web, people do ask what is new: 1.5 % of nq_open
+
+
+@pytest.mark.skipif(BENCH is None, reason="KNOWGATE_BENCH is not set")
+def test_what_is_taken_for_fresh_is_so_by_the_labels_of_uar():
+    with gzip.open(Path(str(BENCH)) / "uar_gate_time" / "test.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    found = [row["meta"]["need_retrieval_by_criterion"] for row in rows if _is_fresh(row["question"])]
+    assert len(found) > 200
+    assert sum(found) / len(found) > 0.98
+
+
+def _is_fresh(question):
+    ruling = load_rules().judge(question)
+    return ruling is not None and ruling.rule == "fresh events"
+
+
+def written(folder, text):
+    file = folder / "rules.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_users_rules_come_first(tmp_path):
+    file = written(tmp_path, '[[rule]]\nname = "our hello"\naction = "retrieve"\nwords = ["hello"]\n')
+    assert load_rules(file).judge("Hello!").rule == "our hello"
+    assert load_rules(file).judge("Thanks!").rule == "thanks"
+
+
+def test_words_fit_as_they_stand_and_not_inside_others(tmp_path):
+    file = written(tmp_path, '[[rule]]\nname = "ours"\naction = "retrieve"\nwords = ["Acme", "C++", "星云"]\n')
+    rules = load_rules(file)
+    assert [bool(rules.judge(text)) for text in ("is ACME good?", "Acmeville", "learn C++ now", "星云手机好吗")] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_years_after_the_cut_off_are_looked_up(tmp_path):
+    rules = load_rules(written(tmp_path, "cut_off = 2023\n"))
+    assert rules.judge("Who won the cup in 2024?").rule == "after the cut-off"
+    assert rules.judge("Who won the cup in 2023?") is None
+    assert rules.judge("How long is 2,024 m?") is None
+
+
+def test_the_packaged_rules_can_be_left_out(tmp_path):
+    assert load_rules(written(tmp_path, "packaged = false\n")).judge("Hi") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[[rule]]\nname = "x"\naction = "search"\nwords = ["a"]\n', "action is 'search'"),
+        ('[[rule]]\nname = "x"\naction = "skip"\n', "has no patterns"),
+        ('[[rule]]\nname = "x"\naction = "skip"\npatterns = ["("]\n', "cannot be read"),
+        ("[[rule]]\nname = 'x'\naction = 'skip'\npatterns = ['(a+)+$']\n", "a repeat inside a repeat"),
+        ("[[rule]]\nname = 'x'\naction = 'skip'\npatterns = ['(?:\\w*)*!']\n", "a repeat inside a repeat"),
+        ('[[rule]]\nname = "x"\naction = "skip"\nwords = ["a"]\nwhen = 1\n', "when"),
+        ("cut_off = 23\n", "between 1900 and 2099"),
+        ("rule = ", "rules.toml"),
+    ],
+)
+def test_a_file_of_rules_that_makes_no_sense_is_refused(tmp_path, text, words):
+    with pytest.raises(BadSetting, match=words):
+        load_rules(written(tmp_path, text))
+
+
+def test_a_missing_file_of_rules_is_said(tmp_path):
+    with pytest.raises(BadSetting, match="cannot read the rules"):
+        load_rules(tmp_path / "none.toml")
+
+
+def test_long_texts_take_no_time():
+    assert load_rules().judge("a " * 200_000) is None
+    assert load_rules().judge("1 + " * 100_000) is None
+    assert load_rules().judge("translate " * 10_000) is None

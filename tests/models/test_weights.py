@@ -1,0 +1,244 @@
+"""The real `pip download` runs here, on a wheel in a folder: no network."""
+
+import hashlib
+import io
+import subprocess
+import sys
+import zipfile
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from knowgate.errors import UnknownName, WeightsError
+from knowgate.models import embedded_weights as weights
+from knowgate.models.embedded_weights import WeightsSpec
+from tests.support.processes import PATIENCE, child, until
+
+CONTENT = b"weights of a tiny model"
+STUB = WeightsSpec(
+    wheel="stub-weights==1.0",
+    inside="stub_weights/model/",
+    checked="model.bin",
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    licence="none",
+    summary="for tests",
+    megabytes=1,
+)
+MEMBERS = {
+    "stub_weights/__init__.py": b"raise RuntimeError('never run')",
+    "stub_weights/model/model.bin": CONTENT,
+    "stub_weights/model/config/a.json": b"{}",
+    "stub_weights/model/code.py": b"raise RuntimeError('never run')",
+    "stub_weights/model/code.so": b"",
+    "stub_weights/other.bin": b"not asked for",
+}
+INFO = {
+    "stub_weights-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: stub-weights\nVersion: 1.0\n",
+    "stub_weights-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "stub_weights-1.0.dist-info/RECORD": b"",
+}
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A package index that is a folder, and an empty cache."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(weights.WEIGHTS, "stub", STUB)
+    return folder
+
+
+def put_wheel(folder, members):
+    with zipfile.ZipFile(folder / "stub_weights-1.0-py3-none-any.whl", "w") as wheel:
+        for name, content in {**members, **INFO}.items():
+            wheel.writestr(name, content)
+
+
+def kept(tmp_path):
+    """Everything in the cache but locks."""
+    cache = tmp_path / "cache"
+    return sorted(
+        str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"
+    )
+
+
+def test_the_data_files_of_the_wheel_are_unpacked_and_its_code_is_not(index):
+    put_wheel(index, MEMBERS)
+    folder = weights.fetch_weights("stub")
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert found == ["config/a.json", "model.bin"]
+    assert (folder / "model.bin").read_bytes() == CONTENT
+    weights.verify_weights("stub")
+
+
+def test_what_is_cached_is_not_fetched_again(index):
+    put_wheel(index, MEMBERS)
+    first = weights.fetch_weights("stub")
+    (index / "stub_weights-1.0-py3-none-any.whl").unlink()
+    assert weights.is_cached("stub")
+    assert weights.fetch_weights("stub") == first
+
+
+FETCHER = """
+import pathlib, sys
+from knowgate import weights
+
+weights.TABLE["stub"] = weights.Weights(**{stub!r})
+plain = weights._pip_download
+
+def watched(requirement, scratch):
+    with pathlib.Path(sys.argv[1]).open("a", encoding="utf-8") as log:
+        log.write("downloaded ")
+    sys.stdin.readline()
+    return plain(requirement, scratch)
+
+weights._pip_download = watched
+print("ready", flush=True)
+print(weights.fetch("stub"))
+"""
+
+
+def test_two_processes_that_need_the_same_weights_fetch_them_once(index, tmp_path):
+    put_wheel(index, MEMBERS)
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", FETCHER.format(stub=asdict(STUB)), str(log)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with child(command, **pipes) as first, child(command, **pipes) as second:
+        until(log.is_file)
+        assert [process.stdout.readline() for process in (first, second)] == ["ready\n"] * 2
+        for process in (first, second):  # the one that downloads is not always the first
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        said = {process.communicate(timeout=PATIENCE)[0].strip() for process in (first, second)}
+    assert said == {str(weights.locate_weights("stub"))}
+    assert log.read_text(encoding="utf-8") == "downloaded "
+
+
+def test_a_wrong_checksum_keeps_nothing(index, tmp_path):
+    put_wheel(index, {**MEMBERS, "stub_weights/model/model.bin": b"changed"})
+    with pytest.raises(WeightsError, match=r"model\.bin from stub-weights==1\.0 has sha256 .* nothing was kept"):
+        weights.fetch_weights("stub")
+    assert kept(tmp_path) == []
+    assert not weights.is_cached("stub")
+
+
+def archive_of(members):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def test_an_archive_cut_in_pieces_is_joined_before_it_is_unpacked(index, monkeypatch):
+    whole = archive_of({"model/model.bin": CONTENT, "model/desktop.ini": b"", "other": b"x" * 5000})
+    pieces = whole[:2000], whole[2000:]
+    for number, piece in enumerate(pieces, start=1):
+        info = {name.replace("stub_weights", f"piece_{number}"): text for name, text in INFO.items()}
+        info[f"piece_{number}-1.0.dist-info/METADATA"] = (
+            f"Metadata-Version: 2.1\nName: piece-{number}\nVersion: 1.0".encode()
+        )
+        with zipfile.ZipFile(index / f"piece_{number}-1.0-py3-none-any.whl", "w") as wheel:
+            for name, content in {f"piece/{number}": piece, **info}.items():
+                wheel.writestr(name, content)
+    monkeypatch.setitem(weights.WEIGHTS, "stub", replace(STUB, wheel="piece-{}==1.0", parts=2, inside="model/"))
+    folder = weights.fetch_weights("stub")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"model.bin": CONTENT}
+
+
+def pickled(value):
+    packed = io.BytesIO()
+    torch.save(value, packed)
+    return packed.getvalue()
+
+
+def put_pickle(index, monkeypatch, value):
+    content = pickled(value)
+    made = replace(STUB, sha256=hashlib.sha256(content).hexdigest(), unpickled="model.safetensors")
+    monkeypatch.setitem(weights.WEIGHTS, "stub", made)
+    config = {"stub_weights/model/config.json": b'{"hidden_size": 2}'}
+    put_wheel(index, {"stub_weights/model/model.bin": content, **config})
+
+
+def test_the_tensors_of_a_pickle_are_kept_and_the_pickle_is_not(index, monkeypatch):
+    put_pickle(index, monkeypatch, {"a": torch.tensor([[1.0, 2.0]])})
+    folder = weights.fetch_weights("stub")
+    assert load_file(folder / "model.safetensors")["a"].tolist() == [[1.0, 2.0]]
+    assert not (folder / "model.bin").exists()
+    assert weights.is_cached("stub")
+    weights.verify_weights("stub")
+    (folder / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(WeightsError, match="corrupted"):
+        weights.verify_weights("stub")
+
+
+def test_a_pickle_that_holds_more_than_tensors_is_refused(index, tmp_path, monkeypatch):
+    put_pickle(index, monkeypatch, {"a": subprocess.Popen})
+    with pytest.raises(WeightsError, match=r"model\.bin holds more than tensors .* nothing was kept"):
+        weights.fetch_weights("stub")
+    assert kept(tmp_path) == []
+
+
+def test_pieces_that_make_no_archive_keep_nothing(index, tmp_path, monkeypatch):
+    put_wheel(index, {"stub_weights/piece": b"x" * 1000})
+    monkeypatch.setitem(weights.WEIGHTS, "stub", replace(STUB, parts=1))
+    with pytest.raises(WeightsError, match=r"no archive .* nothing was kept"):
+        weights.fetch_weights("stub")
+    assert kept(tmp_path) == []
+
+
+def test_a_wheel_without_the_file_keeps_nothing(index, tmp_path, monkeypatch):
+    monkeypatch.setitem(weights.WEIGHTS, "stub", replace(STUB, inside="elsewhere/"))
+    put_wheel(index, MEMBERS)
+    with pytest.raises(WeightsError, match=r"does not hold model\.bin; nothing was kept"):
+        weights.fetch_weights("stub")
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("outside", ["/{tmp}/escaped.bin", "../../../escaped.bin"])
+def test_a_member_that_would_land_outside_its_folder_is_refused(index, tmp_path, outside):
+    name = "stub_weights/model/" + outside.format(tmp=tmp_path)
+    put_wheel(index, {name: b"evil", **MEMBERS})
+    with pytest.raises(WeightsError, match="outside its folder"):
+        weights.fetch_weights("stub")
+    assert not list(tmp_path.rglob("escaped.bin"))
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.usefixtures("index")
+def test_a_missing_wheel_is_answered_with_pips_reason_and_what_to_do(tmp_path):
+    with pytest.raises(WeightsError, match=r"No matching distribution.*Check pip's index and proxy") as caught:
+        weights.fetch_weights("stub")
+    assert str(tmp_path / "cache" / "weights") in str(caught.value)
+    assert kept(tmp_path) == []
+
+
+def test_a_file_damaged_in_the_cache_is_found_by_verify(index):
+    put_wheel(index, MEMBERS)
+    folder = weights.fetch_weights("stub")
+    (folder / "model.bin").write_bytes(CONTENT[:-1])
+    with pytest.raises(WeightsError, match=f"corrupted: .*Delete the folder {folder}.*knowgate models pull stub"):
+        weights.verify_weights("stub")
+
+
+@pytest.mark.usefixtures("index")
+def test_weights_that_are_not_there_cannot_be_verified():
+    with pytest.raises(WeightsError, match=r"not there\. Fetch them: knowgate models pull stub"):
+        weights.verify_weights("stub")
+
+
+def test_unknown_weights_are_answered_with_the_known_ones():
+    with pytest.raises(UnknownName, match=r"unknown weights 'smolm'\. Did you mean 'smollm'\?"):
+        weights.fetch_weights("smolm")
+
+
+def test_another_checksum_is_another_folder(monkeypatch):
+    monkeypatch.setitem(weights.WEIGHTS, "stub", STUB)
+    before = weights.locate_weights("stub")
+    monkeypatch.setitem(weights.WEIGHTS, "stub", replace(STUB, sha256="0" * 64))
+    assert weights.locate_weights("stub") != before

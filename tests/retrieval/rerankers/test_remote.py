@@ -1,0 +1,111 @@
+"""A reranker behind HTTP, against our own side of the same form."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from knowgate.errors import BadSetting, ServerError
+from knowgate.retrieval.rerankers import load_reranker
+from knowgate.retrieval.rerankers.remote import RemoteReranker, TeiReranker, build_rerank_response
+from knowgate.types import Passage
+from tests.retrieval.rerankers.test_api import Lengths
+
+SPEC = "big@https://rerank.example/v1/rerank"
+PASSAGES = [Passage("1", "sky"), Passage("2", "an apple", title="red"), Passage("3", "tree")]
+
+
+def served(handle, **options) -> RemoteReranker:
+    return RemoteReranker(SPEC, pause=0.0, transport=httpx.MockTransport(handle), **options)
+
+
+def ours(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json=build_rerank_response(json.loads(request.content), Lengths()))
+
+
+def test_scores_come_back_in_the_order_of_the_passages():
+    scores = served(ours).score(["what?", "why?", "none"], [PASSAGES, PASSAGES[:1], []])
+    assert [sorted(range(3), key=lambda place: -scores[0][place]), scores[1], scores[2]] == [
+        [1, 2, 0], [scores[0][0]], [],
+    ]  # fmt: skip
+
+
+def test_model_title_and_key_are_sent(monkeypatch):
+    monkeypatch.setenv("KNOWGATE_RERANK_KEY", "secret")
+    seen = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append((json.loads(request.content), request.headers["authorization"]))
+        return ours(request)
+
+    served(handle).score(["what?"], [PASSAGES[1:2]])
+    assert seen == [({"model": "big", "query": "what?", "documents": ["red\nan apple"]}, "Bearer secret")]
+
+
+def test_a_busy_server_is_asked_again():
+    replies = iter([httpx.Response(503), httpx.Response(429)])
+    scores = served(lambda request: next(replies, None) or ours(request)).score(["q"], [PASSAGES[:1]])
+    assert len(scores[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (httpx.Response(401, text="no key"), "status 401: no key"),
+        (httpx.Response(500), "status 500"),
+        (httpx.Response(200, text="<html>"), "is not valid JSON"),
+        (httpx.Response(200, json=[]), "gave no list of results"),
+        (httpx.Response(200, json={"results": [{"index": 0, "relevance_score": 1}]}), "scored 1 of 3 documents"),
+        (
+            httpx.Response(200, json={"results": [{"index": n, "relevance_score": None} for n in range(3)]}),
+            "not a number",
+        ),
+    ],
+)
+def test_a_server_that_does_not_rerank_is_named(reply, said):
+    with pytest.raises(ServerError, match=said):
+        served(lambda request: reply).score(["q"], [PASSAGES])
+
+
+@pytest.mark.parametrize("spec", ["api:", "api:model", "api:@https://x", "api:model@ftp://x"])
+def test_a_spec_without_a_server_is_refused(spec):
+    with pytest.raises(BadSetting, match="write api:MODEL@URL"):
+        load_reranker(spec)
+
+
+def test_a_login_in_the_url_is_refused():
+    with pytest.raises(BadSetting, match="KNOWGATE_RERANK_KEY"):
+        load_reranker("api:m@https://user:pass@host/rerank")
+
+
+# --- text-embeddings-inference --------------------------------------------------------------------
+
+
+def tei(handle) -> TeiReranker:
+    return TeiReranker("http://tei.example/rerank", pause=0.0, transport=httpx.MockTransport(handle))
+
+
+def test_a_tei_server_is_asked_in_its_own_words_in_batches():
+    seen = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        seen.append(len(body["texts"]))
+        scored = [{"index": place, "score": float(len(text))} for place, text in enumerate(body["texts"])]
+        return httpx.Response(200, json=sorted(scored, key=lambda one: -one["score"]))
+
+    many = [Passage(str(i), "x" * (i + 1)) for i in range(40)]
+    assert tei(handle).score(["what?"], [many]) == [[float(i + 1) for i in range(40)]]
+    assert seen == [32, 8]
+
+
+@pytest.mark.parametrize("reply", [{}, {"results": []}, [{"index": 0}], [5], [{"index": 9, "score": 1.0}]])
+def test_a_reply_that_is_not_of_tei_is_an_error(reply):
+    with pytest.raises(ServerError):
+        tei(lambda request: httpx.Response(200, json=reply)).score(["q"], [PASSAGES[:1]])
+
+
+def test_a_tei_server_is_named_by_its_spec():
+    assert load_reranker("tei:http://tei.example/rerank").name == "tei:http://tei.example/rerank"

@@ -1,0 +1,120 @@
+"""Embeddings by a server of OpenAI's form."""
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+
+from knowgate.errors import BadSetting, ServerError
+from knowgate.retrieval import load_retriever
+from knowgate.retrieval.embeddings import RemoteEmbedder, SentenceEmbedder, load_embedder
+from knowgate.retrieval.index import build_index
+from tests.support.hash_embedder import HashEmbedder
+from tests.support.llama_server import running_llama
+from tests.support.retrieval_fakes import write_records
+
+SPEC = "openai:small@http://embed.test/v1"
+HASH = HashEmbedder(16)
+
+
+class Server:
+    """Embeds by hash, twice as long, in reverse order: clients sort by index and normalise."""
+
+    def __init__(self):
+        self.requests = []
+
+    def __call__(self, request):
+        self.requests.append(request)
+        texts = json.loads(request.content)["input"]
+        rows = [
+            {"object": "embedding", "index": i, "embedding": (2 * HASH.embed([text])[0]).tolist()}
+            for i, text in enumerate(texts)
+        ]
+        return httpx.Response(200, json={"object": "list", "data": rows[::-1], "model": "small", "usage": {}})
+
+
+def embedder(handler):
+    return RemoteEmbedder(SPEC, transport=httpx.MockTransport(handler))
+
+
+def test_unit_vectors_come_in_the_order_of_the_texts_in_batches():
+    server, texts = Server(), [f"text {i}" for i in range(150)]
+    vectors = embedder(server).embed(texts)
+    np.testing.assert_allclose(vectors, HASH.embed(texts), atol=1e-6)
+    assert [len(json.loads(request.content)["input"]) for request in server.requests].count(64) == 2
+    assert server.requests[0].url == "http://embed.test/v1/embeddings"
+
+
+def test_the_key_is_sent_and_never_shown(monkeypatch):
+    monkeypatch.setenv("KNOWGATE_EMBED_KEY", "sk-very-secret")
+    seen = []
+
+    def refuse(request):
+        seen.append(request.headers["Authorization"])
+        return httpx.Response(401, text="bad key sk-very-secret")
+
+    with pytest.raises(ServerError) as told:
+        embedder(refuse).embed(["a"])
+    assert seen == ["Bearer sk-very-secret"]
+    assert "sk-very-secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {},
+        [],
+        {"data": []},
+        {"data": [{"index": 0}]},
+        {"data": [{"index": 0, "embedding": ["x"]}]},
+        {"data": [{"index": 0, "embedding": []}]},
+        {"data": [{"index": 0, "embedding": [0.0, 0.0]}]},
+        {"data": [{"index": None, "embedding": [1.0]}]},
+    ],
+)
+def test_a_reply_that_cannot_be_used_is_an_error(reply):
+    with pytest.raises(ServerError):
+        embedder(lambda request: httpx.Response(200, json=reply)).embed(["a"])
+
+
+def test_a_busy_server_is_asked_again():
+    replies, server = [httpx.Response(503), httpx.Response(429, headers={"Retry-After": "0"})], Server()
+    made = embedder(lambda request: replies.pop() if replies else server(request))
+    assert made.embed(["a"]).shape == (1, 16)
+
+
+@pytest.mark.parametrize("spec", ["openai:", "openai:m", "openai:m@ftp://x", "openai:m@http://user:key@x/v1"])
+def test_a_spec_that_names_no_server_says_how_to_write_it(spec):
+    with pytest.raises(BadSetting, match="write openai:MODEL@URL"):
+        RemoteEmbedder(spec)
+
+
+def test_specs_choose_the_kind():
+    assert isinstance(load_embedder(SPEC), RemoteEmbedder)
+    assert isinstance(load_embedder("minilm"), SentenceEmbedder)
+    assert load_embedder(SPEC).fingerprint != load_embedder("openai:large@http://embed.test/v1").fingerprint
+
+
+def test_an_index_is_built_and_opened_by_a_server(tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.retrieval.embeddings.RemoteEmbedder", lambda spec: embedder(Server()))
+    source = write_records(tmp_path / "r.jsonl", {"a": "Mira runs the canteen.", "b": "The stove is new."})
+    build_index(source, tmp_path / "index", kind="dense", embedder=SPEC)
+    (found,) = load_retriever(str(tmp_path / "index")).search(["Who runs the canteen?"], 1)
+    assert found[0].text == "Mira runs the canteen."
+
+
+@pytest.mark.model
+def test_a_real_server_embeds():
+    """llama.cpp on the embedded LLM, as an embedder."""
+    pytest.importorskip("xllamacpp", reason="needs the extra llamacpp")
+    texts = ["The cat sat on the mat.", "A cat is sitting on a mat.", "Interest rates rose by two percent."]
+    with running_llama(embeddings=True) as url:
+        made = RemoteEmbedder(f"openai:smollm@{url}")
+        first, near, far = (made.embed([text])[0] for text in texts)
+        together = made.embed(texts)
+    assert together.shape == (3, 576)  # the width of the LLM
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+    # places are kept; that server's own batches of a causal LLM are not exact, so the one between is not compared
+    np.testing.assert_allclose(together[[0, 2]], [first, far], atol=0.02)
+    assert first @ near > first @ far

@@ -1,0 +1,66 @@
+"""`fit probe --balanced`: as many known as unknown questions in every split."""
+
+import numpy as np
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.training.examples import load_examples
+from knowgate.training.gate import fit
+from knowgate.training.probe import BALANCED_SIZES, balance_examples, draw_balanced
+from tests.support.planted_run import planted_row, planted_rows, write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    rows, states = planted_rows(400)
+    return write_run(tmp_path_factory.mktemp("even") / "run", rows, states)
+
+
+def test_both_kinds_are_drawn_equally_often_and_never_more_than_asked():
+    places, needed = np.arange(10, 20), np.array([False] * 10 + [True] * 7 + [False] * 3)
+    assert needed[draw_balanced(places, needed, 5, 0)].tolist().count(True) == 3
+    assert len(draw_balanced(places, needed, 5, 0)) == 6
+    assert len(draw_balanced(places, needed, 2, 0)) == 4
+    assert set(draw_balanced(places, needed, 2, 0)) <= set(places)
+
+
+def test_every_split_is_even_and_what_the_run_is_too_small_for_is_said(run):
+    found = balance_examples(load_examples([run]), 0)
+    for name in BALANCED_SIZES:
+        needed = found.examples.needed[getattr(found.examples.split, name)]
+        assert needed.sum() * 2 == len(needed) > 0
+    assert "too small for the paper's 1000 + 1000 for train" in found.notes[0]
+
+
+def test_a_balanced_probe_says_how_often_its_raw_verdict_is_right(run, tmp_path):
+    gate = fit("probe", run, out=tmp_path / "probe", kind="linear", balanced=True)
+    assert gate.artefact.options["balanced"] is True
+    assert any("raw verdict is right for 9" in note for note in gate.artefact.manifest["notes"])
+
+
+def test_few_rows_are_trained_on_as_long_as_the_papers(monkeypatch):
+    """30 passes over 200 rows, 390 updates, leave the network unsure; the paper's 3,750 do not."""
+    from knowgate.gates.artifacts.networks import apply_network
+    from knowgate.training import classifiers as networks
+
+    monkeypatch.setattr(networks, "HIDDEN_SIZES", (64, 16))
+    rng = np.random.default_rng(0)
+    needed = rng.random(200) < 0.5
+    x = (rng.standard_normal((200, 8)) + 2.0 * needed[:, None]).astype(np.float32)
+    short, whole = (
+        apply_network(networks.fit_mlp(x, needed, x, needed, seeds=(0,), in_full=in_full), x)
+        for in_full in (False, True)
+    )
+    assert (1 - short).max() < 0.95 < (1 - whole).max()
+
+
+def test_a_target_other_than_known_is_refused_with_what_to_type(tmp_path):
+    from dataclasses import replace
+
+    from knowgate.data.runs.rows import GradedAnswer
+
+    rows = [planted_row(str(i), i % 2 == 0, 0.0) for i in range(80)]
+    opened = [replace(row, open=GradedAnswer("so", correct=True), benefit=i % 2) for i, row in enumerate(rows)]
+    states = planted_rows(80)[1]
+    with pytest.raises(BadSetting, match="Add --target known"):
+        fit("probe", write_run(tmp_path / "run", opened, states), out=tmp_path / "probe", balanced=True)

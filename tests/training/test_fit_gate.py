@@ -1,0 +1,188 @@
+"""The verb `fit`: what it takes, what it refuses, what it gives back."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+
+from knowgate.data.runs.folder import RunFolder
+from knowgate.errors import ArtifactError, BadSetting, MissingExtra, UnknownName
+from knowgate.gates import FITTED_GATES
+from knowgate.gates.hidden_state import ProbeGate
+from knowgate.training.fit_function import read_fit_options, read_requirements, select_injected_arguments
+from knowgate.training.gate import fit, list_fittable_gates, load_fit_function
+from tests.support.pairs_by_hand import pair_run
+from tests.support.planted_run import planted_rows, scored_elsewhere, write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return write_run(tmp_path_factory.mktemp("labels") / "run", *planted_rows(200))
+
+
+def test_it_gives_the_gate_as_it_is_loaded_from_its_folder(run, tmp_path):
+    gate = fit("probe", run, out=tmp_path / "gate", kind="linear")
+    assert isinstance(gate, ProbeGate)
+    assert gate.artefact.path == tmp_path / "gate"
+    assert gate.artefact.options["kind"] == "linear"
+    assert len(scored_elsewhere(tmp_path / "gate", run)) == 200
+
+
+@pytest.mark.parametrize("form", [str, Path, RunFolder, lambda run: [run], lambda run: (RunFolder(run),)])
+def test_runs_are_given_as_path_or_folder_alone_or_several(run, tmp_path, form):
+    made = fit("probe", form(run), out=str(tmp_path / "gate"), kind="linear").artefact.manifest
+    assert made["data"] == [{"run": "run"}]
+
+
+def test_threshold_target_and_command_reach_the_folder(run, tmp_path):
+    gate = fit("probe", run, out=tmp_path / "gate", kind="linear", target="known", threshold=0.3, command="by hand")
+    assert (gate.threshold, gate.artefact.manifest["target"]) == (0.3, "known")
+    assert "by hand" in (tmp_path / "gate" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_notes_of_a_fit_are_in_the_manifest(run, tmp_path):
+    fit("fusion", run, out=tmp_path / "gate", cheap=True)
+    notes = json.loads((tmp_path / "gate" / "gate.json").read_text(encoding="utf-8"))["notes"]
+    assert notes[0].startswith("all signals: dev AUROC")
+
+
+def test_a_gate_of_benefit_says_what_its_default_threshold_will_do(tmp_path):
+    made = fit("fusion", pair_run(tmp_path / "both", 300), out=tmp_path / "gate").artefact.manifest
+    told = "lose at most 1 point of accuracy: on the [0-9]+ dev and calibration questions it spares [0-9]+%"
+    assert any(re.search(told, note) for note in made["notes"])
+    assert made["threshold"] != 0.5
+
+
+def test_a_larger_loss_spares_more_searches(tmp_path):
+    run = pair_run(tmp_path / "both", 300)
+    strict, lax = (fit("fusion", run, out=tmp_path / str(loss), max_loss=loss).threshold for loss in (0.0, 0.3))
+    assert strict < lax
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "known", "max_loss": 0.02}, "fitted on 'known'"),
+        ({"threshold": 0.3, "max_loss": 0.02}, "not both"),
+        ({"max_loss": 1.5}, "the largest loss is 1.5"),
+    ],
+)
+def test_a_largest_loss_where_it_makes_no_sense_is_refused(run, tmp_path, options, said):
+    with pytest.raises(BadSetting, match=said):
+        fit("fusion", run, out=tmp_path / "gate", cheap=True, **options)
+
+
+def test_another_seed_splits_otherwise(run, tmp_path):
+    first, second = (fit("probe", run, out=tmp_path / str(seed), kind="linear", seed=seed) for seed in (0, 1))
+    seen = [(gate.artefact.path / "seen.txt").read_text(encoding="utf-8") for gate in (first, second)]
+    assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("probe", {"cheap": True}, "fit probe has no option 'cheap'. Known: layer, position, kind, balanced."),
+        ("adaptive", {"layer": "mid"}, "fit adaptive has no option 'layer'. Known: none."),
+        ("probe", {"kind": "deep"}, "fit probe: kind is 'deep'; allowed: mlp, linear."),
+        ("probe", {"layer": 4}, "fit probe: layer is 4; it must be text."),
+        ("ik", {"epochs": "two"}, "fit ik: epochs is 'two'; it must be a whole number."),
+        ("ik", {"epochs": True}, "fit ik: epochs is True; it must be a whole number."),
+        ("kbm", {"tau": "x"}, "fit kbm: tau is 'x'; it must be a number."),
+        ("fusion", {"cheap": 1}, "fit fusion: cheap is 1; it must be true or false."),
+        ("fusion", {"cheap": True, "early": True}, "give one of them"),
+        ("uar", {"criteria": "intent"}, "write intent=SPEC,knowledge=SPEC,time=SPEC"),
+        ("uar", {"criteria": "intent= ,time=x"}, "write intent=SPEC,knowledge=SPEC,time=SPEC"),
+        ("probe", {"target": "both"}, "fit probe: target is 'both'; allowed: known, benefit, agree."),
+        ("probe", {"threshold": 2.0}, "the threshold is 2.0; it must be between 0 and 1."),
+    ],
+)
+def test_what_cannot_be_used_is_a_sentence(run, tmp_path, name, options, said):
+    with pytest.raises(BadSetting, match=re.escape(said)):
+        fit(name, run, out=tmp_path / "gate", **options)
+    assert not (tmp_path / "gate").exists()
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(run, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
+    with pytest.raises(ArtifactError, match="exists and is not a fitted gate; choose another --out"):
+        fit("probe", run, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_gate_takes_the_place_of_an_earlier_one(run, tmp_path):
+    fit("probe", run, out=tmp_path / "gate", kind="linear", seed=1)
+    assert fit("probe", run, out=tmp_path / "gate", kind="linear").artefact.manifest["gate"] == "probe"
+
+
+def test_no_runs_and_an_unknown_gate_are_refused(tmp_path):
+    with pytest.raises(BadSetting, match="give --labels RUN"):
+        fit("probe", [], out=tmp_path)
+    with pytest.raises(UnknownName, match=r"unknown fitted gate 'prob'. Did you mean 'probe'"):
+        fit("prob", ["run"], out=tmp_path)
+
+
+def test_without_scikit_learn_the_extra_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    with pytest.raises(MissingExtra, match=r"fitting probe needs the 'train' extra"):
+        fit("probe", run, out=tmp_path / "gate", kind="linear")
+
+
+# --- what fit functions say of themselves ---------------------------------------------------------
+
+
+def test_every_fitted_gate_of_the_table_can_be_fitted():
+    assert list_fittable_gates() == list(FITTED_GATES)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("probe", ["layer", "position", "kind", "balanced"]),
+        ("fusion", ["cheap", "early", "text"]),
+        ("adaptive", []),
+        ("uar", ["criteria", "model"]),
+        ("ik", ["mode", "tokens", "rows", "base", "epochs", "learning_rate", "full", "accumulate"]),
+        ("kbm", ["head", "tau", "base", "epochs", "learning_rate", "full", "accumulate"]),
+    ],
+)
+def test_the_options_of_a_gate_are_the_keywords_of_its_fit_that_have_a_text(name, options):
+    assert list(read_fit_options(load_fit_function(name))) == options
+
+
+def test_an_option_knows_its_type_its_values_and_its_default():
+    options = read_fit_options(load_fit_function("kbm"))
+    assert (options["head"].kind, options["head"].allowed) == (str, ("mastery", "certainty"))
+    assert (options["tau"].kind, options["tau"].default, options["tau"].may_be_none) == (float, None, True)
+    assert (options["epochs"].kind, options["epochs"].default) == (int, 3)
+
+
+def test_values_that_are_numbers_keep_their_type():
+    def one(examples, *, rounds: Annotated[Literal[1, 3], "How often."] = 1): ...
+
+    option = read_fit_options(one)["rounds"]
+    assert (option.kind, option.allowed) == (int, (1, 3))
+    with pytest.raises(BadSetting, match="fit one: rounds is '2'; allowed: 1, 3"):
+        option.check(2, "one")
+
+
+@pytest.mark.parametrize(("name", "target"), [("ik", "known"), ("kbm", "known"), ("uar", "known"), ("probe", None)])
+def test_a_fit_says_what_it_learns_unless_told_otherwise(name, target):
+    assert read_requirements(load_fit_function(name)).target == target
+
+
+def test_only_what_is_asked_for_is_handed_in():
+    def one(examples, *, seed): ...
+
+    assert select_injected_arguments(one, {"seed": 3, "work": "here"}) == {"seed": 3}
+
+
+def test_a_fit_that_asks_for_what_nobody_has_is_refused():
+    def one(examples, *, moon): ...
+
+    with pytest.raises(BadSetting, match="asks for 'moon', which nobody hands in; known: seed, work, watch"):
+        select_injected_arguments(one, {"seed": 0})

@@ -1,0 +1,46 @@
+"""Which layer `--layer` means: a place in the network, not in the list of kept layers."""
+
+from dataclasses import replace
+
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.training.examples import load_examples
+from knowgate.training.probe import pick_layer
+from tests.support.planted_run import LAYER, planted_rows, write_run
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    rows, states = planted_rows(60)
+    return load_examples([write_run(tmp_path_factory.mktemp("layers") / "run", rows, states)])
+
+
+def kept(examples, *layers, **settings):
+    readings = [replace(one, hidden=dict.fromkeys(layers, one.hidden[LAYER])) for one in examples.readings]
+    told = {**{key: value for key, value in examples.settings.items() if key != "depth"}, **settings}
+    return replace(examples, trial=replace(examples.trial, readings=readings, settings=told))
+
+
+def test_mid_is_the_middle_of_the_network_and_not_the_lowest_kept_layer(examples):
+    found = kept(examples, 4, 8, 14, 21, 28, depth=29)
+    assert [pick_layer(found, layer) for layer in ("mid", "late", "last", "8")] == [14, 21, 28, 8]
+
+
+def test_a_layer_that_was_not_kept_is_an_error_that_names_the_kept_ones(examples):
+    with pytest.raises(BadSetting, match="'mid' is layer 14 of this LLM; the label runs have 21, 28"):
+        pick_layer(kept(examples, 21, 28, depth=29), "mid")
+    with pytest.raises(BadSetting, match="--layer is '4'; the label runs have 3, 5, 9"):
+        pick_layer(kept(examples, 3, 5, 9, depth=10), "4")
+
+
+def test_an_older_run_tells_its_middle_by_seakr_or_by_layers_that_can_only_be_the_named_ones(examples):
+    assert pick_layer(kept(examples, 4, 14, seakr_layer=14), "mid") == 14
+    assert pick_layer(kept(examples, 14, 21), "mid") == 14
+    assert pick_layer(kept(examples, 15, 23, 30), "last") == 30
+
+
+@pytest.mark.parametrize("layers", [(4,), (3, 5, 9), (28,)])
+def test_where_nobody_knows_how_deep_the_llm_is_a_number_is_asked_for(examples, layers):
+    with pytest.raises(BadSetting, match=rf"do not say how deep the LLM is.*--layer {layers[0]}"):
+        pick_layer(kept(examples, *layers), "mid")

@@ -1,0 +1,309 @@
+"""Fine-tuning a judge: the schedule, the loss and where it looks, going on after an interruption."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from knowgate.errors import BadInput, BadSetting, OutOfMemory, UnknownName
+from knowgate.gates import load_gate
+from knowgate.gates.judges.causal_judge import CausalJudge, load_judge_base
+from knowgate.gates.kbm import KBM_LABELS, MASTERY_START, encode_kbm_answer
+from knowgate.models.tokenization import LabelPromptTokens
+from knowgate.stats.metrics import auroc
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.judges.answer_judge import make_answer_training
+from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
+from knowgate.training.judges.ik import fit_ik, fit_ik_judge
+from knowgate.training.judges.kbm import fit_kbm, fit_kbm_judge
+from knowgate.training.judges.trainable_models import TrainableCausalModel, TrainingExample, select_judge_kind
+from knowgate.training.judges.trainer import train_judge
+from knowgate.training.judges.training_options import JudgeTrainingOptions, one_cycle, warm_cosine
+from tests.support.judge_data import QUICK, planted, quick
+from tests.support.tiny_models import save_word_llama
+
+SHORT = JudgeTrainingOptions(epochs=2, batch=8, rate=5e-3, rank=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    with quick():
+        yield
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return save_word_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def judge(base):
+    return CausalJudge(load_judge_base(f"hf:{base}"), KBM_LABELS)
+
+
+def lesson(judge, text, word):
+    return TrainingExample(encode_kbm_answer(judge, text, word), (float(word == "True"), 0.0))
+
+
+# --- schedule and loss ----------------------------------------------------------------------------
+
+
+def test_the_learning_rate_climbs_for_two_percent_of_the_updates_and_falls_along_a_cosine():
+    rates = [warm_cosine(update, 100) for update in range(100)]
+    assert rates[:2] == [0.5, 1.0]
+    assert rates[51] == pytest.approx(0.5, abs=1e-9)
+    assert rates[-1] == pytest.approx(0.5 * (1 + math.cos(math.pi * 97 / 98)))
+
+
+def test_labels_stand_right_behind_their_marks(judge):
+    cut = encode_kbm_answer(judge, "a b c", "True")
+    tokens = judge.model.loaded.tokenizer.convert_ids_to_tokens(cut.ids)
+    assert tokens[: cut.marks[0] + 1] == ["<user>", "a", "b", "c", "<bot>", '{"', "mastery", '":', '"']
+    assert tokens[cut.marks[0] + 1 :] == ["True", '",', '"', "certainty", '":', '"']
+    assert cut.marks[1] == len(cut.ids) - 1
+
+
+def test_known_reads_the_first_label_against_the_second_as_the_whole_model_does(judge):
+    cut = judge.encode("a b c", MASTERY_START)
+    with torch.no_grad():
+        logits = judge.model.loaded.model(torch.tensor([cut.ids])).logits[0, -1].double()
+    pair = logits[[judge.columns[0], judge.columns[1]]].softmax(0)
+    assert judge.known([cut])[0] == pytest.approx(float(pair[0]), abs=1e-5)
+
+
+def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
+    lessons = [lesson(judge, "a b c", "True"), lesson(judge, "a b c d e f g", "False")]
+    expected = []
+    for item in lessons:
+        with torch.no_grad():
+            rows = judge.model.loaded.model(torch.tensor([item.cut.ids])).logits[0].log_softmax(-1)
+        targets = [judge.columns[0 if share else 1] for share in item.shares]
+        expected += [-float(rows[mark, target]) for mark, target in zip(item.cut.marks, targets, strict=True)]
+    pupil = TrainableCausalModel(judge.model, judge.columns, whole_vocabulary=True)
+    with torch.no_grad():
+        assert float(pupil.loss(lessons)) == pytest.approx(np.mean(expected), abs=1e-4)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def test_gradients_added_up_over_portions_train_like_a_whole_batch(base, tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.training.judges.trainable_models.LORA_DROPOUT", 0.0)
+    examples = planted(base, 60)
+    whole, parts = JudgeTrainingOptions(1, 8, 1, 1e-3), JudgeTrainingOptions(1, 8, 2, 1e-3)
+    notes = [
+        fit_ik_judge(examples, tokens=0, training=how, work=tmp_path / str(i)).notes
+        for i, how in enumerate((whole, parts))
+    ]
+    assert notes[0] == notes[1]
+
+
+@pytest.mark.parametrize(
+    ("fit", "inner", "training", "looks"),
+    [
+        (fit_ik, fit_ik_judge, make_answer_training(1, 32, 5e-4, accumulate=2, seed=3), ["0.5", "1"]),
+        (fit_kbm, fit_kbm_judge, JudgeTrainingOptions(epochs=2, rate=5e-4, accumulate=2, seed=3), ["1", "2"]),
+    ],
+)
+def test_the_options_of_a_fit_make_its_training(base, tmp_path, fit, inner, training, looks):
+    steps = []
+    options = {"epochs": training.epochs, "learning_rate": 5e-4, "accumulate": 2, "seed": 3, "full": False}
+    by_options = fit(planted(base, 60), **options, work=tmp_path / "a", watch=steps.append)
+    assert by_options.files == inner(planted(base, 60), training=training, work=tmp_path / "b").files
+    ends = [step for step in steps if step.is_milestone]
+    assert [step.words.split(",")[0] for step in ends] == [f"epoch {look}" for look in looks]
+    assert (ends[-1].done, ends[-1].unit, ends[-1].stage) == (ends[-1].total, "examples", "training")
+
+
+def untimed(note):
+    return re.sub(r"trained for \d+ s", "", note)
+
+
+def test_an_interrupted_training_goes_on_and_ends_where_an_uninterrupted_one_does(base, tmp_path):
+    examples, out = planted(base, 80), tmp_path / "gate"
+    seen = []
+
+    def stop_in_second_epoch(step):
+        if step.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_ik_judge(examples, tokens=0, training=SHORT, work=checkpoint_folder(out), watch=stop_in_second_epoch)
+    assert not out.exists()
+    resumed = fit_ik_judge(examples, tokens=0, training=SHORT, work=checkpoint_folder(out), watch=seen.append)
+    assert {step.epoch for step in seen} == {2}
+    assert seen[-1].done == seen[-1].total
+    assert seen[0].rate > 0
+    straight = fit_ik_judge(examples, tokens=0, training=SHORT, work=tmp_path / "straight")
+    assert resumed.files == straight.files
+    assert [untimed(note) for note in resumed.notes] == [untimed(note) for note in straight.notes]
+    save_fitted(resumed, examples, out)
+    delete_checkpoint(out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gate", "straight"]
+
+
+def test_an_unfinished_training_with_other_settings_is_not_overwritten(base, tmp_path):
+    examples = planted(base, 60)
+    fit_ik_judge(examples, tokens=0, training=JudgeTrainingOptions(1, 8), work=tmp_path / "w")
+    with pytest.raises(BadSetting, match="unfinished training with other data or settings"):
+        fit_ik_judge(examples, tokens=0, training=JudgeTrainingOptions(2, 8), work=tmp_path / "w")
+
+
+def test_all_weights_can_be_trained_and_the_gate_needs_its_base_no_more(tmp_path):
+    base = save_word_llama(tmp_path / "base")
+    examples, out = planted(base, 120), tmp_path / "gate"
+    how = JudgeTrainingOptions(epochs=2, batch=8, rate=3e-3, full=True)
+    fitted = fit_kbm_judge(examples, training=how, work=tmp_path / "w")
+    save_fitted(fitted, examples, out)
+    base.rename(tmp_path / "gone")
+    test = examples.split.test.tolist()
+    raw = load_gate(str(out)).raw([examples.questions[i] for i in test], [examples.readings[i] for i in test])
+    assert raw == pytest.approx(fitted.raw(test), abs=1e-6)
+    assert auroc(examples.needed[test], raw) > 0.95
+
+
+def test_examples_longer_than_the_limit_are_left_out_and_counted(base, tmp_path):
+    with pytest.raises(BadInput, match="no example to train on"):
+        fit_ik_judge(planted(base, 60), tokens=0, training=JudgeTrainingOptions(max_tokens=5), work=tmp_path / "w")
+
+
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch": 0}, {"batch": 2, "accumulate": 3}, {"rate": 0.0}])
+def test_settings_that_cannot_be_used_are_refused(wrong):
+    with pytest.raises(BadSetting):
+        JudgeTrainingOptions(**wrong)
+
+
+def test_a_base_without_weights_is_refused(base, tmp_path):
+    with pytest.raises(BadSetting, match="'fake' has none here"):
+        fit_ik_judge(planted(base, 60), tokens=0, base="fake", training=QUICK, work=tmp_path / "w")
+
+
+# --- looks, skipped updates, order ----------------------------------------------------------------
+
+
+class Sum:
+    """A pupil of one number: the loss is what a test says."""
+
+    fingerprint = "sum"
+
+    def __init__(self, losses):
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.losses, self.looks = iter(losses), []
+
+    def begin(self, training):
+        return [self.weight]
+
+    def set_training(self, on):
+        self.is_training = on
+
+    def loss(self, lessons):
+        if self.is_training:
+            self.looks.append([len(item.cut.ids) for item in lessons])
+            return self.weight.sum() * next(self.losses)
+        return torch.tensor(next(self.losses))
+
+    def margins(self, lessons):
+        return [item.shares[0] for item in lessons]
+
+    def save(self, folder):
+        (folder / "weights.json").write_text("{}")
+
+
+def plain(n, length=3):
+    return [TrainingExample(LabelPromptTokens([1] * (length + i), [0]), (float(i % 2),)) for i in range(n)]
+
+
+def taught(tmp_path, losses, n=8, dev=0, **settings):
+    how = JudgeTrainingOptions(**{"batch": 2, "epochs": 1, "rate": 1e-3, **settings})
+    pupil = Sum(losses)
+    return train_judge(pupil, plain(n), plain(dev), how, tmp_path / "w", lambda step: None), pupil
+
+
+def test_an_update_whose_gradient_is_no_number_is_skipped_and_counted(tmp_path):
+    trained, pupil = taught(tmp_path, [1.0, math.nan, 1.0, 1.0])
+    assert trained.state.skipped == 1
+    assert math.isfinite(float(pupil.weight.detach()))
+    assert "1 updates were skipped: their gradients were no numbers" in trained.notes()
+
+
+class Narrow(Sum):
+    """A pupil on a GPU with room for so many examples at once."""
+
+    def __init__(self, most):
+        super().__init__([1.0] * 99)
+        self.most = most
+
+    def loss(self, lessons):
+        if len(lessons) > self.most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().loss(lessons)
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_what_a_gpu_has_no_room_for_is_learnt_in_smaller_portions(tmp_path, most):
+    pupil, how = Narrow(most), JudgeTrainingOptions(batch=8, epochs=1, rate=1e-3)
+    train_judge(pupil, plain(16), [], how, tmp_path / "w", lambda step: None)
+    assert max(map(len, pupil.looks)) <= most
+    assert sum(map(len, pupil.looks)) == 16
+    wide = Narrow(8)
+    train_judge(wide, plain(16), [], how, tmp_path / "wide", lambda step: None)
+    assert float(pupil.weight.detach()) == pytest.approx(float(wide.weight.detach()))
+
+
+def test_a_gpu_without_room_for_one_example_is_said(tmp_path):
+    with pytest.raises(OutOfMemory, match="to train on a single example: end other programs"):
+        train_judge(Narrow(0), plain(4), [], JudgeTrainingOptions(batch=4), tmp_path / "w", lambda step: None)
+
+
+def test_a_training_that_skips_most_updates_is_refused(tmp_path):
+    with pytest.raises(BadSetting, match="3 of 4 updates had gradients that are no numbers"):
+        taught(tmp_path, [1.0, math.nan, math.nan, math.nan])
+
+
+def test_it_stops_when_looks_at_the_dev_split_bring_nothing_better(tmp_path):
+    # four epochs of one update, with a look behind each: dev losses .5, .6, .7
+    losses = [1.0, 0.5, 1.0, 0.6, 1.0, 0.7]
+    trained, _ = taught(tmp_path, losses, n=2, dev=2, epochs=4, patience=2)
+    assert trained.state.dev_losses == pytest.approx((0.5, 0.6, 0.7))
+    assert (trained.state.best, trained.state.legs) == (0, 3)
+    assert "stopped early: 2 looks at the dev split brought no lower loss" in trained.notes()
+
+
+def test_the_learning_curve_has_the_dev_auroc_of_every_look(tmp_path):
+    trained, _ = taught(tmp_path, [1.0, 1.0, 0.5, 1.0, 1.0, 0.4], n=8, dev=2, checks=2)
+    looks = [line.split(", ")[1:] for line in trained.notes()[:2]]
+    assert looks == [["dev loss 0.5000", "dev AUROC 1.000"], ["dev loss 0.4000", "dev AUROC 1.000"]]
+
+
+def test_examples_of_like_length_come_together_within_a_window(tmp_path):
+    _, pupil = taught(tmp_path, [1.0] * 4, window=4)
+    assert sorted(pupil.looks) == [[3, 4], [5, 6], [7, 8], [9, 10]]
+
+
+def test_a_one_cycle_rate_begins_low_peaks_at_three_tenths_and_ends_near_nothing():
+    rates = [one_cycle(update, 100) for update in range(100)]
+    assert rates[0] == pytest.approx(1 / 25)
+    assert rates[29] == pytest.approx(1.0)
+    assert max(rates) <= 1.0
+    assert rates[-1] == pytest.approx(1 / 250_000)
+
+
+def test_a_share_between_no_and_yes_is_learnt_as_it_is(judge):
+    soft = TrainingExample(encode_kbm_answer(judge, "a b c", "True"), (0.3, 0.8))
+    pupil = TrainableCausalModel(judge.model, judge.columns)
+    with torch.no_grad():
+        logits = judge.model.loaded.model(torch.tensor([soft.cut.ids])).logits[0].double()
+        margins = [float(logits[mark, judge.columns[0]] - logits[mark, judge.columns[1]]) for mark in soft.cut.marks]
+        loss = float(pupil.loss([soft]))
+    expected = [
+        math.log1p(math.exp(-m)) * s + math.log1p(math.exp(m)) * (1 - s)
+        for m, s in zip(margins, soft.shares, strict=True)
+    ]
+    assert loss == pytest.approx(np.mean(expected), abs=1e-4)
+
+
+def test_a_mistyped_base_of_a_judge_of_answers_leads_to_the_encoders_too():
+    with pytest.raises(UnknownName, match=r"unknown base 'smal'\. Did you mean 'small'\? Known: .*mpnet, small, smo"):
+        select_judge_kind("smal")

@@ -1,0 +1,1 @@
+"""Tools for developers: documentation generators, structure report, security audit."""
