@@ -154,10 +154,10 @@ def test_the_label_logits_of_one_pass_equal_those_of_separate_passes(smollm):
     (prompt,) = gate.ask([Question("Who wrote Hamlet?")], [Reading(neighbours={"dhicl": near})])
     one_pass = smollm.label_logits([prompt], gate.labels)[0]
     assert one_pass.shape == (21, 2)
-    columns = [smollm.tokenise(label)[0] for label in gate.labels]
-    ids = smollm.tokenise(prompt.prefix)
+    columns = [smollm.tokenize(label)[0] for label in gate.labels]
+    ids = smollm.tokenize(prompt.prefix)
     for place, (row, part) in enumerate(zip(one_pass, prompt.parts, strict=True)):
-        ids = ids + smollm.tokenise(part)
+        ids = ids + smollm.tokenize(part)
         if place not in (0, 1, 10, 20):  # a pass takes a second
             continue
         with torch.inference_mode():

@@ -55,7 +55,7 @@ class DhiclGate(Gate):
         return parse_label_pair(self.words, self.name)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        if isinstance(model, ServedModel) and not model.reads_inside:
+        if isinstance(model, ServedModel) and not model.reads_inner_labels:
             raise NotOffered(
                 f"gate 'dhicl' reads labels inside a prompt, which the server of {model.name} does not give; vLLM, "
                 "SGLang and llama.cpp do. Use prompt, logprob:min or skr with this one."

@@ -117,5 +117,5 @@ def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence
 
 
 def _length(judge: CausalJudge, text: str) -> int:
-    answer = judge.model.tokenise(MASTERY_START + KBM_LABELS[1] + CERTAINTY_START)
-    return len(judge.model.tokenise(judge.model.render(text), special=True)) + len(answer)
+    answer = judge.model.tokenize(MASTERY_START + KBM_LABELS[1] + CERTAINTY_START)
+    return len(judge.model.tokenize(judge.model.render(text), special=True)) + len(answer)

@@ -110,8 +110,8 @@ class SelfragGate(Gate):
 def _count(model: ModelIdentity, word: str) -> int:
     """Tokens of a word; 1 where nobody can tell."""
     if isinstance(model, TokenizingModel):
-        return len(model.tokenise(word))
-    return (model.n_tokens(word) or 1) if isinstance(model, ServedModel) else 1
+        return len(model.tokenize(word))
+    return (model.count_tokens(word) or 1) if isinstance(model, ServedModel) else 1
 
 
 def _selfrag_need(no: float, yes: float) -> float:

@@ -105,7 +105,7 @@ def check_read_request(gate: Gate, model: Model) -> None:
     if not isinstance(model, ServedModel):
         return
     try:
-        model.check_want(gate.want)
+        model.check_request(gate.want)
     except NotOffered as error:
         raise NotOffered(f"gate '{gate.name}' cannot work with {model.name}: {error}") from None
 

@@ -39,10 +39,10 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
 
 def truncate_text(model: TokenizingModel, text: str, n_tokens: int) -> str | None:
     """The longest beginning of at most n tokens; None where the whole has fewer."""
-    if len(model.tokenise(text)) < n_tokens:
+    if len(model.tokenize(text)) < n_tokens:
         return None
     # bisection: with every character a beginning has as many tokens or more, but for a merge at its very end
-    end = bisect_right(range(len(text)), n_tokens, key=lambda last: len(model.tokenise(text[: last + 1])))
+    end = bisect_right(range(len(text)), n_tokens, key=lambda last: len(model.tokenize(text[: last + 1])))
     return text[:end]
 
 

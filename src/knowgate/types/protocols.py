@@ -132,7 +132,7 @@ class Reranker(Protocol):
 class TokenizingModel(Protocol):
     """A model whose tokenizer can be asked: for gates that need a word to be one token."""
 
-    def tokenise(self, text: str) -> list[int]: ...
+    def tokenize(self, text: str) -> list[int]: ...
 
 
 @runtime_checkable
@@ -152,15 +152,15 @@ class ServedModel(Protocol):
     def has_entropies(self) -> bool: ...
 
     @property
-    def reads_inside(self) -> bool:
+    def reads_inner_labels(self) -> bool:
         """Labels at marked places inside a prompt, and not only at its end."""
         ...
 
-    def check_want(self, want: SignalRequest) -> None:
+    def check_request(self, want: SignalRequest) -> None:
         """Raise NotOffered for what the server does not give: layers, states of samples, entropies."""
         ...
 
-    def n_tokens(self, text: str) -> int | None:
+    def count_tokens(self, text: str) -> int | None:
         """Of how many tokens a text is; None where the server does not say."""
         ...
 
