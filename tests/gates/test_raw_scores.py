@@ -46,7 +46,7 @@ def test_both_come_from_one_reading(tmp_path):
             calls.append(len(questions))
             return super().raw(questions, readings)
 
-    both = CountedGate.load(str(tmp_path / "mine")).score_both(asked(3), readings(0.2, 0.5, 0.8))
+    both = CountedGate.load(str(tmp_path / "mine")).score_with_raw(asked(3), readings(0.2, 0.5, 0.8))
     assert both.needs == pytest.approx([0.1, 0.25, 0.4])
     assert both.raw == pytest.approx([0.2, 0.5, 0.8])
     assert calls == [3]

@@ -22,7 +22,7 @@ def asked(monkeypatch):
     names, raw = [], FusionGate.raw
 
     def counted(self, questions, readings):
-        names.append(self.artefact.path.name)
+        names.append(self.artifact.path.name)
         return raw(self, questions, readings)
 
     monkeypatch.setattr(FusionGate, "raw", counted)

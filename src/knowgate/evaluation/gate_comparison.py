@@ -159,9 +159,9 @@ def _promised(trial: LabelTable, gate: Gate, arbiter: str | None) -> GateGuarant
         and has_guarantee_without_arbiter(gate)
         and not find_violated_conditions(gate, used)
     )
-    file = gate.artefact.path / CALIBRATION_KEYS_FILE
+    file = gate.artifact.path / CALIBRATION_KEYS_FILE
     chosen = set(read_text(file).split()) if file.is_file() else set()
-    loss = float((gate.artefact.manifest.get("guarantee") or {}).get("epsilon", 0.0))
+    loss = float((gate.artifact.manifest.get("guarantee") or {}).get("epsilon", 0.0))
     return GateGuarantee(
         describe_guarantee(gate, used), holds, loss, sum(str(key) in chosen for key in trial.question_fingerprints)
     )

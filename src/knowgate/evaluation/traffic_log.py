@@ -222,7 +222,7 @@ def _draft_limit(trial: LabelTable, gate: str, scored: GateScores) -> float:
     """Draft tokens the gate reads; of a recorded gate only whether it does is known."""
     if gate in trial.recorded_needs:
         return math.inf if scored.drafts else 0.0
-    return float(load_gate(gate).want.draft_tokens)
+    return float(load_gate(gate).request.draft_tokens)
 
 
 def _pace(path: Path) -> float:

@@ -76,7 +76,7 @@ class RecordedReadingSource:
         return RunModelIdentity(self.trial.settings["model"], self.trial.settings["model_fingerprint"])
 
     def bind(self, gate: Gate) -> Gate:
-        if Signal.LABELS in gate.needs and not gate.answered_by:
+        if Signal.LABELS in gate.needs and not gate.recorded_signal:
             raise self._not_asked()
         missing = gate.needs - find_signals(self.trial)
         if missing:
@@ -251,7 +251,7 @@ def _score_part(part: LabelTable, ready: BoundGate) -> ChunkScores:
 
 
 def _as_scores(trial: LabelTable, ready: BoundGate, parts: Sequence[ChunkScores]) -> GateScores:
-    gate, want = ready.gate, ready.gate.want
+    gate, want = ready.gate, ready.gate.request
     raw = [part.raw for part in parts if part.raw is not None]
     return GateScores(
         ready.name,
@@ -292,7 +292,7 @@ def get_gate_name(gate: str | Gate) -> str:
     if isinstance(gate, str):
         spec = parse_fitted_spec(gate)
         return gate if spec is None else _called(spec)
-    return _called(FittedGateSpec(str(gate.artefact.path), gate.verdict)) if isinstance(gate, FittedGate) else gate.name
+    return _called(FittedGateSpec(str(gate.artifact.path), gate.verdict)) if isinstance(gate, FittedGate) else gate.name
 
 
 def _called(spec: FittedGateSpec) -> str:
@@ -304,7 +304,7 @@ def get_gate_folder(gate: str | Gate) -> str | None:
     if isinstance(gate, str):
         spec = parse_fitted_spec(gate)
         return None if spec is None else spec.folder
-    return str(gate.artefact.path) if isinstance(gate, FittedGate) else None
+    return str(gate.artifact.path) if isinstance(gate, FittedGate) else None
 
 
 def get_verdict(gate: str | Gate) -> Verdict:

@@ -60,7 +60,7 @@ def _completion(side: GradedAnswer) -> Completion:
 def get_arbiter_folder(arbiter: str | Arbiter | None) -> str | None:
     """The folder of a fitted arbiter, None for another."""
     if isinstance(arbiter, FittedArbiter):
-        return str(arbiter.artefact.path)
+        return str(arbiter.artifact.path)
     return arbiter if isinstance(arbiter, str) and is_arbiter_folder(arbiter) else None
 
 
