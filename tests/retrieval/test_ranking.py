@@ -3,7 +3,7 @@ import pytest
 
 from knowgate.core.nearest_neighbors import select_top_rows
 from knowgate.errors import BadSetting
-from knowgate.retrieval.ranking import check_k, select_candidate_rows
+from knowgate.retrieval.passages import check_k, select_candidate_rows
 
 
 def test_a_search_asks_for_at_least_one_passage():

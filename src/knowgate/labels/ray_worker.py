@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from knowgate import errors
 from knowgate.errors import KnowgateError
 from knowgate.retrieval import as_retriever
-from knowgate.retrieval.ranking import find_texts_containing
+from knowgate.retrieval.passages import find_texts_containing
 from knowgate.types import Passage, Question, Result, Retriever
 
 JobResult = TypeVar("JobResult", covariant=True)
@@ -130,7 +130,7 @@ class SharedIndex:
     def search(self, queries: Sequence[str], k: int) -> WorkerResult[list[list[Passage]]]:
         return run_safely(lambda: self._open().search(queries, k))
 
-    def texts_with(self, query: str, k: int, words: Sequence[str]) -> WorkerResult[list[str]]:
+    def find_texts(self, query: str, k: int, words: Sequence[str]) -> WorkerResult[list[str]]:
         return run_safely(lambda: find_texts_containing(self._open(), query, k, words))
 
     def _open(self) -> Retriever:
@@ -152,8 +152,8 @@ class SharedIndexRetriever:
         found: list[list[Passage]] = self._ask(self._shelf.search, list(queries), k)
         return found
 
-    def texts_with(self, query: str, k: int, words: Sequence[str]) -> list[str]:
-        texts: list[str] = self._ask(self._shelf.texts_with, query, k, list(words))
+    def find_texts(self, query: str, k: int, words: Sequence[str]) -> list[str]:
+        texts: list[str] = self._ask(self._shelf.find_texts, query, k, list(words))
         return texts
 
     def about(self) -> tuple[str, str]:

@@ -42,7 +42,7 @@ from knowgate.pipeline.execution import (
 )
 from knowgate.pipeline.question_state import QuestionState, measure_time
 from knowgate.pipeline.traffic_log import CompleteDraftGate, TrafficLog
-from knowgate.retrieval.ranking import build_follow_up_query, has_new_passages, merge_passages
+from knowgate.retrieval.passages import build_follow_up_query, has_new_passages, merge_passages
 from knowgate.retrieval.rerankers import can_skip_reranking, rerank
 from knowgate.types import (
     Answer,
