@@ -13,14 +13,14 @@ class WordArbiter(Arbiter):
     Example:
         >>> from knowgate import Completion, Question
         >>> both = AnswerPair(Question("Who?"), Completion("Goethe"), Completion("It may have been him."))
-        >>> WordArbiter().believe([both])[0].prefers_closed
+        >>> WordArbiter().estimate([both])[0].prefers_closed
         True
     """
 
     name = "word"
     fingerprint = "word-1"  # change it whenever the choice changes
 
-    def believe(self, answers: Sequence[AnswerPair]) -> list[Belief]:
+    def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
         return [Belief(1 / (1 + words(both.closed.text)), 1 / (1 + words(both.open.text))) for both in answers]
 
 

@@ -28,10 +28,10 @@ def test_it_is_where_the_table_says_and_says_what_it_does(name):
 @pytest.mark.parametrize("name", ARBITERS)
 def test_a_plain_one_gives_a_belief_for_each_pair_in_order(name):
     arbiter = load_arbiter(name)
-    together = arbiter.believe(PAIRS)
-    assert together == [arbiter.believe([pair])[0] for pair in PAIRS]
+    together = arbiter.estimate(PAIRS)
+    assert together == [arbiter.estimate([pair])[0] for pair in PAIRS]
     assert all(0 <= value <= 1 for belief in together for value in (belief.closed, belief.open))
-    assert arbiter.believe([]) == []
+    assert arbiter.estimate([]) == []
 
 
 @pytest.mark.parametrize("name", ARBITERS)
