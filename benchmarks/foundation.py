@@ -73,7 +73,7 @@ def samples(model: Any, rounds: int) -> None:
 
     prompt = AnswerPrompts().closed(Question(QUESTIONS[1]))
     loaded = model.loaded
-    ids = torch.tensor([model.tokenise(model.render(prompt.text))])
+    ids = torch.tensor([model.tokenize(model.render(prompt.text))])
     settings: dict[str, Any] = {
         "attention_mask": torch.ones_like(ids),
         "do_sample": True,

@@ -99,7 +99,7 @@ def by_llama_cpp(spec: str, scratch: Path) -> Contestant:
     def ids(case: Case) -> list[int]:
         return judge.encode(text(case)).ids
 
-    return Contestant(lambda case: run.first_of_two(ids(case), pair), lambda case: len(ids(case)))
+    return Contestant(lambda case: run.score_token_pair(ids(case), pair), lambda case: len(ids(case)))
 
 
 def text(case: Case) -> str:

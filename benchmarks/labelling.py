@@ -72,7 +72,7 @@ def library_calls(model: Any, prompts: list[Any], samples: int, at_once: int) ->
     import torch
 
     for prompt in prompts:
-        ids = torch.tensor([model.tokenise(model.render(prompt.text))], device=model.loaded.device)
+        ids = torch.tensor([model.tokenize(model.render(prompt.text))], device=model.loaded.device)
         for _ in range(samples // at_once):
             with torch.inference_mode():
                 model.loaded.model.generate(

@@ -36,7 +36,7 @@ def cuts(judge):
 
 
 def test_the_opening_is_what_stands_before_the_question(judge):
-    assert judge.opening == judge.model.tokenise(f"{SYSTEM}<user>")
+    assert judge.opening == judge.model.tokenize(f"{SYSTEM}<user>")
 
 
 def test_a_batch_runs_what_its_prompts_share_once(judge, fed):
@@ -56,6 +56,6 @@ def test_questions_that_come_one_by_one_share_the_opening(judge, fed):
 
 def test_sharing_changes_no_score(judge):
     asked = cuts(judge)
-    alone = [float(judge.known([LabelPromptTokens(cut.ids, cut.marks)])[0]) for cut in asked]
+    alone = [float(judge.known([LabelPromptTokens(cut.ids, cut.positions)])[0]) for cut in asked]
     assert judge.known(asked).tolist() == pytest.approx(alone, abs=1e-6)
     assert [float(judge.known([cut])[0]) for cut in asked] == pytest.approx(alone, abs=1e-6)

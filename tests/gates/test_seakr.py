@@ -98,8 +98,8 @@ def test_answers_that_differ_need_more_than_one_answer_repeated():
 
 
 def test_it_reads_the_middle_layer_unless_told_otherwise():
-    assert SeakrGate().bind(FakeModel(layers=8), "").want.sample_layer == 4
-    assert load_gate("seakr:n=5,layer=2").bind(FakeModel(), "").want == SignalRequest(
+    assert SeakrGate().bind(FakeModel(layers=8), "").request.sample_layer == 4
+    assert load_gate("seakr:n=5,layer=2").bind(FakeModel(), "").request == SignalRequest(
         samples=5, seed=0, sample_layer=2, sample_end=True
     )
 
@@ -182,7 +182,7 @@ def direct(model, ids, layer):
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("past_end", [False, True])
 def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_ends_it(model, layer, past_end):
-    ids = [model.tokenise(model.render(prompt.text)) for prompt in PROMPTS]
+    ids = [model.tokenize(model.render(prompt.text)) for prompt in PROMPTS]
     uniforms = np.random.default_rng(0).random((15, 6))
     stop = frozenset(range(1, 25))  # a third of all tokens: some samples end at once, others never
     with torch.inference_mode():
@@ -208,7 +208,7 @@ def _ends(model, stream, uniforms, rows):
 
 
 def test_where_all_samples_end_at_once_each_has_the_state_of_its_end(model):
-    ids = [model.tokenise(model.render(PROMPTS[0].text))]
+    ids = [model.tokenize(model.render(PROMPTS[0].text))]
     every = frozenset(range(len(model.loaded.tokenizer)))
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [1])
@@ -223,7 +223,7 @@ def test_where_all_samples_end_at_once_each_has_the_state_of_its_end(model):
 def test_the_states_of_a_reading_are_those_of_its_samples(model):
     want = SignalRequest(samples=4, sample_tokens=5, seed=3, sample_layer=-1, layers=(1,), draft_tokens=2)
     reading = model.read(PROMPTS, want)[1]
-    ids = model.tokenise(model.render(PROMPTS[1].text))
+    ids = model.tokenize(model.render(PROMPTS[1].text))
     with torch.inference_mode():
         stream = hf_stream.prefill(model.loaded.model, [ids], model.pad, model.loaded.device, [2])
         rows = hf_stream.sample_rows(

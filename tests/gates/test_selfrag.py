@@ -29,7 +29,7 @@ def test_need_equals_a_direct_forward_pass(model, style):
     needs = score_questions(gate, QUESTIONS, read_questions(model, [gate], QUESTIONS, AnswerPrompts()))
     for question, need in zip(QUESTIONS, needs, strict=True):
         text = f"### Instruction:\n{question.text}\n\n### Response:\n"
-        ids = model.tokenise(model.render(question.text) if style == "chat" else text)
+        ids = model.tokenize(model.render(question.text) if style == "chat" else text)
         logits = model.loaded.model(input_ids=torch.tensor([ids])).logits[0, -1].detach()
         pair = torch.softmax(
             logits[model.loaded.tokenizer.convert_tokens_to_ids([NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN])], dim=0

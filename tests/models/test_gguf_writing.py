@@ -42,12 +42,12 @@ def written(made, kind):
 
 def margins(network, model, pair):
     with torch.inference_mode():
-        logits = [network(torch.tensor([model.tokenise(text)])).logits[0, -1] for text in TEXTS]
+        logits = [network(torch.tensor([model.tokenize(text)])).logits[0, -1] for text in TEXTS]
     return [float(one[pair[0]] - one[pair[1]]) for one in logits]
 
 
 def labels(model):
-    return [model.tokenise("Yes")[0], model.tokenise("No")[0]]
+    return [model.tokenize("Yes")[0], model.tokenize("No")[0]]
 
 
 @pytest.mark.parametrize(("kind", "room"), [("f16", 1e-4), ("q8_0", 0.3)])
@@ -63,7 +63,7 @@ def test_transformers_reads_back_what_was_written(made, kind, room):
 def test_our_own_loader_reads_the_tokenizer_back(tmp_path):
     model = load_model(f"hf:{save_spoken_llama(tmp_path / 'model')}")
     again = load_model(f"gguf:{written((model, tmp_path), 'q8_0')}")
-    assert [again.tokenise(text) for text in TEXTS] == [model.tokenise(text) for text in TEXTS]
+    assert [again.tokenize(text) for text in TEXTS] == [model.tokenize(text) for text in TEXTS]
     assert again.render("Who?") == model.render("Who?")
 
 
@@ -74,7 +74,7 @@ def test_llama_cpp_gives_two_tokens_the_probabilities_they_had(made, kind, room)
     model.loaded.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
     other = LlamaCppClassifier(written(made, kind), folder / "tokenizer.json")
     pair = labels(model)
-    there = [other.first_of_two(other.tokenise(text), pair) for text in TEXTS]
+    there = [other.score_token_pair(other.tokenize(text), pair) for text in TEXTS]
     assert there == pytest.approx(
         [1 / (1 + np.exp(-margin)) for margin in margins(model.loaded.model, model, pair)], abs=room
     )

@@ -25,7 +25,7 @@ def model(tmp_path_factory):
 
 
 def ids_of(model, prompt):
-    return torch.tensor([model.tokenise(model.render(prompt.text))])
+    return torch.tensor([model.tokenize(model.render(prompt.text))])
 
 
 def reference(model, prompt, max_tokens):
@@ -211,9 +211,9 @@ def test_a_single_prompt_reuses_a_kept_beginning_but_keeps_none_itself(model):
 def test_label_logits_of_one_pass_equal_separate_passes(model):
     parts = ("Say it.\nQ: one?\nA:", "true\nQ: two?\nA:", "false\nQ: three?\nA:")
     together = model.label_logits([LabelPrompt(parts)], ["true", "false"])[0]
-    columns = [model.tokenise("true")[0], model.tokenise("false")[0]]
+    columns = [model.tokenize("true")[0], model.tokenize("false")[0]]
     for position in range(3):
-        ids = torch.tensor([model.tokenise("".join(parts[: position + 1]))])
+        ids = torch.tensor([model.tokenize("".join(parts[: position + 1]))])
         with torch.inference_mode():
             alone = model.loaded.model(ids).logits[0, -1, columns].numpy()
         np.testing.assert_allclose(together[position], alone, atol=1e-4)

@@ -17,12 +17,12 @@ class Letters:
     def __init__(self):
         self.calls = 0
 
-    def tokenise(self, text, *, special=False):
+    def tokenize(self, text, *, special=False):
         return [0] * special + [ord(letter) for letter in text]
 
-    def tokenise_all(self, texts, *, special=False):
+    def tokenize_all(self, texts, *, special=False):
         self.calls += 1
-        return [self.tokenise(text, special=special) for text in texts]
+        return [self.tokenize(text, special=special) for text in texts]
 
     def render(self, text):
         return f"({text})"

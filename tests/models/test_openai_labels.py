@@ -32,7 +32,7 @@ def no_keys(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def tokenise(text, special):
+def tokenize(text, special):
     ids = [1] if special else []
     while text:
         word = next((word for word in sorted(WORDS, key=len) if text.startswith(word)), text[0])
@@ -117,7 +117,7 @@ class LabelServer:
 
 
 def tokens(body):
-    ids = tokenise(body["prompt"], body["add_special_tokens"])
+    ids = tokenize(body["prompt"], body["add_special_tokens"])
     return {"count": len(ids), "max_model_len": 4096, "tokens": ids}
 
 

@@ -43,7 +43,7 @@ def test_hf_and_gguf_and_the_embedded_model_answer_alike(smollm, said, file):
 
 def test_our_decoding_equals_transformers_own(smollm, said):
     for prompt, ours in zip(PROMPTS, said, strict=True):
-        ids = torch.tensor([smollm.tokenise(smollm.render(prompt.text))])
+        ids = torch.tensor([smollm.tokenize(smollm.render(prompt.text))])
         out = smollm.loaded.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, pad_token_id=smollm.pad
         )

@@ -60,9 +60,9 @@ def test_the_learning_rate_climbs_for_two_percent_of_the_updates_and_falls_along
 def test_labels_stand_right_behind_their_marks(judge):
     cut = encode_kbm_answer(judge, "a b c", "True")
     tokens = judge.model.loaded.tokenizer.convert_ids_to_tokens(cut.ids)
-    assert tokens[: cut.marks[0] + 1] == ["<user>", "a", "b", "c", "<bot>", '{"', "mastery", '":', '"']
-    assert tokens[cut.marks[0] + 1 :] == ["True", '",', '"', "certainty", '":', '"']
-    assert cut.marks[1] == len(cut.ids) - 1
+    assert tokens[: cut.positions[0] + 1] == ["<user>", "a", "b", "c", "<bot>", '{"', "mastery", '":', '"']
+    assert tokens[cut.positions[0] + 1 :] == ["True", '",', '"', "certainty", '":', '"']
+    assert cut.positions[1] == len(cut.ids) - 1
 
 
 def test_known_reads_the_first_label_against_the_second_as_the_whole_model_does(judge):
@@ -80,7 +80,7 @@ def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
         with torch.no_grad():
             rows = judge.model.loaded.model(torch.tensor([item.cut.ids])).logits[0].log_softmax(-1)
         targets = [judge.columns[0 if share else 1] for share in item.shares]
-        expected += [-float(rows[mark, target]) for mark, target in zip(item.cut.marks, targets, strict=True)]
+        expected += [-float(rows[mark, target]) for mark, target in zip(item.cut.positions, targets, strict=True)]
     pupil = TrainableCausalModel(judge.model, judge.columns, whole_vocabulary=True)
     with torch.no_grad():
         assert float(pupil.loss(lessons)) == pytest.approx(np.mean(expected), abs=1e-4)
@@ -295,7 +295,9 @@ def test_a_share_between_no_and_yes_is_learnt_as_it_is(judge):
     pupil = TrainableCausalModel(judge.model, judge.columns)
     with torch.no_grad():
         logits = judge.model.loaded.model(torch.tensor([soft.cut.ids])).logits[0].double()
-        margins = [float(logits[mark, judge.columns[0]] - logits[mark, judge.columns[1]]) for mark in soft.cut.marks]
+        margins = [
+            float(logits[mark, judge.columns[0]] - logits[mark, judge.columns[1]]) for mark in soft.cut.positions
+        ]
         loss = float(pupil.loss([soft]))
     expected = [
         math.log1p(math.exp(-m)) * s + math.log1p(math.exp(m)) * (1 - s)

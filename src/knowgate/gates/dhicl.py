@@ -55,14 +55,14 @@ class DhiclGate(Gate):
         return parse_label_pair(self.words, self.name)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        if isinstance(model, ServedModel) and not model.reads_inside:
+        if isinstance(model, ServedModel) and not model.reads_inner_labels:
             raise NotOffered(
                 f"gate 'dhicl' reads labels inside a prompt, which the server of {model.name} does not give; vLLM, "
                 "SGLang and llama.cpp do. Use prompt, logprob:min or skr with this one."
             )
         return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
-    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
+    def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         if self.scope is None:
             raise BadSetting("dhicl: bind the gate to its model first (AdaptiveRAG does).")
         store = open_history_store(self.history, self.embedder)
@@ -72,7 +72,7 @@ class DhiclGate(Gate):
         drawn = store.sample(self.k + 1, self.scope, leave_out=leave_out)
         return [_others(question, drawn)[: self.k] for question in questions]
 
-    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+    def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [
             self._prompt(question, reading.neighbours[self.name])
             for question, reading in zip(questions, readings, strict=True)

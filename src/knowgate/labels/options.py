@@ -20,7 +20,7 @@ def resolve_layers(layers: str | Sequence[int], model: Model) -> tuple[int, ...]
         return ()
     numbers = tuple(sorted({_number(word, model.depth) for word in asked}))
     if isinstance(model, ServedModel):
-        model.check_want(SignalRequest(layers=numbers))  # before anything is asked
+        model.check_request(SignalRequest(layers=numbers))  # before anything is asked
     return numbers
 
 

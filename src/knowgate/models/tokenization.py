@@ -20,7 +20,7 @@ class LabelPromptTokens:
     """A tokenised prompt: from the positions `marks` labels are predicted; `prefix` tokens are shared by many."""
 
     ids: list[int]
-    marks: list[int]
+    positions: list[int]
     prefix: int = 0
 
 
@@ -30,9 +30,9 @@ class LocalTokenizer(Protocol):
     @property
     def has_template(self) -> bool: ...
 
-    def tokenise(self, text: str, *, special: bool = False) -> list[int]: ...
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]: ...
 
-    def tokenise_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]: ...
+    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]: ...
 
     def render(self, text: str) -> str: ...
 
@@ -41,7 +41,7 @@ class LocalTokenizer(Protocol):
 
 def encode_labels(model: LocalTokenizer, labels: Sequence[str]) -> list[int]:
     """First token of each label as it stands in place; labels that begin alike cannot be told apart."""
-    ids = [model.tokenise(label)[0] for label in labels if label]
+    ids = [model.tokenize(label)[0] for label in labels if label]
     if len(ids) < len(labels) or len(set(ids)) < len(ids):
         raise BadSetting(f"the labels {', '.join(map(repr, labels))} do not begin with different tokens.")
     return ids
@@ -58,12 +58,12 @@ def encode_label_prompts(
     if any(chat and (len(prompt.parts) > 1 or prompt.prefix) for chat, prompt in zip(chats, prompts, strict=True)):
         raise BadSetting("a user turn has one label position, at its end; use raw=True for several.")
     beginnings = list({prompt.prefix for chat, prompt in zip(chats, prompts, strict=True) if not chat})
-    begun = dict(zip(beginnings, model.tokenise_all(beginnings, special=True), strict=True))
+    begun = dict(zip(beginnings, model.tokenize_all(beginnings, special=True), strict=True))
     parts = [
         [model.render(prompt.parts[0])] if chat else list(prompt.parts)
         for chat, prompt in zip(chats, prompts, strict=True)
     ]
-    pieces = iter(model.tokenise_all([part for some in parts for part in some]))
+    pieces = iter(model.tokenize_all([part for some in parts for part in some]))
     cut = []
     for chat, prompt, some in zip(chats, prompts, parts, strict=True):
         ids = [] if chat else begun[prompt.prefix]

@@ -291,15 +291,15 @@ class AdaptiveRAG:
             readings = read_questions(self.model, readers, questions, self.prompts)
         for case, reading in zip(cases, readings, strict=True):
             case.reading = reading
-        with nullcontext() if gate.is_quick else self._alone, measure_time(cases, "gate"):
+        with nullcontext() if gate.is_pure else self._alone, measure_time(cases, "gate"):
             apply_gate(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
-        apply_overrides(cases, self.rules if gate.may_be_overruled else None, self.shadow if self.retriever else "")
+        apply_overrides(cases, self.rules if gate.obeys_rules else None, self.shadow if self.retriever else "")
         return cases
 
     @property
     def _drafting(self) -> list[Gate]:
         logging = self.log is not None and self.log.drafts
-        weighing = self.weighing is not None and self.weighing.drafts and self.retriever is not None
+        weighing = self.weighing is not None and self.weighing.makes_drafts and self.retriever is not None
         return [CompleteDraftGate(self.max_tokens)] if logging or weighing else []
 
     def _weigh(self, cases: list[QuestionState]) -> list[TextEvent]:

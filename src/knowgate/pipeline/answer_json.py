@@ -46,7 +46,7 @@ def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
     prompts = {"closed_prompt": rag.prompts.closed(answer.question)}
     if answer.passages:
         prompts["open_prompt"] = rag.prompts.open(answer.question, answer.passages)
-    return {name: len(rag.model.tokenise(prompt.text)) for name, prompt in prompts.items()}
+    return {name: len(rag.model.tokenize(prompt.text)) for name, prompt in prompts.items()}
 
 
 def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:

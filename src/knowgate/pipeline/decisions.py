@@ -113,7 +113,7 @@ def mark_replaceable_answers(arbiter: Arbiter | None, cases: Sequence[QuestionSt
         return
     for case in cases:
         if case.reading.draft is not None and is_complete_draft(case.reading.draft, max_tokens):
-            case.lets_out = arbiter.lets_out
+            case.lets_out = arbiter.accepts_beginning
 
 
 def arbitrate(arbiter: Arbiter | None, cases: Sequence[QuestionState]) -> Iterator[TextEvent]:

@@ -32,7 +32,7 @@ class CompleteDraftGate(Gate):
     needs = frozenset({Signal.DRAFT})
 
     @property
-    def want(self) -> SignalRequest:
+    def request(self) -> SignalRequest:
         return SignalRequest(draft_tokens=self.max_tokens)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:

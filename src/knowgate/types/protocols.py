@@ -132,7 +132,7 @@ class Reranker(Protocol):
 class TokenizingModel(Protocol):
     """A model whose tokenizer can be asked: for gates that need a word to be one token."""
 
-    def tokenise(self, text: str) -> list[int]: ...
+    def tokenize(self, text: str) -> list[int]: ...
 
 
 @runtime_checkable
@@ -152,15 +152,15 @@ class ServedModel(Protocol):
     def has_entropies(self) -> bool: ...
 
     @property
-    def reads_inside(self) -> bool:
+    def reads_inner_labels(self) -> bool:
         """Labels at marked places inside a prompt, and not only at its end."""
         ...
 
-    def check_want(self, want: SignalRequest) -> None:
+    def check_request(self, want: SignalRequest) -> None:
         """Raise NotOffered for what the server does not give: layers, states of samples, entropies."""
         ...
 
-    def n_tokens(self, text: str) -> int | None:
+    def count_tokens(self, text: str) -> int | None:
         """Of how many tokens a text is; None where the server does not say."""
         ...
 
@@ -209,7 +209,7 @@ class Belief:
 class Arbiter(Protocol):
     """Chooses after retrieval. Only asked where the two answers differ: what they agree on costs nothing.
 
-    A class that inherits from this one has only to give `name`, `fingerprint` and `believe`.
+    A class that inherits from this one has only to give `name`, `fingerprint` and `estimate`.
     """
 
     @property
@@ -219,7 +219,7 @@ class Arbiter(Protocol):
         """Names what it does, wherever it lies: a proof about a cascade holds for one arbiter."""
         ...
 
-    def believe(self, answers: Sequence[AnswerPair]) -> list[Belief]: ...
+    def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]: ...
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -232,7 +232,7 @@ class Arbiter(Protocol):
         return False
 
     @property
-    def drafts(self) -> bool:
+    def makes_drafts(self) -> bool:
         """Whether the answer from memory is made for it where the gate reads no whole one."""
         return True
 
@@ -240,6 +240,6 @@ class Arbiter(Protocol):
         """The arbiter ready for this model and this fingerprint of the prompts; raises if it was made for others."""
         return self
 
-    def lets_out(self, beginning: str) -> bool:
+    def accepts_beginning(self, beginning: str) -> bool:
         """Whether an answer with passages that begins so will be given whatever follows: then it can be streamed."""
         return False

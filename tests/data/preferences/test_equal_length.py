@@ -14,7 +14,7 @@ from tests.data.preferences.test_measure import VALUES, Table, asked
 class Words(FakeModel):
     """A token is two characters."""
 
-    def tokenise(self, text: str) -> list[int]:
+    def tokenize(self, text: str) -> list[int]:
         return list(range(-(-len(text) // 2)))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from datasets import load_dataset
+
 from knowgate.data.questions.records import parse_question
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Question

@@ -64,17 +64,17 @@ class LlamaJudge:
 
     def pose(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         turn = self.options.turn
-        ids = self.voices[0].tokenise(turn.render(text), special=not turn.chat)
+        ids = self.voices[0].tokenize(turn.render(text), special=not turn.chat)
         return LabelPromptTokens(ids, [len(ids) - 1])
 
     def beginning(self, text: str, n_tokens: int) -> str:
         """The first tokens of a text."""
-        return self.voices[0].decode(self.voices[0].tokenise(text.strip())[:n_tokens]).strip()
+        return self.voices[0].decode(self.voices[0].tokenize(text.strip())[:n_tokens]).strip()
 
     def votes(self, cuts: Sequence[LabelPromptTokens]) -> list[Floats]:
         """What each training says."""
         pair = self.options.pair
-        return [np.array([voice.first_of_two(cut.ids, pair) for cut in cuts]) for voice in self.voices]
+        return [np.array([voice.score_token_pair(cut.ids, pair) for cut in cuts]) for voice in self.voices]
 
     def known(self, cuts: Sequence[LabelPromptTokens]) -> Floats:
         mean: Floats = np.mean(self.votes(cuts), axis=0)
@@ -142,7 +142,7 @@ class JudgeMember:
     @contextlib.contextmanager
     def speaking(self) -> Iterator[HFModel]:
         """The model with this adapter in use; nobody else runs it meanwhile."""
-        with self.model.adapters.using(self.adapter) if self.adapter else contextlib.nullcontext():
+        with self.model.adapters.activate(self.adapter) if self.adapter else contextlib.nullcontext():
             yield self.model
 
 
@@ -177,9 +177,9 @@ class CausalJudge:
         ids = self._turn(text)
         marks = [] if parts else [len(ids) - 1]
         for number, part in enumerate(parts):
-            piece = self.model.tokenise(part)
+            piece = self.model.tokenize(part)
             if number and piece[0] not in self.columns:
-                raise BadSetting(f"{self.model.name} does not tokenise the label in '{part}' as it stands in place.")
+                raise BadSetting(f"{self.model.name} does not tokenize the label in '{part}' as it stands in place.")
             ids = ids + piece
             marks.append(len(ids) - 1)
         self.model.check_length(len(ids), 1)
@@ -194,7 +194,7 @@ class CausalJudge:
 
     def _turn(self, text: str) -> list[int]:
         chat = bool(self.model.loaded.tokenizer.chat_template)
-        return self.model.tokenise(self.model.render(text), special=not chat)
+        return self.model.tokenize(self.model.render(text), special=not chat)
 
     def pose(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """A question about an answer, worded as a user turn; the two alone are for encoders."""
@@ -213,7 +213,7 @@ class CausalJudge:
         from knowgate.models.hf.local_model import read_label_logits
 
         with voice.speaking() as model:
-            logits = model.batched(
+            logits = model.run_batched(
                 [cut.ids for cut in cuts],
                 lambda places: read_label_logits(model, [cuts[place] for place in places], self.columns),
             )
@@ -223,7 +223,7 @@ class CausalJudge:
 
     def beginning(self, text: str, n_tokens: int) -> str:
         """The first tokens of a text, as this model counts them."""
-        ids = self.model.tokenise(text.strip())[:n_tokens]
+        ids = self.model.tokenize(text.strip())[:n_tokens]
         return str(self.model.loaded.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
 
@@ -246,7 +246,7 @@ def load_judge_base(spec: str, fingerprint: str = "", adapter: Path | None = Non
 
 
 def load_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: ModelIdentity | None = None) -> CausalJudge:
-    """The judge of an artefact; shared by all gates that are loaded from the same files.
+    """The judge of an artifact; shared by all gates that are loaded from the same files.
 
     llm: who is judged. An adapter of its own weights is put into them: there is no second copy.
     """
@@ -314,7 +314,7 @@ def attach_adapters(model: HFModel, folders: Sequence[Path], digests: Sequence[s
     names = [f"judge-{digest[:16]}" for digest in digests]
     for name, folder in zip(names, folders, strict=True):
         model.adapters.add(name, folder)
-    return tuple(JudgeMember(model.twin(), name) for name in names)
+    return tuple(JudgeMember(model.share_weights(), name) for name in names)
 
 
 def compute_adapter_digest(folder: Path) -> str:

@@ -217,7 +217,7 @@ class LoraAdapters:
             self._switch_off()
 
     @contextlib.contextmanager
-    def using(self, name: str) -> Iterator[None]:
+    def activate(self, name: str) -> Iterator[None]:
         """The model with this adapter, for this thread alone; without any again at the end, whatever happens."""
         with self.turn:
             for layer in self._layers():

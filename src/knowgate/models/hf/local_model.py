@@ -73,7 +73,7 @@ class LocalModel:
         """Whether the answers to a prompt can share its keys and values."""
         return supports_shared_cache(self.loaded.model)
 
-    def twin(self) -> Self:
+    def share_weights(self) -> Self:
         """The same weights, with beginnings of prompts of its own: those run with an adapter are no good without."""
         other = replace(self)
         vars(other).update(loaded=self.loaded, adapters=self.adapters)
@@ -124,12 +124,12 @@ class LocalModel:
         tokenizer = self.loaded.tokenizer
         return extract_plain_turn_template(self._render, tokenizer.all_special_tokens, str(tokenizer.chat_template))
 
-    def tokenise(self, text: str, *, special: bool = False) -> list[int]:
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return list(self.loaded.tokenizer.encode(text, add_special_tokens=special))
 
-    def tokenise_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
         """In one go: on all cores, without the interpreter."""
-        return [ids.tolist() for ids in self._tokenise_all(list(texts), special=special)]
+        return [ids.tolist() for ids in self._tokenize_all(list(texts), special=special)]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of the whole input, in the chat template where there is one."""
@@ -143,7 +143,7 @@ class LocalModel:
         for special in (False, True):
             some = [prompt for prompt in fresh if self._is_chat(prompt) is not special]
             texts = [prompt.text if special else self.render(prompt.text) for prompt in some]
-            kept.update(zip(some, self._tokenise_all(texts, special=special), strict=True))
+            kept.update(zip(some, self._tokenize_all(texts, special=special), strict=True))
         ids = [kept[prompt].tolist() for prompt in prompts]
         for prompt in list(kept)[: max(0, len(kept) - TOKEN_CACHE_SIZE)]:
             del kept[prompt]
@@ -156,7 +156,7 @@ class LocalModel:
     def _is_chat(self, prompt: Prompt) -> bool:
         return not prompt.raw and self.has_template
 
-    def _tokenise_all(self, texts: list[str], *, special: bool) -> list[array[int]]:
+    def _tokenize_all(self, texts: list[str], *, special: bool) -> list[array[int]]:
         if not texts:
             return []
         tokenised = self.loaded.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
@@ -174,13 +174,13 @@ class LocalModel:
                 f"{self.window}. Shorten the question, or use fewer or shorter passages."
             )
 
-    def batched(self, ids: list[list[int]], work: BatchWork[Result], rows: int = 1) -> list[Result]:
+    def run_batched(self, ids: list[list[int]], work: BatchWork[Result], rows: int = 1) -> list[Result]:
         loaded = self.loaded
         with self.adapters.turn:
             limits = compute_batch_limits(loaded.model, loaded.device, shared=self.shares)
             return run_in_batches(ids, limits, work, rows, loaded.device)
 
-    def alone(self, work: Callable[[], Result]) -> Result:
+    def run_alone(self, work: Callable[[], Result]) -> Result:
         """Work on a single question, in its turn like all that runs the weights."""
         with self.adapters.turn:
             return run_single(work)
@@ -189,7 +189,7 @@ class LocalModel:
 def read_label_logits(model: LocalModel, prompts: Sequence[LabelPromptTokens], columns: Sequence[int]) -> list[Vector]:
     """For each prompt an array (marked positions x labels), from one forward pass over all."""
     device = model.loaded.device
-    first_mark = min(prompt.marks[0] for prompt in prompts)
+    first_mark = min(prompt.positions[0] for prompt in prompts)
     beginnings = [prompt.ids[: first_mark + 1] for prompt in prompts]
     shared = min(prompt.prefix for prompt in prompts)
     done, cache = model.prefixes.start(model.loaded.model, beginnings, device, worth_keeping=shared)
@@ -203,10 +203,10 @@ def read_label_logits(model: LocalModel, prompts: Sequence[LabelPromptTokens], c
         use_cache=True,
     ).last_hidden_state
     width = tokens.shape[1]
-    line = [row for row, prompt in enumerate(prompts) for _ in prompt.marks]
-    place = [width - len(prompt.ids) + mark for prompt in prompts for mark in prompt.marks]
+    line = [row for row, prompt in enumerate(prompts) for _ in prompt.positions]
+    place = [width - len(prompt.ids) + mark for prompt in prompts for mark in prompt.positions]
     values = _logits(model.loaded.model, states[line, place], columns)
-    ends = np.cumsum([len(prompt.marks) for prompt in prompts])[:-1]
+    ends = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
     return [part.copy() for part in np.split(values, ends)]
 
 

@@ -77,7 +77,7 @@ class HFModel(LocalModel, Backend):
         room = want.draft_tokens if not want.samples else max(want.draft_tokens, want.sample_tokens)
         ids = self._encode(prompts, room)
         limit = 1 if not want.samples else want.samples
-        return self.batched(ids, lambda places: self._read(prompts, ids, places, want, names), limit)
+        return self.run_batched(ids, lambda places: self._read(prompts, ids, places, want, names), limit)
 
     def generate(
         self,
@@ -96,16 +96,16 @@ class HFModel(LocalModel, Backend):
         ids = self._encode(prompts, max_tokens)
         if temperature == 0:
             want = SignalRequest(draft_tokens=max_tokens, resumable=False)
-            drafts = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}))
+            drafts = self.run_batched(ids, lambda places: self._read(prompts, ids, places, want, {}))
             return [[reading.draft or Completion("")] * n for reading in drafts]
         drawn = Sampling(temperature)
         want = SignalRequest(samples=n, sample_tokens=max_tokens, sampling=drawn, seed=seed, resumable=False)
-        sampled = self.batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
+        sampled = self.run_batched(ids, lambda places: self._read(prompts, ids, places, want, {}), n)
         return [list(reading.samples) for reading in sampled]
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """A piece per token, as soon as its characters are whole; of a draft that goes on, first the draft."""
-        own = self._begin(prompt, max_tokens) if resume is None else self.alone(self._handle(resume).copy)
+        own = self._begin(prompt, max_tokens) if resume is None else self.run_alone(self._handle(resume).copy)
         row, text = own.row, IncrementalDecoder(self.loaded.tokenizer)
         if piece := text.take(row.tokens):
             yield piece
@@ -120,18 +120,18 @@ class HFModel(LocalModel, Backend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         columns = encode_labels(self, labels)
         cut = encode_label_prompts(self, prompts, columns)
-        return self.batched(
+        return self.run_batched(
             [prompt.ids for prompt in cut],
             lambda places: read_label_logits(self, [cut[place] for place in places], columns),
         )
 
     def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
-        said = [self.tokenise(answer.strip()) for answer in answers]
+        said = [self.tokenize(answer.strip()) for answer in answers]
         if not all(said):
             raise BadInput("an answer to be scored is empty.")
         asked = self._encode(prompts, max(map(len, said), default=0))
         rows = [AnsweredPrompt([*ids, *answer], len(answer)) for ids, answer in zip(asked, said, strict=True)]
-        return self.batched(
+        return self.run_batched(
             [row.ids for row in rows], lambda places: compute_mean_logprobs(self, [rows[place] for place in places])
         )
 
@@ -240,13 +240,15 @@ class HFModel(LocalModel, Backend):
                 part = stream.copy([handles[i].place or 0 for i in members])
                 return hf_stream.decode_greedily(part, [rows[i] for i in members], max_tokens, self.stop)
 
-            self.alone(extend)
+            self.run_alone(extend)
         return [self._completion(row, measured=True) for row in rows]
 
     def _begin(self, prompt: Prompt, max_tokens: int) -> HFResumeHandle:
         """A prompt that was run and has no answer yet."""
         ids, loaded = self._encode([prompt], max_tokens), self.loaded
-        stream = self.alone(lambda: hf_stream.prefill(loaded.model, ids, self.pad, loaded.device, (), self.prefixes))
+        stream = self.run_alone(
+            lambda: hf_stream.prefill(loaded.model, ids, self.pad, loaded.device, (), self.prefixes)
+        )
         return HFResumeHandle(stream, 0, DecodedRow())
 
     def _grow(self, own: HFResumeHandle, max_tokens: int) -> Iterator[None]:
@@ -254,7 +256,7 @@ class HFModel(LocalModel, Backend):
         if own.place is None or len(own.row.tokens) >= max_tokens:
             return
         growing = hf_stream.iter_greedy_steps(own.stream, [own.row], max_tokens, self.stop)
-        while self.alone(lambda: next(growing, False)) is None:
+        while self.run_alone(lambda: next(growing, False)) is None:
             yield
 
     def _handle(self, item: object) -> HFResumeHandle:

@@ -70,14 +70,14 @@ class LlamaCppClassifier:
         except (RuntimeError, ValueError) as error:
             raise WeightsError(f"llama.cpp cannot open '{self.file}': {error}. Export the judge again.") from None
 
-    def tokenise(self, text: str, *, special: bool = False) -> list[int]:
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def first_of_two(self, ids: Sequence[int], pair: Sequence[int]) -> float:
+    def score_token_pair(self, ids: Sequence[int], pair: Sequence[int]) -> float:
         """P(first) / (P(first) + P(second)) of two tokens after a prompt."""
         if len(ids) >= CONTEXT_TOKENS:
             raise BadInput(

@@ -108,14 +108,14 @@ class LlamaEngine:
 
     # --- tokens -----------------------------------------------------------------------------------
 
-    def tokenise(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
         """special: with what the model wants at the beginning of a text."""
         raw = text.encode()
         room = len(raw) + 8
         ids = (ctypes.c_int32 * room)()
         n = self._lib.llama_tokenize(self.vocabulary, raw, len(raw), ids, room, special, True)
         if n < 0:
-            raise ModelError(f"llama.cpp could not tokenise a text of {len(raw)} bytes.")
+            raise ModelError(f"llama.cpp could not tokenize a text of {len(raw)} bytes.")
         return list(ids[:n])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -239,7 +239,7 @@ class LlamaEngine:
 
     def self_test(self) -> float:
         """The largest difference, in nats, between log-probabilities from one pass and token by token."""
-        ids = self.tokenise(SELF_TEST_TEXT, special=True)
+        ids = self.tokenize(SELF_TEST_TEXT, special=True)
         self.clear()
         together, _ = self.feed([InputToken(token, place, 1, wanted=True) for place, token in enumerate(ids)])
         single = [self.feed([InputToken(token, place, 2, wanted=True)])[0][0] for place, token in enumerate(ids)]

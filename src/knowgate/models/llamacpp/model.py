@@ -144,15 +144,15 @@ class LlamaCppModel(Backend):
     def render(self, text: str) -> str:
         return self.vocabulary.render(text)
 
-    def tokenise(self, text: str, *, special: bool = False) -> list[int]:
-        return self.engine.tokenise(text, special=special)
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        return self.engine.tokenize(text, special=special)
 
-    def tokenise_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        return [self.tokenise(text, special=special) for text in texts]
+    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        return [self.tokenize(text, special=special) for text in texts]
 
     def encode(self, prompt: Prompt) -> list[int]:
         chat = not prompt.raw and self.has_template
-        return self.tokenise(self.render(prompt.text) if chat else prompt.text, special=not chat)
+        return self.tokenize(self.render(prompt.text) if chat else prompt.text, special=not chat)
 
     def check_length(self, n_tokens: int, room: int) -> None:
         if n_tokens + room > self.window:
@@ -235,7 +235,7 @@ class LlamaCppModel(Backend):
     def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
         """Mean log-probability per token of each answer after its prompt."""
         with self.turn:
-            said = [self.tokenise(answer.strip()) for answer in answers]
+            said = [self.tokenize(answer.strip()) for answer in answers]
             if not all(said):
                 raise BadInput("an answer to be scored is empty.")
             asked = self._encode(prompts, max(map(len, said), default=0))
@@ -345,8 +345,8 @@ class LlamaCppModel(Backend):
 
     def _labels(self, prompts: Sequence[LabelPromptTokens], columns: Sequence[int]) -> list[Vector]:
         ids = [prompt.ids for prompt in prompts]
-        logits, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.marks for prompt in prompts])
-        ends = np.cumsum([len(prompt.marks) for prompt in prompts])[:-1]
+        logits, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.positions for prompt in prompts])
+        ends = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
         return np.split(logits[:, list(columns)], ends)
 
     def _score(self, ids: list[int], answer: list[int]) -> float:

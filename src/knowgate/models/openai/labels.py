@@ -65,7 +65,7 @@ class ServerPromptTokens:
     """Token ids of a prompt, and the positions from which each label is predicted; the last one ends the prompt."""
 
     ids: list[int]
-    marks: list[int]
+    positions: list[int]
 
 
 class ServerLabelReader:
@@ -97,7 +97,7 @@ class ServerLabelReader:
         columns = self.label_ids(labels)
         cut = self._cut(prompt, labels, columns)
         if self._server.maker == "llamacpp":
-            rows = [_llamacpp_row(self._server, cut.ids[: mark + 1], columns) for mark in cut.marks]
+            rows = [_llamacpp_row(self._server, cut.ids[: mark + 1], columns) for mark in cut.positions]
             return np.array(rows, dtype=np.float32)
         if self._server.maker == "sglang":
             reply = _ask_sglang(self._server, cut, columns)
@@ -123,7 +123,7 @@ class ServerLabelReader:
         try:
             prompt = [*tokenize_prompt(self._server, turn)]
             reply = _ask_sglang(self._server, ServerPromptTokens(prompt, [len(prompt) - 1]), ids)
-        except (NotOffered, StatusError):  # behind a gateway, or too old to tokenise a turn
+        except (NotOffered, StatusError):  # behind a gateway, or too old to tokenize a turn
             return []
         row = _checked_form(lambda: [_exact_row(reply["meta_info"]["output_token_ids_logprobs"][0], ids)])[0]
         return list(zip(ids, map(float, row), strict=True))
@@ -185,7 +185,7 @@ def _vllm_rows(reply: Any, cut: ServerPromptTokens, columns: Sequence[int], top:
     if len(inside) != len(cut.ids):
         raise _misaligned()
     rows = []
-    for place in (mark + 1 for mark in cut.marks[:-1]):
+    for place in (mark + 1 for mark in cut.positions[:-1]):
         listed = {int(token): check_logprob(entry["logprob"]) for token, entry in inside[place].items()}
         if cut.ids[place] not in listed:
             raise _misaligned()
@@ -221,7 +221,7 @@ def _ask_sglang(server: ServedModel, cut: ServerPromptTokens, columns: Sequence[
         "input_ids": cut.ids,
         "sampling_params": {**NEUTRAL_SAMPLING, "max_new_tokens": 1},
         "return_logprob": True,
-        "logprob_start_len": cut.marks[0],  # what is before may come from the server's prefix cache
+        "logprob_start_len": cut.positions[0],  # what is before may come from the server's prefix cache
         "token_ids_logprob": list(columns),
     }
     adapter = {"lora_path": server.adapter} if server.adapter else {}  # /generate knows no `model`
@@ -229,11 +229,11 @@ def _ask_sglang(server: ServedModel, cut: ServerPromptTokens, columns: Sequence[
 
 
 def _sglang_rows(reply: Any, cut: ServerPromptTokens, columns: Sequence[int]) -> list[list[float]]:
-    meta, start = reply["meta_info"], cut.marks[0]
+    meta, start = reply["meta_info"], cut.positions[0]
     tokens, inside = meta["input_token_logprobs"], meta["input_token_ids_logprobs"]
     if [token[1] for token in tokens] != cut.ids[start:] or len(inside) != len(tokens):
         raise _misaligned()
-    places = [inside[mark + 1 - start] for mark in cut.marks[:-1]]
+    places = [inside[mark + 1 - start] for mark in cut.positions[:-1]]
     return [_exact_row(place, columns) for place in [*places, meta["output_token_ids_logprobs"][0]]]
 
 

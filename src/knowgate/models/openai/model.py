@@ -120,14 +120,14 @@ class OpenAIModel(Backend):
         return self._server.is_wide
 
     @property
-    def reads_inside(self) -> bool:
+    def reads_inner_labels(self) -> bool:
         """Whether labels can be read inside a prompt, and not only at its end."""
         return self._server.maker in LABEL_SERVERS
 
-    def n_tokens(self, text: str) -> int | None:
+    def count_tokens(self, text: str) -> int | None:
         """Of how many tokens a text is, where the server tells."""
         try:
-            return len(tokenize_text(self._server, text, False)) if self.reads_inside else None
+            return len(tokenize_text(self._server, text, False)) if self.reads_inner_labels else None
         except NotOffered:  # behind a gateway
             return None
 
@@ -136,7 +136,7 @@ class OpenAIModel(Backend):
         self._wire.close()
 
     def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
-        self.check_want(want)
+        self.check_request(want)
         drafts = self._drafts(prompts, want)
         samples = self._sample(prompts, want.sample_tokens, want.sampling, want.samples, want.seed)
         around = self._around(prompts, drafts, want)
@@ -151,7 +151,7 @@ class OpenAIModel(Backend):
             for prompt, draft, drawn, states in zip(prompts, drafts, samples, around, strict=True)
         ]
 
-    def check_want(self, want: SignalRequest) -> None:
+    def check_request(self, want: SignalRequest) -> None:
         """Refuse what this server cannot give, before anything is asked."""
         if want.sample_layer is not None or (want.layers and self._states is None):
             of = "sampled answers" if want.sample_layer is not None else "prompts"

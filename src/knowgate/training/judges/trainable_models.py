@@ -125,8 +125,8 @@ class TrainableCausalModel:
 
         device, model = self.base.loaded.device, self.base.loaded.model
         ids, mask = pad_rows([lesson.cut.ids for lesson in lessons], self.base.pad, device)
-        rows = [row for row, lesson in enumerate(lessons) for _ in lesson.cut.marks]
-        marks = [mark for lesson in lessons for mark in lesson.cut.marks]
+        rows = [row for row, lesson in enumerate(lessons) for _ in lesson.cut.positions]
+        marks = [mark for lesson in lessons for mark in lesson.cut.positions]
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             output = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
             logits = apply_lm_head(model, output.last_hidden_state[rows, marks], columns)

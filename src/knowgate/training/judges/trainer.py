@@ -123,7 +123,7 @@ def _key(
     dev: Sequence[TrainingExample],
     training: JudgeTrainingOptions,
 ) -> str:
-    rows = [f"{lesson.cut.ids}{lesson.cut.marks}{lesson.shares}" for lesson in (*lessons, *dev)]
+    rows = [f"{lesson.cut.ids}{lesson.cut.positions}{lesson.shares}" for lesson in (*lessons, *dev)]
     return sha256_text(pupil.fingerprint, repr(asdict(training)), str(len(dev)), *rows)
 
 
