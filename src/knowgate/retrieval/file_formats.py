@@ -30,8 +30,39 @@ from knowgate.errors import BadInput, MissingExtra
 _HIDDEN_TAGS = frozenset({"script", "style", "template", "noscript"})
 _RAW_TEXT_END = {tag: re.compile(rf"</{tag}(?=[\s/>])", re.IGNORECASE) for tag in ("script", "style")}
 _INLINE_TAGS = frozenset(
-    "a abbr b bdi bdo cite code data del dfn em font i img ins kbd label mark q s samp small span strong sub sup time "
-    "tt u var wbr".split()
+    [
+        "a",
+        "abbr",
+        "b",
+        "bdi",
+        "bdo",
+        "cite",
+        "code",
+        "data",
+        "del",
+        "dfn",
+        "em",
+        "font",
+        "i",
+        "img",
+        "ins",
+        "kbd",
+        "label",
+        "mark",
+        "q",
+        "s",
+        "samp",
+        "small",
+        "span",
+        "strong",
+        "sub",
+        "sup",
+        "time",
+        "tt",
+        "u",
+        "var",
+        "wbr",
+    ]
 )
 _LINE_TAGS = frozenset({"br", "tr", "li", "dt", "dd", "option"})
 _CELL_TAGS = frozenset({"td", "th"})

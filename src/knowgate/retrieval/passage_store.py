@@ -32,7 +32,7 @@ TEXT_START, TEXT_END = b', "text": "', b'"}\n'  # around the text in a line of t
 CACHED_PASSAGES = 16_384  # questions about one corpus often find the same passages
 
 
-def read_array(path: Path, *, kind: type[np.generic], axes: int) -> NDArray[Any]:
+def read_array(path: Path, *, kind: Any, axes: int) -> NDArray[Any]:
     """Memory-map a `.npy` file after checking its type, shape and values; pickled arrays are refused.
 
     Args:
@@ -149,12 +149,15 @@ class PassageStore(Sequence[Passage]):
     def _read(self, row: int) -> Passage:
         try:
             record = parse_json(self._read_line(row).decode(), "it")
-            if isinstance(record, dict) and record.keys() == PASSAGE_FIELDS:
-                if all(type(value) is str for value in record.values()):  # the fast path
-                    return Passage(**record)
-            return read_record(Passage, record, "it")
+            return Passage(**record) if _is_plain_record(record) else read_record(Passage, record, "it")
         except (BadInput, UnicodeDecodeError):
             raise BrokenIndex(
                 f"passage {row} of the index '{self._folder}' is damaged. Delete the folder and rebuild it with "
                 "`knowgate index` or build_index."
             ) from None
+
+
+def _is_plain_record(record: Any) -> bool:
+    """Return whether a record has exactly the fields of a stored passage, so that it needs no further checks."""
+    has_fields = isinstance(record, dict) and record.keys() == PASSAGE_FIELDS
+    return has_fields and all(type(value) is str for value in record.values())

@@ -16,7 +16,7 @@ MAX_ROUNDS = 3  # of retrieval for one question, including the first
 def check_k(k: int) -> None:
     """Raise BadSetting unless at least one passage is requested."""
     if k < 1:
-        raise BadSetting(f"k must be at least 1, got {k}.")
+        raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
 
 
 def format_passage(passage: Passage) -> str:

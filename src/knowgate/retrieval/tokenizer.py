@@ -18,8 +18,41 @@ CJK_CHARACTER = re.compile(f"[{CJK_RANGES}]")
 
 # The stop words of Lucene's English analyzer.
 STOP_WORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
-    "to was will with".split()
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "but",
+        "by",
+        "for",
+        "if",
+        "in",
+        "into",
+        "is",
+        "it",
+        "no",
+        "not",
+        "of",
+        "on",
+        "or",
+        "such",
+        "that",
+        "the",
+        "their",
+        "then",
+        "there",
+        "these",
+        "they",
+        "this",
+        "to",
+        "was",
+        "will",
+        "with",
+    ]
 )
 _STEM_CACHE_SIZE = 200_000  # with PyStemmer's default of 10,000, indexing a large vocabulary took twice as long
 _RUN = re.compile(rf"(?P<cjk>[{CJK_RANGES}]+)|[^\W_{CJK_RANGES}]+(?:'[^\W_{CJK_RANGES}]+)*")
