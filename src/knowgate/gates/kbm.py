@@ -104,7 +104,7 @@ def encode_kbm_answer(judge: CausalJudge, text: str, mastery: str) -> LabelPromp
 
 def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence[Passage], limit: int) -> str:
     """The prompt with as many passages as the limit holds, cut from the end; the last one left is halved."""
-    room = min(limit, judge.model.window - 1)
+    room = min(limit, judge.model.context_window - 1)
     kept = list(passages)
     while kept and _length(judge, build_kbm_prompt(question, kept)) > room:
         if len(kept) > 1:
