@@ -1,29 +1,27 @@
-"""The keys of `knowgate.toml`, read from the class that checks them; what a key means is written below it."""
+"""The keys of `knowgate.toml`, read from the options model that checks them."""
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import get_args, get_type_hints
 
 from pydantic.fields import FieldInfo
 
-from docs.from_code.api import target_of
 from docs.from_code.tables import code, table
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 
 
 def markdown() -> str:
     heads = ("key", "type", "default", "meaning")
-    return table(heads, [_row(key, field) for key, field in Settings.model_fields.items()])
+    return table(heads, [_row(key, field) for key, field in PipelineOptions.model_fields.items()])
 
 
 def _row(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
-    return code(key), _type(field.annotation), code(_default(field.default)), meaning(key)
-
-
-def meaning(key: str) -> str:
-    settings = target_of("knowgate.pipeline.settings.Settings")
-    docstring = settings.members[key].docstring if settings else None
-    return docstring.value if docstring else ""
+    return (
+        code(key),
+        _type(get_type_hints(PipelineOptions)[key]),
+        code(_default(field.default)),
+        field.description or "",
+    )
 
 
 def _default(value: object) -> str:

@@ -16,7 +16,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import answer_record
 from knowgate.pipeline.builder import build_arbiter
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.traffic_log import label_by_agreement
 from knowgate.retrieval.bm25 import Bm25Retriever
 from knowgate.training.arbiter import fit_arbiter
@@ -79,8 +79,8 @@ def test_they_can_be_told_to_have_drafts_made():
 
 def test_they_can_be_switched_off():
     assert build(arbiter=None).answer(LOST).text == "not mentioned in the passages"
-    assert build_arbiter(Settings(arbiter="none")) is None
-    assert build_arbiter(Settings()) is RULES_ARBITER
+    assert build_arbiter(PipelineOptions(arbiter="none")) is None
+    assert build_arbiter(PipelineOptions()) is RULES_ARBITER
 
 
 def test_a_skipped_question_is_not_weighed():
