@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from tests.support.running_server import running
-from tests.support.stub_upstream import running_stub
 
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
+from tools.local_server import running
+from tools.stub_upstream import running_stub
 
 BODY = {"model": "stub-llm", "messages": [{"role": "user", "content": "Who wrote Emma?"}]}
 SHORT = [f"What is the capital of {name}?" for name in ("France", "Peru", "Kenya", "Japan", "Norway", "Chad", "Cuba")]

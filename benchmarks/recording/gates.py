@@ -121,7 +121,7 @@ def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> li
     scope = scope_from_settings(RunFolder(train).manifest()["settings"])
     log.add(list(entries_from_rows(RunFolder(train).rows(), scope)))
     try:
-        near = SkrGate(log, scope=scope).recall(trial.questions)
+        near = SkrGate(log, scope=scope).find_neighbors(trial.questions)
     except KnowgateError as error:
         print(f"  left out: skr: {error}")
         return []

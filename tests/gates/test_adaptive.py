@@ -49,7 +49,7 @@ def test_several_rounds_are_for_what_is_likelier_of_the_third_class():
 
 
 def test_a_class_that_was_never_seen_has_no_probability():
-    found = predict_complexity(gate(seen=(1, 1, 0)).artefact.tensors, Axes().embed(["deep"]))
+    found = predict_complexity(gate(seen=(1, 1, 0)).artifact.tensors, Axes().embed(["deep"]))
     assert found == pytest.approx(np.array([[0.5, 0.5, 0.0]]))
 
 

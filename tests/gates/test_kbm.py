@@ -87,7 +87,7 @@ def test_its_own_verdict_is_what_the_judge_says_of_its_own_label(made):
 
 def test_needs_have_as_many_values_as_raw_scores(made):
     test = made.examples.split.test.tolist()
-    both = made.gate().score_both([made.examples.questions[i] for i in test], [Reading() for _ in test])
+    both = made.gate().score_with_raw([made.examples.questions[i] for i in test], [Reading() for _ in test])
     assert len(set(both.needs)) == len(set(both.raw)) > 1
 
 
@@ -104,9 +104,9 @@ def test_a_judge_that_never_saw_a_passage_is_no_second_look(made, tmp_path):
 
 
 def test_a_judge_of_before_this_was_kept_may_look(made):
-    artefact = made.gate().artefact
-    options = {key: value for key, value in artefact.options.items() if key != "passage_lessons"}
-    old = replace(made.gate(), artefact=replace(artefact, manifest={**artefact.manifest, "options": options}))
+    artifact = made.gate().artifact
+    options = {key: value for key, value in artifact.options.items() if key != "passage_lessons"}
+    old = replace(made.gate(), artifact=replace(artifact, manifest={**artifact.manifest, "options": options}))
     assert old.second_look is old
 
 

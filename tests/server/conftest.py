@@ -8,8 +8,8 @@ import knowgate as kg
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
 from tests.support.invented import write_invented
-from tests.support.running_server import running
-from tests.support.stub_upstream import running_stub
+from tools.local_server import running
+from tools.stub_upstream import running_stub
 
 KNOWN, UNKNOWN = "What is the capital of Bababaland?", "What is the capital of Babakoland?"
 

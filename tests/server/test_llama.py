@@ -7,7 +7,7 @@ import knowgate as kg
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
 from tests.support.llama_server import NAME, running_llama
-from tests.support.running_server import running
+from tools.local_server import running
 
 pytestmark = pytest.mark.model
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]

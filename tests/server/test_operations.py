@@ -19,8 +19,8 @@ from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
 from tests.support.postgres_server import postgres_server
 from tests.support.processes import until
-from tests.support.running_server import running
 from tests.support.served import served
+from tools.local_server import running
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ class FirmArbiter(Arbiter):
     def __init__(self, closed, error=None):
         self.closed, self.error, self.seen = closed, error, []
 
-    def believe(self, answers):
+    def estimate(self, answers):
         if self.error is not None:
             raise self.error
         self.seen += [both.closed.tokens is not None and both.open.tokens is not None for both in answers]

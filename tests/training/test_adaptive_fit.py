@@ -66,7 +66,7 @@ def test_it_learns_a_planted_rule_and_comes_back_from_disk_the_same(tmp_path):
     report = save_fitted(fitted, data, tmp_path / "adaptive")
     assert report.metrics["auroc"].value > 0.95
     cls = type(load_fitted_gate(str(tmp_path / "adaptive")))
-    gates = [cls(load_fitted_gate(str(tmp_path / "adaptive")).artefact, embedder=HashEmbedder()) for _ in range(2)]
+    gates = [cls(load_fitted_gate(str(tmp_path / "adaptive")).artifact, embedder=HashEmbedder()) for _ in range(2)]
     asked = [Question("an easy one"), Question("a single one"), Question("a chained one")]
     needs = [gate.score(asked, [Reading()] * 3) for gate in gates]
     assert needs[0] == needs[1]

@@ -62,7 +62,7 @@ class DhiclGate(Gate):
             )
         return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
-    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
+    def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         if self.scope is None:
             raise BadSetting("dhicl: bind the gate to its model first (AdaptiveRAG does).")
         store = open_history_store(self.history, self.embedder)
@@ -72,7 +72,7 @@ class DhiclGate(Gate):
         drawn = store.sample(self.k + 1, self.scope, leave_out=leave_out)
         return [_others(question, drawn)[: self.k] for question in questions]
 
-    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+    def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [
             self._prompt(question, reading.neighbours[self.name])
             for question, reading in zip(questions, readings, strict=True)

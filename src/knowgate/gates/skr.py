@@ -89,7 +89,7 @@ class SkrGate(Gate):
         )
         return replace(self, scope=scope, classifier=classifier)
 
-    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
+    def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         """The k nearest for which retrieval made a difference."""
         if self.scope is None:
             raise BadSetting("skr: bind the gate to its model first (AdaptiveRAG does).")

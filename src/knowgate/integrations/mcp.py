@@ -143,7 +143,7 @@ class McpTools:
     def card(self) -> str:
         """The card of a fitted gate; of others what there is to say."""
         gate, rag = self.rag.bound_gate, self.rag
-        readme = gate.artefact.path / "README.md" if isinstance(gate, FittedGate) else None
+        readme = gate.artifact.path / "README.md" if isinstance(gate, FittedGate) else None
         if readme is not None and readme.is_file():
             return readme.read_text(encoding="utf-8", errors="replace")
         threshold = gate.threshold if rag.threshold is None else rag.threshold

@@ -349,9 +349,9 @@ class AdaptiveRAG:
             readings = read_questions(self.model, readers, questions, self.prompts)
         for state, reading in zip(states, readings, strict=True):
             state.reading = reading
-        with nullcontext() if gate.is_quick else self._lock, measure_time(states, "gate"):
+        with nullcontext() if gate.is_pure else self._lock, measure_time(states, "gate"):
             decisions.apply_gate(gate, self._threshold, states)
-        if self.rules is not None and gate.may_be_overruled:
+        if self.rules is not None and gate.obeys_rules:
             decisions.apply_rules(self.rules, states)
         if self.shadow and self.retriever:
             decisions.force_retrieval(self.shadow, states)
@@ -362,7 +362,7 @@ class AdaptiveRAG:
         """A reader of the complete draft, if the log or the arbiter needs one."""
         log_needs_drafts = self.log is not None and self.log.drafts
         arbiter_needs_drafts = (
-            self.bound_arbiter is not None and self.bound_arbiter.drafts and self.retriever is not None
+            self.bound_arbiter is not None and self.bound_arbiter.makes_drafts and self.retriever is not None
         )
         return [CompleteDraftGate(self.max_tokens)] if log_needs_drafts or arbiter_needs_drafts else []
 

@@ -112,7 +112,7 @@ def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionS
         return
     for state in states:
         if state.reading.draft is not None and is_complete_draft(state.reading.draft, max_tokens):
-            state.may_show = arbiter.lets_out
+            state.may_show = arbiter.accepts_beginning
 
 
 def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Iterator[TextEvent]:

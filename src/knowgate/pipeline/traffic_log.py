@@ -32,7 +32,7 @@ class CompleteDraftGate(Gate):
     needs = frozenset({Signal.DRAFT})
 
     @property
-    def want(self) -> SignalRequest:
+    def request(self) -> SignalRequest:
         """The signals to read: a draft of `max_tokens`."""
         return SignalRequest(draft_tokens=self.max_tokens)
 

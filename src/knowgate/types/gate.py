@@ -50,7 +50,7 @@ class Gate(ABC):
         ...
         ...     def score(self, questions, readings):
         ...         return [float(len(reading.draft.text) < 5) for reading in readings]
-        >>> ShortGate().name, ShortGate().want.draft_tokens, ShortGate().threshold
+        >>> ShortGate().name, ShortGate().request.draft_tokens, ShortGate().threshold
         ('short', 32, 0.5)
     """
 
@@ -58,7 +58,7 @@ class Gate(ABC):
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Need in [0, 1] for each question: 0 = the LLM knows, 1 = it must look up."""
 
-    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
+    def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
         """Needs, and beside them the scores they were made of, from one reading. Only fitted gates have both."""
         return GateScores(self.score(questions, readings))
 
@@ -75,7 +75,7 @@ class Gate(ABC):
         return frozenset()
 
     @default_property
-    def want(self) -> SignalRequest:
+    def request(self) -> SignalRequest:
         """How much of it is read. By default a whole draft and ten samples, where those are needed; which hidden
         states are wanted a gate must say itself."""
         drafts, samples = self.needs & {Signal.DRAFT, Signal.LOGPROBS}, Signal.SAMPLES in self.needs
@@ -89,12 +89,12 @@ class Gate(ABC):
         return 0.5
 
     @default_property
-    def may_be_overruled(self) -> bool:
+    def obeys_rules(self) -> bool:
         """Whether rules come before its score; not of gates that are a wish themselves: always, never."""
         return True
 
     @default_property
-    def is_quick(self) -> bool:
+    def is_pure(self) -> bool:
         """Whether it only does sums over what was read: no model, file or network of its own, nothing it keeps. Such a
         gate may decide on an event loop, and in several threads at once."""
         return False
@@ -110,7 +110,7 @@ class Gate(ABC):
 
     # --- what it looks up or asks before it scores -------------------------------------------------
 
-    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
+    def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         """Logged questions near each of these; they come back in `Reading.neighbours[name]`."""
         return [() for _ in questions]
 
@@ -119,12 +119,12 @@ class Gate(ABC):
         """The words between which the LLM chooses when the gate asks it something."""
         return ()
 
-    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+    def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         """What a gate that needs `Signal.LABELS` asks the LLM; the logits come back in `Reading.labels[name]`."""
         return []
 
     @default_property
-    def answered_by(self) -> str:
+    def recorded_signal(self) -> str:
         """The recorded number (in `Reading.signals`) that stands for the LLM's answer: where every reading has it,
         nobody is asked. '' if the answer is never on record."""
         return ""

@@ -209,7 +209,7 @@ class Belief:
 class Arbiter(Protocol):
     """Chooses after retrieval. Only asked where the two answers differ: what they agree on costs nothing.
 
-    A class that inherits from this one has only to give `name`, `fingerprint` and `believe`.
+    A class that inherits from this one has only to give `name`, `fingerprint` and `estimate`.
     """
 
     @property
@@ -219,7 +219,7 @@ class Arbiter(Protocol):
         """Names what it does, wherever it lies: a proof about a cascade holds for one arbiter."""
         ...
 
-    def believe(self, answers: Sequence[AnswerPair]) -> list[Belief]: ...
+    def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]: ...
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -232,7 +232,7 @@ class Arbiter(Protocol):
         return False
 
     @property
-    def drafts(self) -> bool:
+    def makes_drafts(self) -> bool:
         """Whether the answer from memory is made for it where the gate reads no whole one."""
         return True
 
@@ -240,6 +240,6 @@ class Arbiter(Protocol):
         """The arbiter ready for this model and this fingerprint of the prompts; raises if it was made for others."""
         return self
 
-    def lets_out(self, beginning: str) -> bool:
+    def accepts_beginning(self, beginning: str) -> bool:
         """Whether an answer with passages that begins so will be given whatever follows: then it can be streamed."""
         return False

@@ -20,7 +20,7 @@ class Says(Arbiter):
     def __init__(self, *beliefs):
         self.beliefs = list(beliefs)
 
-    def believe(self, answers):
+    def estimate(self, answers):
         return self.beliefs
 
 
@@ -67,4 +67,9 @@ def test_an_arbiter_that_must_be_fitted_says_how():
 
 def test_an_arbiter_needs_to_give_only_what_it_believes():
     plain = Says()
-    assert (plain.needs, plain.wants_passages, plain.drafts, plain.lets_out("x")) == (frozenset(), False, True, False)
+    assert (plain.needs, plain.wants_passages, plain.makes_drafts, plain.accepts_beginning("x")) == (
+        frozenset(),
+        False,
+        True,
+        False,
+    )

@@ -66,7 +66,7 @@ def test_an_evaluation_tells_what_is_proven_with_its_arbiter(gate, place):
 
 def test_the_card_names_the_arbiter(gate, place):
     calibrate(gate, place / "run", retrieval_rate=0.5, arbiter=place / "arbiter")
-    card = (load_gate(gate).artefact.path / "README.md").read_text()
+    card = (load_gate(gate).artifact.path / "README.md").read_text()
     assert "with the arbiter arbiter (" in card
 
 

@@ -133,8 +133,8 @@ def test_without_gold_answers_what_is_said_with_passages_is_taken_for_right(worl
     assert {row.grader for row in rows} == {"agreement"}
     assert sum(bool(row.closed and row.closed.correct) for row in rows) == known  # every third lamp
     assert all(row.open is not None and row.open.correct for row in rows)
-    assert "Accuracy is agreement here" in made.cautions[0]
-    assert "Accuracy is agreement here" in made.page.read_text(encoding="utf-8")
+    assert "Accuracy means agreement here" in made.cautions[0]
+    assert "Accuracy means agreement here" in made.page.read_text(encoding="utf-8")
 
 
 # --- synthetic questions --------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Bel
 
 def _checked(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
     with wrap_plugin_errors(arbiter, "arbiter"):
-        beliefs = arbiter.believe(answers)
+        beliefs = arbiter.estimate(answers)
     if len(beliefs) != len(answers):
         raise ModelError(
             f"arbiter '{arbiter.name}' gave {len(beliefs)} beliefs for {len(answers)} pairs of answers; one each."

@@ -63,7 +63,7 @@ class QuestionDecider:
         """As much of an answer as the gate reads; None where the upstream refuses."""
         model = forwarding.options.upstream_model or await forwarding.upstream.default_model(self.headers)
         messages = [{"role": "user", "content": question.text}]
-        wanted = {"model": model, "messages": messages, "max_tokens": self.rag.bound_gate.want.draft_tokens}
+        wanted = {"model": model, "messages": messages, "max_tokens": self.rag.bound_gate.request.draft_tokens}
         content = json.dumps(build_draft_request(wanted, self.rag.bound_gate)).encode()
         with trace.timed("draft"):
             reply = await forwarding.upstream.send("POST", CHAT_PATH, content, self.headers)

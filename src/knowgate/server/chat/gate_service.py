@@ -42,8 +42,8 @@ class UnprovenGate(Gate):
 
     name: str = ""
     max_loss: float = 0.0
-    may_be_overruled = False
-    is_quick = True
+    obeys_rules = False
+    is_pure = True
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [1.0 for _ in questions]
@@ -74,9 +74,9 @@ def describe_staleness(rag: AdaptiveRAG) -> str:
         gate = rag.bound_gate
     except ArtifactError as error:
         return f"the gate's calibration does not hold here. {error}"
-    if not isinstance(gate, FittedGate) or gate.artefact.path.is_relative_to(PACKAGED_GATES):
+    if not isinstance(gate, FittedGate) or gate.artifact.path.is_relative_to(PACKAGED_GATES):
         return ""  # a gate that comes with knowgate never promised anything about anybody's documents
-    proven = gate.artefact.manifest.get("guarantee")
+    proven = gate.artifact.manifest.get("guarantee")
     if not proven or rag.retriever is None:
         return ""
     made, here = proven["retriever"]["fingerprint"], rag.retriever.fingerprint
@@ -173,7 +173,7 @@ class GateService:
 
     def foresee(self, rag: AdaptiveRAG, question: Question) -> Decision | None:
         """The decision where a rule makes it, so that nothing need be read; None where the gate is asked."""
-        if rag.rules is not None and not self.is_stale(rag) and rag.bound_gate.may_be_overruled:
+        if rag.rules is not None and not self.is_stale(rag) and rag.bound_gate.obeys_rules:
             ruling = rag.rules.judge(question.text)
             if ruling is not None:
                 reason = f"{ruling.reason} (rule '{ruling.rule}')"
@@ -186,7 +186,7 @@ class GateService:
     def want_of(self, rag: AdaptiveRAG) -> SignalRequest:
         """What is read of the LLM before it can be decided."""
         unusable = self.is_stale(rag) or self.gate_breaker.state == "open"
-        return SignalRequest() if unusable else rag.bound_gate.want
+        return SignalRequest() if unusable else rag.bound_gate.request
 
     def is_stale(self, rag: AdaptiveRAG) -> bool:
         return bool(self.stale) and rag.gate is self.rag.gate
@@ -215,7 +215,7 @@ class GateService:
 
     async def _decided(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
         """Sums over a draft that is there, or over nothing, are done here; going to a thread would cost more."""
-        if rag.bound_gate.is_quick and (draft is not None or rag.bound_gate.want.is_nothing):
+        if rag.bound_gate.is_pure and (draft is not None or rag.bound_gate.request.is_nothing):
             return rag.decide(question)
         return await self._run(self._deciding, lambda: rag.decide(question))
 

@@ -167,14 +167,14 @@ def build_second_pipeline(settings: PipelineOptions, options: ServeOptions, keep
     rag = keeper.rag.replace(gate=gate, threshold=options.threshold_b)
     if why := describe_staleness(rag):
         raise BadSetting(f"--gate-b: {why}.")
-    if options.way == "question" and not rag.bound_gate.want.is_nothing:
+    if options.way == "question" and not rag.bound_gate.request.is_nothing:
         raise BadSetting(f"gate '{gate.name}' reads a draft: use --way draft or race, or another --gate-b.")
     return rag
 
 
 def build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> ExperimentArm:
     promised, confidence = options.max_loss, options.confidence
-    evidence = rag.gate.artefact.manifest.get("guarantee") if isinstance(rag.gate, FittedGate) else None
+    evidence = rag.gate.artifact.manifest.get("guarantee") if isinstance(rag.gate, FittedGate) else None
     if promised is None and evidence is not None and not describe_staleness(rag) and not rag.guarantee_violations:
         promised = float(evidence["epsilon"])
     if promised is None and options.audit:
@@ -184,7 +184,7 @@ def build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> ExperimentA
 
 def compute_scope(rag: AdaptiveRAG) -> str:
     """Names all that a loss depends on; what was found out under another name does not count here."""
-    made = rag.gate.artefact.manifest if isinstance(rag.gate, FittedGate) else {}
+    made = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
     own = rag.gate.threshold if rag.threshold is None else rag.threshold
     there = rag.retriever.fingerprint if rag.retriever else ""
     identity = (rag.gate.name, json.dumps(made, sort_keys=True, default=str), f"{own}", f"{rag.k}", str(there))

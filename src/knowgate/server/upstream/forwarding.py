@@ -209,7 +209,7 @@ class UpstreamForwarder:
             reply = await self.upstream.send("POST", CHAT_PATH, json.dumps(request).encode(), exchange.headers)
         if reply.status != 200:
             return await forward_response(reply, exchange.trace)
-        reading = read_until_released(reply, arbiter.lets_out) if exchange.is_streamed else read_draft(reply)
+        reading = read_until_released(reply, arbiter.accepts_beginning) if exchange.is_streamed else read_draft(reply)
         opened = await self._read(reply, exchange, reading, "answer")
         opened.hides_logprobs = request is not exchange.request and not exchange.body.get("logprobs")
         if exchange.is_streamed and not opened.ended:
@@ -229,7 +229,7 @@ class UpstreamForwarder:
             reply.close()
             self.keeper.give_up_gate(rag, exchange.trace, f"the upstream refuses to give a draft ({reply.status})")
             return None
-        tokens = rag.bound_gate.want.draft_tokens
+        tokens = rag.bound_gate.request.draft_tokens
         reading = read_streamed_draft(reply, tokens) if exchange.is_streamed else read_draft(reply)
         drafted = await self._read(reply, exchange, reading, "draft")
         drafted.hides_logprobs = request is not exchange.request and not exchange.body.get("logprobs")
