@@ -64,11 +64,11 @@ class KbmGate(FittedGate):
         return 1 - compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(question) for question in questions])
 
     @property
-    def second_look(self) -> Self:
+    def passage_filter(self) -> Self:
         self._check_taught()
         return self
 
-    def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
+    def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Whether each question can be answered with its passages; none are of no use."""
         self._check_taught()
         limit = int(self.artifact.options["max_tokens"])

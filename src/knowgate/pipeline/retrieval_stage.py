@@ -101,4 +101,4 @@ class RetrievalStage:
     def _judge_usefulness(self, questions: list[Question], results: list[list[Passage]]) -> list[bool]:
         if self.second_look is None:
             return [True] * len(questions)
-        return self.second_look.useful(questions, results)
+        return self.second_look.are_useful(questions, results)
