@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from knowgate import errors
-from knowgate.cli.error_messages import add_next_step, has_next_step
+from knowgate.cli.error_messages import explain_library_error, has_next_step, translate_arguments
 from tests.cli.conftest import Call
-from tests.support import house
+from tools import structure
 
 KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 COMPUTED = {"MissingExtra", "UnknownName"}  # their classes write the message, with what to type or what is known
@@ -20,8 +20,8 @@ COMPUTED = {"MissingExtra", "UnknownName"}  # their classes write the message, w
 
 def raised_messages() -> Iterator[tuple[str, str]]:
     """Where the command line raises an error of ours, and the source of its message."""
-    for path in sorted((house.SOURCE / "cli").rglob("*.py")):
-        for node in ast.walk(house.tree(path)):
+    for path in sorted((structure.SOURCE / "cli").rglob("*.py")):
+        for node in ast.walk(structure.tree(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in KINDS - COMPUTED and node.args:
                 yield f"{path.name}:{node.lineno}", ast.unparse(node.args[0])
 
@@ -43,13 +43,31 @@ def test_every_error_of_the_command_line_says_what_to_do():
     ],
 )
 def test_a_message_that_says_what_to_do_is_left_alone(message: str):
-    assert add_next_step(message, ["ask"], {"ask": None}) == message
+    assert explain_library_error(message, ["ask"], {"ask": None}) == message
 
 
 def test_the_help_of_the_command_is_named_where_a_message_says_nothing():
     group = SimpleNamespace(commands={"fusion": None})
-    said = add_next_step("the file is damaged.", ["--debug", "fit", "fusion", "x"], {"fit": group})
-    assert said == "the file is damaged. See: knowgate fit fusion --help"
+    message = explain_library_error("the file is damaged.", ["--debug", "fit", "fusion", "x"], {"fit": group})
+    assert message == "the file is damaged. See: knowgate fit fusion --help"
+
+
+FLAGS = {"samples": "--samples", "mask": "--mask", "top_p": "--top-p", "grade": "--grade"}
+
+
+@pytest.mark.parametrize(
+    ("message", "translated"),
+    [
+        ("samples=0 is not allowed: it must be at least 1.", "--samples 0 is not allowed: it must be at least 1."),
+        ("give `top_p` or `grade`.", "give --top-p or --grade."),
+        ("`mask=True` needs samples=1.", "--mask needs --samples 1."),
+        ("grade='no such' is not known.", "--grade 'no such' is not known."),
+        ("url?samples=3 and row.samples=3 stay.", "url?samples=3 and row.samples=3 stay."),
+        ("unknown=3 stays.", "unknown=3 stays."),
+    ],
+)
+def test_arguments_in_a_library_message_become_flags(message: str, translated: str):
+    assert translate_arguments(message, FLAGS) == translated
 
 
 @pytest.mark.parametrize(

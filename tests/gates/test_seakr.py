@@ -98,8 +98,8 @@ def test_answers_that_differ_need_more_than_one_answer_repeated():
 
 
 def test_it_reads_the_middle_layer_unless_told_otherwise():
-    assert SeakrGate().bind(FakeModel(layers=8), "").want.sample_layer == 4
-    assert load_gate("seakr:n=5,layer=2").bind(FakeModel(), "").want == SignalRequest(
+    assert SeakrGate().bind(FakeModel(layers=8), "").request.sample_layer == 4
+    assert load_gate("seakr:n=5,layer=2").bind(FakeModel(), "").request == SignalRequest(
         samples=5, seed=0, sample_layer=2, sample_end=True
     )
 

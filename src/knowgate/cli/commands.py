@@ -37,9 +37,11 @@ class CommandEntry:
 
 
 def create_command(name: str, function: Callable[..., None], renamed: Mapping[str, str] | None = None) -> Any:
-    """A command around a function, whose old option names are understood."""
+    """Make a command from a function. Its option models become flags, and old names of options still work."""
+    from knowgate.cli.option_flags import expand_options  # here and not above: it loads pydantic
+
     holder = typer.Typer(add_completion=False)
-    holder.command(name, cls=RenamedOptionsCommand)(function)
+    holder.command(name, cls=RenamedOptionsCommand)(expand_options(function))
     command: Any = typer.main.get_command(holder)
     command.renamed = renamed or {}
     return command

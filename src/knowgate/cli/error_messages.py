@@ -165,17 +165,51 @@ def has_next_step(message: str) -> bool:
     return NEXT_STEP_PATTERN.search(message) is not None
 
 
-def add_next_step(message: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> str:
+def explain_library_error(message: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> str:
+    """Translate a library message for the command that is running: name flags, and say what to type next."""
+    path, command = find_command(arguments, commands)
+    options = {option.name: option.opts[0] for option in getattr(command, "params", ())}
+    flags = {name: flag for name, flag in options.items() if flag.startswith("--")}
+    return add_next_step(translate_arguments(message, flags), path)
+
+
+def add_next_step(message: str, path: Sequence[str]) -> str:
+    """Add where to find help to a message that does not say what to do itself."""
     if has_next_step(message):
         return message
-    return f"{message.rstrip()} See: {' '.join(['knowgate', *_verbs(arguments, commands)])} --help"
+    return f"{message.rstrip()} See: {' '.join(['knowgate', *path])} --help"
 
 
-def _verbs(arguments: Sequence[str], commands: Mapping[str, Any]) -> Iterator[str]:
-    """The names of the command that is running: 'fit', 'fusion'."""
+def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> tuple[list[str], Any]:
+    """Find the command that a command line runs: its names, such as ['fit', 'fusion'], and the command."""
+    path, command = list[str](), None
     for word in arguments:
         if word in commands:
-            yield word
-            commands = getattr(commands[word], "commands", {})
+            path.append(word)
+            command = commands[word]
+            commands = getattr(command, "commands", {})
         elif not word.startswith("-"):
-            return
+            break
+    return path, command
+
+
+def translate_arguments(message: str, flags: Mapping[str, str]) -> str:
+    """Replace the Python arguments that a library message names by the flags of a command.
+
+    `samples=0` becomes `--samples 0`, `mask=True` becomes `--mask`, and an argument in backticks its flag.
+
+    Args:
+        message: A message of the library.
+        flags: Flag of each argument, by the argument's name.
+    """
+    if not flags:
+        return message
+    names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
+
+    def translate(match: re.Match[str]) -> str:
+        flag, value = flags[match["name"]], match["value"]
+        return flag if value in ("", "True") else f"no {flag}" if value in ("False", "None") else f"{flag} {value}"
+
+    value = r"""'[^']*'|"[^"]*"|[\w.+-]*[\w]|"""
+    message = re.sub(rf"(?<![\w.?&-])`?(?P<name>{names})=(?P<value>{value})`?", translate, message)
+    return re.sub(rf"`({names})`", lambda match: flags[match[1]], message)

@@ -107,7 +107,7 @@ def _explained(arguments: list[str], is_debugging: bool) -> int:
     try:
         return _run(arguments)
     except KnowgateError as error:
-        return _say(_with_next_step(str(error), arguments), 1, is_debugging)
+        return _say(_explain_library_error(str(error), arguments), 1, is_debugging)
     except CommandLineError as error:
         return _say(*explain_usage_error(error), is_debugging)
     except (KeyboardInterrupt, typer.Abort):
@@ -170,10 +170,8 @@ def _say(message: str, code: int, is_debugging: bool) -> int:
     return code
 
 
-def _with_next_step(message: str, arguments: list[str]) -> str:
-    from knowgate.cli.error_messages import add_next_step
-
-    return add_next_step(message, arguments, typer.main.get_group(app).commands)
+def _explain_library_error(message: str, arguments: list[str]) -> str:
+    return unexpected.explain_library_error(message, arguments, typer.main.get_group(app).commands)
 
 
 def _explain_file(error: OSError) -> str:

@@ -49,7 +49,7 @@ class BoundGate:
 
 def bind_live_gate(name: str, gate: str | Gate, model: Model, prompts: AnswerPrompts, *, plug_in: bool) -> BoundGate:
     loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-    reads_log = type(loaded).recall is not Gate.recall  # which may have grown since
+    reads_log = type(loaded).find_neighbors is not Gate.find_neighbors  # which may have grown since
     lasting = isinstance(gate, str) and get_gate_folder(gate) is None and not reads_log
     return BoundGate(name, bind_gate(loaded, model, prompts), lasting)
 

@@ -85,13 +85,13 @@ class ConfidenceSource:
     name = "confidence"
 
     def __post_init__(self) -> None:
-        target = self.gate.artefact.manifest.get("target", "known")
+        target = self.gate.artifact.manifest.get("target", "known")
         if target != "known":
             raise BadSetting(
                 f"confidence is that the LLM knows, but this probe was fitted on '{target}'. "
                 "Fit one: knowgate fit probe --target known --balanced --labels RUN --out DIR"
             )
-        if self.gate.artefact.options["position"] != "pre":
+        if self.gate.artifact.options["position"] != "pre":
             raise BadSetting(
                 "the confidence shift is read before the answer, but this probe reads after the draft. "
                 "Fit one with --position pre."
@@ -99,7 +99,7 @@ class ConfidenceSource:
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
         asked = build_passage_prompts(self.prompts, questions, passages)
-        want = SignalRequest(layers=self.gate.want.layers, resumable=False)
+        want = SignalRequest(layers=self.gate.request.layers, resumable=False)
         readings: list[Reading] = self.model.read(asked, want)
         values = 1 - self.gate.raw([Question(prompt.text) for prompt in asked], readings)
         return _grouped([float(value) for value in values], [None] * len(asked), passages)

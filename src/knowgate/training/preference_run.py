@@ -87,7 +87,7 @@ def identify_preference_job(preferrer: PreferenceLabeler) -> dict[str, str]:
     source = preferrer.source
     told = {"model": source.model.fingerprint, "wording": source.prompts.fingerprint}
     if isinstance(source, ConfidenceSource):
-        told["probe"] = str(source.gate.artefact.manifest["checksum"])
+        told["probe"] = str(source.gate.artifact.manifest["checksum"])
     return told | ({"index": preferrer.retriever.fingerprint} if preferrer.retriever is not None else {})
 
 
@@ -212,7 +212,7 @@ def describe_preference_run(preferrer: PreferenceLabeler, questions: Sequence[Qu
     if preferrer.cut is not None:  # folders begun before there was such a thing can go on
         settings["cut_to"] = preferrer.cut
     if isinstance(source, ConfidenceSource):
-        made = source.gate.artefact
+        made = source.gate.artifact
         settings["probe"] = {"name": made.path.name, "checksum": made.manifest["checksum"], **made.options}
     if isinstance(source, BenefitSource):
         settings["grader"] = source.grader.name

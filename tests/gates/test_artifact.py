@@ -74,14 +74,14 @@ def reading(*state):
 
 
 def test_what_was_written_comes_back(folder):
-    artefact = read_artifact(folder)
-    assert all(np.array_equal(artefact.tensors[name], block) for name, block in TENSORS.items())
-    assert {key: artefact.manifest[key] for key in MANIFEST} == MANIFEST
+    artifact = read_artifact(folder)
+    assert all(np.array_equal(artifact.tensors[name], block) for name, block in TENSORS.items())
+    assert {key: artifact.manifest[key] for key in MANIFEST} == MANIFEST
 
 
 def test_the_gate_asks_for_what_the_manifest_says(folder):
     gate = load_gate(str(folder))
-    assert (gate.name, gate.threshold, gate.needs, gate.want) == (
+    assert (gate.name, gate.threshold, gate.needs, gate.request) == (
         "probe",
         0.4,
         {Signal.HIDDEN},
@@ -270,9 +270,9 @@ def test_a_gate_of_an_earlier_version_without_digests_loads(gate_with_files):
 
 @pytest.mark.parametrize("out", ["gate", "copy"])
 def test_another_threshold_keeps_the_digests_right(gate_with_files, out):
-    artefact = read_artifact(gate_with_files)
+    artifact = read_artifact(gate_with_files)
     target = gate_with_files.with_name(out)
-    revise_artifact(artefact, {**artefact.manifest, "threshold": 0.7}, {"calibrated.txt": "b\n"}, target)
+    revise_artifact(artifact, {**artifact.manifest, "threshold": 0.7}, {"calibrated.txt": "b\n"}, target)
     assert load_gate(str(target)).threshold == 0.7
     assert set(read_artifact(target).manifest["files"]) == {
         "weights.safetensors", "seen.txt", "calibrated.txt", "adapter/config.json",
@@ -320,7 +320,7 @@ def test_a_gate_of_unknown_kind_is_refused_with_those_there_are(folder):
 
 def test_a_gate_may_say_how_its_samples_are_drawn(folder):
     edit(folder, signed=True, want={"samples": 3, "temperature": 0.5, "sample_end": True})
-    want = load_gate(str(folder)).want
+    want = load_gate(str(folder)).request
     assert (want.samples, want.sampling, want.sample_end) == (3, Sampling(0.5), True)
 
 

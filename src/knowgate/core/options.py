@@ -1,0 +1,187 @@
+"""Option models: one pydantic model per capability, shared by the library, the command line and `knowgate.toml`.
+
+A library function takes its options as one object or as keywords. `knowgate.cli.option_flags` derives the flags of a
+command from the same model, and `read_options` reads a table of `knowgate.toml` into it.
+
+    class LabelOptions(Options):
+        samples: Count = Field(30, description="Sampled answers per question.")
+
+    @with_options(LabelOptions)
+    def label(data: str, *, out: Path, options: LabelOptions) -> RunFolder: ...
+
+    label("jsonl:questions.jsonl", out=run, samples=10)
+    label("jsonl:questions.jsonl", out=run, options=LabelOptions(samples=10))
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import numbers
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from knowgate.core.validation import MAX_COUNT, expand_path, format_value
+from knowgate.errors import BadSetting
+
+Result = TypeVar("Result")
+OptionsType = TypeVar("OptionsType", bound="Options")
+
+
+def _to_python_number(value: Any) -> Any:
+    """Convert numpy's numbers to Python's, which strict fields accept."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
+
+
+# Types for fields of option models. They reject booleans, NaN and numbers written as text.
+WholeNumber = Annotated[int, BeforeValidator(_to_python_number), Field(strict=True, ge=0, le=MAX_COUNT)]
+Count = Annotated[int, BeforeValidator(_to_python_number), Field(strict=True, ge=1, le=MAX_COUNT)]
+Seed = Annotated[int, BeforeValidator(_to_python_number), Field(strict=True, ge=0, le=2**32 - 1)]
+Share = Annotated[float, BeforeValidator(_to_python_number), Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+UserPath = Annotated[Path, AfterValidator(expand_path)]
+
+
+class Options(BaseModel):
+    """Base class of option models: immutable, unknown fields are rejected, problems raise BadSetting."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, protected_namespaces=())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _raise_bad_setting(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
+        try:
+            return validate(values)
+        except ValidationError as error:
+            raise BadSetting(explain_option_error(error.errors()[0], cls.model_fields)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a validated copy with some fields changed."""
+        return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
+
+
+def with_options(
+    model: type[Options], argument: str = "options"
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Decorate a function so that callers can pass the fields of its options as keywords.
+
+    Keywords override the fields of an options object that is passed as well. `inspect.signature` and the docstring of
+    the decorated function list the fields. Decorators for several models can be stacked.
+
+    Args:
+        model: The options model that the function takes.
+        argument: Name of the parameter that receives it.
+    """
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        signature = _expand_signature(inspect.signature(function), model, argument)
+        takes_more_options = hasattr(function, "__options__")
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **keywords: Any) -> Result:
+            fields = {name: keywords.pop(name) for name in list(keywords) if name in model.model_fields}
+            if not takes_more_options and (unknown := [name for name in keywords if name not in signature.parameters]):
+                raise BadSetting(_describe_unknown(unknown[0], signature.parameters))
+            options = keywords.pop(argument, None)
+            if options is None:
+                options = model(**fields)
+            elif fields:
+                options = options.replace(**fields)
+            return function(*args, **{argument: options}, **keywords)
+
+        wrapper.__signature__ = signature  # type: ignore[attr-defined]
+        wrapper.__options__ = model  # type: ignore[attr-defined]
+        wrapper.__doc__ = _document_fields(inspect.getdoc(function) or "", model)
+        return wrapper
+
+    return decorate
+
+
+def read_options(model: type[OptionsType], table: Mapping[str, Any], where: str) -> OptionsType:
+    """Read a table of a settings file into an options model.
+
+    Args:
+        model: The options model.
+        table: Keys and values of the table.
+        where: How an error names the source, such as "knowgate.toml [serve]".
+
+    Raises:
+        BadSetting: A key is unknown or has a value that cannot be used.
+    """
+    try:
+        return model(**table)
+    except BadSetting as error:
+        raise BadSetting(f"{where}: {error}") from None
+
+
+def explain_option_error(detail: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
+    """Describe a validation error in one sentence that names the argument and its value."""
+    name = str(detail["loc"][0]) if detail["loc"] else "options"
+    if detail["type"] == "extra_forbidden":
+        return _describe_unknown(name, fields)
+    if detail["type"] == "missing":
+        return f"`{name}` is missing: give it a value."
+    return f"{name}={format_value(detail['input'])} is not allowed: {describe_requirement(detail)}."
+
+
+def describe_requirement(detail: ErrorDetails) -> str:
+    """Say what a value must be, from the error that pydantic raised for it."""
+    context = detail.get("ctx", {})
+    requirements = {
+        "bool_": "it must be true or false",
+        "int_": "it must be a whole number",
+        "float_": "it must be a number",
+        "finite_number": "it must be a finite number",
+        "string_": "it must be a text",
+        "path_": "it must be a path",
+        "list_": "it must be a list",
+        "tuple_": "it must be a list",
+        "dict_": "it must be a table",
+        "greater_than_equal": f"it must be at least {context.get('ge')}",
+        "less_than_equal": f"it must be at most {context.get('le')}",
+        "greater_than": f"it must be above {context.get('gt')}",
+        "less_than": f"it must be below {context.get('lt')}",
+        "literal_error": f"it must be {context.get('expected')}",
+        "enum": f"it must be {context.get('expected')}",
+    }
+    default = detail["msg"].removeprefix("Value error, ").rstrip(".")
+    return next((text for prefix, text in requirements.items() if detail["type"].startswith(prefix)), default)
+
+
+def _describe_unknown(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    matches = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean '{matches[0]}'?" if matches else ""
+    return f"unknown option '{name}'.{hint} Known: {', '.join(names)}."
+
+
+def _expand_signature(signature: inspect.Signature, model: type[Options], argument: str) -> inspect.Signature:
+    """Replace the options parameter by one keyword for each field, and an optional object."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    kept = [parameter for parameter in signature.parameters.values() if parameter.name != argument]
+    before = [parameter for parameter in kept if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    after = [parameter for parameter in kept if parameter.kind is inspect.Parameter.VAR_KEYWORD]
+    hints = typing.get_type_hints(model)  # without the constraints of Annotated
+    fields = [
+        inspect.Parameter(name, keyword, annotation=hints[name], default=_get_default(field))
+        for name, field in model.model_fields.items()
+    ]
+    whole = inspect.Parameter(argument, keyword, annotation=model | None, default=None)
+    return signature.replace(parameters=[*before, *fields, whole, *after])
+
+
+def _get_default(field: FieldInfo) -> Any:
+    return inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _document_fields(docstring: str, model: type[Options]) -> str:
+    lines = [f"    {name}: {field.description}" for name, field in model.model_fields.items() if field.description]
+    return "\n".join([docstring, "", f"Options (fields of `{model.__name__}`):", *lines]) if lines else docstring
