@@ -16,7 +16,7 @@ from knowgate.data.runs.records import RecordedBeliefs, RecordedNeeds
 from knowgate.data.runs.rows import LabelRow
 from knowgate.gates import FITTED_GATES, GATES
 from knowgate.gates.arbiters.fitted_arbiter import ArbiterManifest
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from tools import structure
 from tools.structure import ROOT
 
@@ -76,11 +76,9 @@ def test_every_gate_is_there_with_what_it_needs(site):
 
 
 def test_every_setting_is_there_and_says_what_it_means(site):
-    from tools.docs.settings_table import meaning
-
     text = page(site, "settings")
-    assert [key for key in Settings.model_fields if f"<code>{key}</code>" not in text] == []
-    assert [key for key in Settings.model_fields if not meaning(key)] == []
+    assert [key for key in PipelineOptions.model_fields if f"<code>{key}</code>" not in text] == []
+    assert [key for key in PipelineOptions.model_fields if not PipelineOptions.model_fields[key].description] == []
 
 
 def test_the_layers_are_those_of_the_code(site):

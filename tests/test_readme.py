@@ -18,7 +18,7 @@ from knowgate.cli.error_messages import CommandLineError
 from knowgate.cli.main import run
 from knowgate.core.files import read_jsonl
 from knowgate.core.registry import load_target
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from tests.support import command_lines, entry_points
 from tests.support.invented import write_invented
 from tools import generated_sections
@@ -189,6 +189,6 @@ def test_the_library_example_runs(docs, capsys):
 def test_every_toml_block_names_what_is_there(block, examples):
     points = listed_points(block)
     if not points:
-        Settings(**tomllib.loads(block.text))
+        PipelineOptions(**tomllib.loads(block.text))
     for names in points.values():
         assert all(callable(load_target(target, "it", "")) for target in names.values())

@@ -41,7 +41,7 @@ def serve(made, stub):
         def start(*, upstream=True, options=None, change=None, **settings):
             given = {"model": made.model, "docs": made.docs, "k": 1, **settings}
             address = {"upstream": stub.url} if upstream else {}
-            app = create_app(kg.Settings(**given), ServeOptions(**address, **(options or {})))
+            app = create_app(kg.PipelineOptions(**given), ServeOptions(**address, **(options or {})))
             if change is not None:
                 change(app.state.service)
             return stack.enter_context(running(app)), app

@@ -34,14 +34,14 @@ def docs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def in_front(llama, docs):
     """Of llama.cpp; its own first token decides."""
-    settings = kg.Settings(gate="logprob:first", docs=docs)
+    settings = kg.PipelineOptions(gate="logprob:first", docs=docs)
     with running(create_app(settings, ServeOptions(upstream=llama, gate_seconds=120))) as address:
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=300)
 
 
 @pytest.fixture(scope="module")
 def embedded(docs):
-    settings = kg.Settings(model="smollm", gate="logprob:first", docs=docs, max_tokens=12)
+    settings = kg.PipelineOptions(model="smollm", gate="logprob:first", docs=docs, max_tokens=12)
     with running(create_app(settings, ServeOptions(gate_seconds=120))) as address:
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=300)
 

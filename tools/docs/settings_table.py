@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-from itertools import pairwise
-from typing import get_args
+from typing import get_args, get_type_hints
 
 from pydantic.fields import FieldInfo
 
-from knowgate.pipeline.settings import Settings
-from tools import structure
+from knowgate.pipeline.settings import PipelineOptions
 from tools.docs.markdown import code, table
 
 TYPE_NAMES = {"str": "text", "Path": "path", "bool": "true or false", "int": "whole number", "float": "number"}
@@ -18,28 +15,16 @@ TYPE_NAMES = {"str": "text", "Path": "path", "bool": "true or false", "int": "wh
 def markdown() -> str:
     """One row per key: type, default and meaning."""
     heads = ("key", "type", "default", "meaning")
-    return table(heads, [_row(key, field) for key, field in Settings.model_fields.items()])
+    return table(heads, [_row(key, field) for key, field in PipelineOptions.model_fields.items()])
 
 
 def _row(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
-    return code(key), _type(field.annotation), code(_default(field.default)), meaning(key)
-
-
-def meaning(key: str) -> str:
-    """The description of a key: of its field, or the docstring below it in the source."""
-    return Settings.model_fields[key].description or _docstrings().get(key, "")
-
-
-def _docstrings() -> dict[str, str]:
-    path = structure.modules()[Settings.__module__]
-    body = next(
-        node.body for node in structure.tree(path).body if isinstance(node, ast.ClassDef) and node.name == "Settings"
+    return (
+        code(key),
+        _type(get_type_hints(PipelineOptions)[key]),
+        code(_default(field.default)),
+        field.description or "",
     )
-    return {
-        ast.unparse(field.target): str(text.value.value)
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
 
 
 def _default(value: object) -> str:

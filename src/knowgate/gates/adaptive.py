@@ -56,7 +56,7 @@ class AdaptiveGate(FittedGate):
         need: Floats = 1 - self.classes(questions)[:, 0]
         return need
 
-    def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
+    def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         if not questions:
             return []
         return [MAX_ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]
