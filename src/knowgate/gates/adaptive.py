@@ -14,7 +14,7 @@ from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.gates.artifacts.networks import Floats, TensorValidator, check_feature_width
 from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
 from knowgate.retrieval.embeddings import check_vectors
-from knowgate.retrieval.ranking import MAX_ROUNDS
+from knowgate.retrieval.passages import MAX_ROUNDS
 from knowgate.types import Embedder, Question, Reading, Vector
 
 COMPLEXITY_CLASSES = ("no", "one", "multi")
@@ -56,7 +56,7 @@ class AdaptiveGate(FittedGate):
         need: Floats = 1 - self.classes(questions)[:, 0]
         return need
 
-    def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
+    def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         if not questions:
             return []
         return [MAX_ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]

@@ -64,11 +64,11 @@ class KbmGate(FittedGate):
         return 1 - compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(question) for question in questions])
 
     @property
-    def second_look(self) -> Self:
+    def passage_filter(self) -> Self:
         self._check_taught()
         return self
 
-    def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
+    def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Whether each question can be answered with its passages; none are of no use."""
         self._check_taught()
         limit = int(self.artifact.options["max_tokens"])
@@ -104,7 +104,7 @@ def encode_kbm_answer(judge: CausalJudge, text: str, mastery: str) -> LabelPromp
 
 def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence[Passage], limit: int) -> str:
     """The prompt with as many passages as the limit holds, cut from the end; the last one left is halved."""
-    room = min(limit, judge.model.window - 1)
+    room = min(limit, judge.model.context_window - 1)
     kept = list(passages)
     while kept and _length(judge, build_kbm_prompt(question, kept)) > room:
         if len(kept) > 1:

@@ -10,7 +10,7 @@ from knowgate.core.text import normalize
 from knowgate.labels.grading import list_gold_answers
 from knowgate.labels.options import DEFAULT_PASSAGES, LabelPlan
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
-from knowgate.retrieval.ranking import (
+from knowgate.retrieval.passages import (
     MAX_ROUNDS,
     build_follow_up_query,
     count_passages_containing,

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from knowgate import errors
 from knowgate.errors import KnowgateError
 from knowgate.retrieval import as_retriever
-from knowgate.retrieval.ranking import find_texts_containing
+from knowgate.retrieval.passages import find_texts_containing
 from knowgate.types import Passage, Question, Result, Retriever
 
 JobResult = TypeVar("JobResult", covariant=True)
@@ -141,7 +141,7 @@ class SharedIndex:
         """Search the index."""
         return run_safely(lambda: self._open().search(queries, k))
 
-    def texts_with(self, query: str, k: int, words: Sequence[str]) -> WorkerResult[list[str]]:
+    def find_texts(self, query: str, k: int, words: Sequence[str]) -> WorkerResult[list[str]]:
         """Find texts that contain all the words."""
         return run_safely(lambda: find_texts_containing(self._open(), query, k, words))
 
@@ -164,9 +164,9 @@ class SharedIndexRetriever:
         passages: list[list[Passage]] = self._call(self._index.search, list(queries), k)
         return passages
 
-    def texts_with(self, query: str, k: int, words: Sequence[str]) -> list[str]:
+    def find_texts(self, query: str, k: int, words: Sequence[str]) -> list[str]:
         """Find texts that contain all the words."""
-        texts: list[str] = self._call(self._index.texts_with, query, k, list(words))
+        texts: list[str] = self._call(self._index.find_texts, query, k, list(words))
         return texts
 
     def _call(self, method: Any, *arguments: Any) -> Any:

@@ -17,7 +17,7 @@ from knowgate.evaluation.first_run.runner import FirstRunResult
 from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.builder import build_pipeline
-from knowgate.pipeline.settings import Settings, load_settings
+from knowgate.pipeline.settings import PipelineOptions, load_settings
 from tests.training.first_run.conftest import Counted, N, World, asked, make_world, table
 
 
@@ -27,7 +27,7 @@ class Whole:
 
     world: World
     made: FirstRunResult
-    settings: Settings
+    settings: PipelineOptions
 
 
 @pytest.fixture(scope="module")
