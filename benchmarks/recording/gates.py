@@ -121,11 +121,11 @@ def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> li
     scope = scope_from_settings(RunFolder(train).manifest()["settings"])
     log.add(list(entries_from_rows(RunFolder(train).rows(), scope)))
     try:
-        near = SkrGate(log, scope=scope).recall(trial.questions)
+        near = SkrGate(log, scope=scope).find_neighbors(trial.questions)
     except KnowgateError as error:
         print(f"  left out: skr: {error}")
         return []
-    readings = [replace(one, neighbours={"skr": found}) for one, found in zip(trial.readings, near, strict=True)]
+    readings = [replace(one, neighbors={"skr": found}) for one, found in zip(trial.readings, near, strict=True)]
     ids, recorded = [row.id for row in trial.rows], []
     for name, mode in SKR.items():
         gate = SkrGate(log, scope=scope, mode=mode)  # type: ignore[arg-type]

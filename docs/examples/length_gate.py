@@ -24,7 +24,7 @@ class LengthGate(FittedGate):
     """
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        return need(lengths(questions, self.artefact.options["unit"]), self.artefact.tensors["curve"])
+        return need(lengths(questions, self.artifact.options["unit"]), self.artifact.tensors["curve"])
 
 
 def fit_length(

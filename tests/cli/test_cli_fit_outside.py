@@ -90,4 +90,4 @@ def test_its_values_are_checked(call: Call, site: Path, tmp_path: Path):
 
 def test_the_library_fits_it_too(site: Path, tmp_path: Path):
     gate = fit("outside", labelled(tmp_path / "run", 0), out=tmp_path / "gate", words=4)
-    assert gate.artefact.options == {"words": 4}
+    assert gate.artifact.options == {"words": 4}

@@ -24,7 +24,7 @@ class Numbered(Gate):
 
     name = "numbered"
     needs = frozenset()
-    want = SignalRequest()
+    request = SignalRequest()
     threshold = 0.5
 
     def __init__(self, high=1.0):
@@ -196,7 +196,7 @@ class Asking(Gate):
     def __init__(self):
         self.asked = 0
 
-    def ask(self, questions, readings):
+    def build_label_prompts(self, questions, readings):
         self.asked += len(questions)
         return [build_self_assessment_prompt(question, *self.labels) for question in questions]
 

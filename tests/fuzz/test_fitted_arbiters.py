@@ -25,7 +25,7 @@ from tests.support.pairs_by_hand import pair_rows, pair_run
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("arbiter")
-    return fit_arbiter(pair_run(place / "run"), out=place / "arbiter").artefact.path
+    return fit_arbiter(pair_run(place / "run"), out=place / "arbiter").artifact.path
 
 
 PAIRS = [get_answer_pair(row) for row in pair_rows(8, seed=5)]
@@ -34,9 +34,9 @@ PAIRS = [get_answer_pair(row) for row in pair_rows(8, seed=5)]
 def used(folder: Path, answers: list[AnswerPair] = PAIRS) -> list[Belief]:
     arbiter = load_arbiter(str(folder))
     assert repr(arbiter)
-    assert isinstance(arbiter.wants_passages, bool)
+    assert isinstance(arbiter.needs_passages, bool)
     assert arbiter.needs >= frozenset()
-    return arbiter.believe(answers)
+    return arbiter.estimate(answers)
 
 
 def sign(folder: Path) -> None:

@@ -43,8 +43,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The gates as they were fitted once, and under `sealed` the same as they are written now."""
     home = Path(shutil.copytree(OLD, tmp_path_factory.mktemp("gates") / "old"))
     for name in [*NUMPY, *JUDGES]:
-        artefact = read_artifact(home / name)
-        revise_artifact(artefact, artefact.manifest, {}, home / "sealed" / name)
+        artifact = read_artifact(home / name)
+        revise_artifact(artifact, artifact.manifest, {}, home / "sealed" / name)
     return home
 
 
@@ -62,12 +62,12 @@ def used(folder: Path, trial: LabelTable) -> tuple[list[float], float, list[bool
     """Everything that is done with a gate: needs, threshold, what it has seen; and it is shown."""
     gate = load_gate(str(folder))
     assert isinstance(gate, FittedGate)
-    if "embedder" in gate.artefact.options:
+    if "embedder" in gate.artifact.options:
         gate = replace(gate, embedder=HashEmbedder(384, MINILM))  # type: ignore[call-arg]
     assert repr(gate)
     assert gate._repr_html_()
     assert isinstance(describe_guarantee(gate, Deployment(retriever="another", k=3)), str)
-    assert gate.want.draft_tokens >= 0
+    assert gate.request.draft_tokens >= 0
     needs = gate.score(trial.questions, trial.readings)
     distances = gate.distances(trial.questions, trial.readings)
     assert all(one is None or 0 <= one < math.inf for one in distances)

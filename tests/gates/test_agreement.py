@@ -128,7 +128,7 @@ def test_another_wording_is_refused_before_anything_is_compared(folder, server, 
 
 def test_a_gate_without_kept_states_says_so(folder, server, tmp_path):
     made = load_gate(str(folder / "probe"))
-    bare = replace(made, artefact=replace(made.artefact, path=tmp_path))
+    bare = replace(made, artifact=replace(made.artifact, path=tmp_path))
     with pytest.raises(ArtifactError, match=r"holds no states to compare those of openai:m with\. Fit it again"):
         bind_gate(bare, connect(server, tmp_path), PROMPTS)
 

@@ -8,9 +8,9 @@ def test_need_is_one_which_is_above_the_threshold():
 
 
 def test_rules_come_first_only_where_it_is_told_so():
-    assert not AlwaysGate().may_be_overruled
-    assert AlwaysGate("rules").may_be_overruled
+    assert not AlwaysGate().obeys_rules
+    assert AlwaysGate("rules").obeys_rules
 
 
 def test_nothing_is_read():
-    assert AlwaysGate().want.is_nothing
+    assert AlwaysGate().request.is_empty

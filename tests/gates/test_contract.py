@@ -115,13 +115,13 @@ def test_using_it_does_not_change_it(name):
     gate = ready(name)
     before = frozen(gate)
     readings = read(gate)
-    gate.score(QUESTIONS, readings), gate.explain(QUESTIONS, readings), gate.steps(QUESTIONS, readings)
+    gate.score(QUESTIONS, readings), gate.explain(QUESTIONS, readings), gate.count_rounds(QUESTIONS, readings)
     assert frozen(gate) == before
 
 
 def frozen(gate):
     """Everything that decides how it scores."""
-    weights = gate.artefact.tensors if isinstance(gate, FittedGate) else {}
+    weights = gate.artifact.tensors if isinstance(gate, FittedGate) else {}
     options = {field.name: repr(getattr(gate, field.name)) for field in fields(gate)}
     return options, {name: block.tobytes() for name, block in weights.items()}
 
@@ -134,7 +134,7 @@ def frozen(gate):
 def test_there_is_one_explanation_and_one_number_of_rounds_for_each_question(name, questions):
     gate = ready(name)
     readings = read(gate, questions)
-    words, rounds = gate.explain(questions, readings), gate.steps(questions, readings)
+    words, rounds = gate.explain(questions, readings), gate.count_rounds(questions, readings)
     assert [type(text) for text in words] == [str] * len(questions)
     assert len(rounds) == len(questions)
     assert all(number >= 1 for number in rounds)
@@ -142,20 +142,20 @@ def test_there_is_one_explanation_and_one_number_of_rounds_for_each_question(nam
 
 @every_gate
 def test_it_recalls_something_for_each_question_or_nothing(name):
-    assert len(ready(name).recall(QUESTIONS)) == len(QUESTIONS)
+    assert len(ready(name).find_neighbors(QUESTIONS)) == len(QUESTIONS)
 
 
 @every_gate
 def test_it_asks_once_for_each_question_or_never(name):
     gate = ready(name)
-    asked = gate.ask(QUESTIONS, read(gate))
+    asked = gate.build_label_prompts(QUESTIONS, read(gate))
     assert len(asked) in ((len(QUESTIONS),) if Signal.LABELS in gate.needs else (0, len(QUESTIONS)))
     assert bool(gate.labels) >= (Signal.LABELS in gate.needs)
 
 
 @every_gate
 def test_only_kbm_takes_a_second_look(name):
-    assert (ready(name).second_look is not None) == (name == "kbm")
+    assert (ready(name).passage_filter is not None) == (name == "kbm")
 
 
 @every_gate
@@ -169,9 +169,9 @@ def test_its_threshold_is_between_0_and_1(name):
 @every_gate
 def test_what_it_wants_is_what_it_needs(name):
     gate = ready(name)
-    assert (gate.want.draft_tokens > 0) >= bool(gate.needs & {Signal.DRAFT, Signal.LOGPROBS})
-    assert (gate.want.samples > 0) == (Signal.SAMPLES in gate.needs)
-    assert (bool(gate.want.layers) or gate.want.sample_layer is not None) == (Signal.HIDDEN in gate.needs)
+    assert (gate.request.draft_tokens > 0) >= bool(gate.needs & {Signal.DRAFT, Signal.LOGPROBS})
+    assert (gate.request.samples > 0) == (Signal.SAMPLES in gate.needs)
+    assert (bool(gate.request.layers) or gate.request.sample_layer is not None) == (Signal.HIDDEN in gate.needs)
 
 
 @every_gate

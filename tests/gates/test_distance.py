@@ -83,7 +83,7 @@ def states(shift, n=100):
 
 def test_a_fitted_gate_knows_states_it_has_not_seen(fitted):
     gate, asked = load_gate(str(fitted / "probe")), [Question("?")] * 100
-    assert gate.artefact.manifest["distance"] == {"of": "state", "layer": LAYER}
+    assert gate.artifact.manifest["distance"] == {"of": "state", "layer": LAYER}
     assert compute_far_share(gate.distances(asked, states(0))) < 0.1
     assert compute_far_share(gate.distances(asked, states(9))) == 1.0
     assert gate.distances([], []) == []
@@ -94,7 +94,7 @@ def test_a_gate_without_states_goes_by_the_look_of_the_question(fitted, tmp_path
     examples = load_examples([run], layers=())
     save_fitted(fit_fusion(examples, text=False), examples, tmp_path / "gate")
     gate = load_gate(str(tmp_path / "gate"))
-    assert gate.artefact.manifest["distance"] == {"of": "look"}
+    assert gate.artifact.manifest["distance"] == {"of": "look"}
     asked = [Question("question 0-5?"), Question("哪一个?" * 9), Question("", id="packed")]
     near, far = gate.distances(asked[:2], [Reading()] * 2)
     assert near < 1.001 < far
@@ -144,17 +144,17 @@ def test_a_decision_carries_its_distance(fitted):
     ],
 )
 def test_a_gate_that_cannot_measure_its_distances_is_refused(fitted, changed, said):
-    artefact = read_artifact(fitted / "probe")
-    tensors = {**artefact.tensors, **{f"distance.{name}": block for name, block in changed.items()}}
+    artifact = read_artifact(fitted / "probe")
+    tensors = {**artifact.tensors, **{f"distance.{name}": block for name, block in changed.items()}}
     kept = {name: block for name, block in tensors.items() if block is not None}
     with pytest.raises(ArtifactError, match=said):
-        ProbeGate.opened(replace(artefact, tensors=kept))
+        ProbeGate.opened(replace(artifact, tensors=kept))
 
 
 def test_a_distance_of_states_that_are_not_read_is_refused(fitted, tmp_path):
-    artefact = read_artifact(fitted / "probe")
+    artifact = read_artifact(fitted / "probe")
     source = {"of": "state", "layer": LAYER + 1}
-    write_artifact(tmp_path / "gate", {**artefact.manifest, "distance": source}, artefact.tensors, "")
+    write_artifact(tmp_path / "gate", {**artifact.manifest, "distance": source}, artifact.tensors, "")
     with pytest.raises(ArtifactError, match=f"distance is that of layer {LAYER + 1}, which the gate does not read"):
         load_gate(str(tmp_path / "gate"))
 

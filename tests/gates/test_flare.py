@@ -22,7 +22,7 @@ def test_it_retrieves_when_a_token_is_below_theta(least, retrieves):
 
 
 def test_the_whole_answer_is_drafted():
-    assert FlareGate(draft_tokens=20).want == SignalRequest(draft_tokens=20)
+    assert FlareGate(draft_tokens=20).request == SignalRequest(draft_tokens=20)
 
 
 @pytest.mark.parametrize("theta", [-0.1, 1.1, float("nan")])

@@ -92,8 +92,8 @@ def test_a_new_process_gives_the_same_scores(spoken, examples):
 
 def test_its_threshold_is_the_one_that_loses_little_and_it_reads_a_draft(spoken):
     gate = GainGate.load(str(spoken))
-    assert (gate.needs, gate.want.draft_tokens) == ({Signal.DRAFT}, 64)
-    assert any(note.startswith("its threshold retrieves least") for note in gate.artefact.manifest["notes"])
+    assert (gate.needs, gate.request.draft_tokens) == ({Signal.DRAFT}, 64)
+    assert any(note.startswith("its threshold retrieves least") for note in gate.artifact.manifest["notes"])
 
 
 def test_with_folds_every_question_teaches_and_counts_as_seen(examples, tmp_path):

@@ -72,7 +72,7 @@ def test_a_new_process_gives_the_same_scores(made):
 def test_it_asks_for_as_many_draft_tokens_as_it_was_fitted_with(made):
     gate = load_gate(str(made.out))
     assert gate.needs == {Signal.DRAFT}
-    assert gate.want.draft_tokens == 32
+    assert gate.request.draft_tokens == 32
     with pytest.raises(NotOffered, match="has no draft"):
         gate.score([Question("a?")], [Reading()])
 
@@ -99,9 +99,9 @@ def test_a_changed_adapter_or_a_pickle_beside_it_is_not_loaded(made, tmp_path):
 
 
 def test_a_base_with_other_weights_is_refused(made, tmp_path):
-    artefact = read_artifact(made.out)
-    other = {**artefact.options, "base_fingerprint": "another"}
-    gate = IkGate(replace(artefact, manifest={**artefact.manifest, "options": other}))
+    artifact = read_artifact(made.out)
+    other = {**artifact.options, "base_fingerprint": "another"}
+    gate = IkGate(replace(artifact, manifest={**artifact.manifest, "options": other}))
     with pytest.raises(ArtifactError, match="was fine-tuned from hf:"):
         gate.score(*taken(made.examples, [0]))
 
@@ -141,7 +141,7 @@ def test_any_number_of_draft_tokens_can_be_read(tmp_path, tokens):
     examples = planted(Path("nowhere"), 120, by="draft")
     save_fitted(fit_ik_text(examples, tokens=tokens, embedder=LetterEmbedder()), examples, tmp_path / "gate")
     gate = load_gate(str(tmp_path / "gate"))
-    assert gate.want.draft_tokens == tokens
+    assert gate.request.draft_tokens == tokens
     assert gate.needs == ({Signal.DRAFT} if tokens else frozenset())
 
 

@@ -86,8 +86,8 @@ def test_a_new_process_gives_the_same_scores(made, request):
 
 def test_it_needs_a_draft_and_says_what_a_question_costs(single):
     gate = load_gate(str(single.out))
-    assert (gate.needs, gate.want.draft_tokens) == ({Signal.DRAFT}, 32)
-    assert any(note.startswith("cost per question: ") for note in gate.artefact.manifest["notes"])
+    assert (gate.needs, gate.request.draft_tokens) == ({Signal.DRAFT}, 32)
+    assert any(note.startswith("cost per question: ") for note in gate.artifact.manifest["notes"])
 
 
 def test_several_seeds_are_averaged(several):
@@ -125,7 +125,7 @@ def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
     )
     save_fitted(fitted, examples, tmp_path / "gate")
     gate = load_gate(str(tmp_path / "gate"))
-    assert (gate.needs, gate.want.draft_tokens) == (frozenset(), 0)
+    assert (gate.needs, gate.request.draft_tokens) == (frozenset(), 0)
     assert 0 <= gate.score([Question("x a?")], [Reading()])[0] <= 1
 
 
@@ -141,8 +141,8 @@ def test_a_second_adapter_that_was_changed_is_not_loaded(several, tmp_path):
     out = tmp_path / "gate"
     save_fitted(several.fitted, several.examples, out)
     second = list_adapter_folders(out / "adapter", 2)[1]
-    artefact = read_artifact(out)
+    artifact = read_artifact(out)
     with (second / "adapter_config.json").open("a") as file:
         file.write(" ")
     with pytest.raises(ArtifactError, match="adapter-1' was changed or damaged"):
-        JudgeGate(artefact).score(*taken(several.examples, [0]))
+        JudgeGate(artifact).score(*taken(several.examples, [0]))

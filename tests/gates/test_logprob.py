@@ -76,8 +76,8 @@ def test_a_statistic_the_server_does_not_give_is_answered_with_those_it_does(sta
 
 
 def test_only_as_many_tokens_are_drafted_as_are_looked_at():
-    assert LogprobGate("first").want == SignalRequest(draft_tokens=1)
-    assert LogprobGate("mean", draft_tokens=7).want == SignalRequest(draft_tokens=7)
+    assert LogprobGate("first").request == SignalRequest(draft_tokens=1)
+    assert LogprobGate("mean", draft_tokens=7).request == SignalRequest(draft_tokens=7)
 
 
 @pytest.mark.parametrize("draft_tokens", [0, -1])

@@ -26,9 +26,9 @@ class Stumbling(Gate):
         self.stumble("explain")
         return ["" for _ in questions]
 
-    def recall(self, questions):
-        self.stumble("recall")
-        return super().recall(questions)
+    def find_neighbors(self, questions):
+        self.stumble("find_neighbors")
+        return super().find_neighbors(questions)
 
     def bind(self, model, prompts):
         self.stumble("bind")
@@ -39,7 +39,7 @@ class Stumbling(Gate):
             raise ZeroDivisionError("of all\nthings")
 
 
-@pytest.mark.parametrize("where", ["score", "explain", "recall", "bind"])
+@pytest.mark.parametrize("where", ["score", "explain", "find_neighbors", "bind"])
 def test_whatever_another_packages_gate_raises_names_the_gate(where):
     with pytest.raises(ModelError) as caught:
         AdaptiveRAG(model=FakeModel(), gate=Stumbling(where)).decide("who?")

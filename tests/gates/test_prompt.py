@@ -50,11 +50,11 @@ def test_a_difference_on_record_stands_for_the_logits():
 
 
 def test_only_the_usual_words_are_answered_by_the_record():
-    assert (PromptGate().answered_by, PromptGate("yes/no").answered_by) == ("self_assessment", "")
+    assert (PromptGate().recorded_signal, PromptGate("yes/no").recorded_signal) == ("self_assessment", "")
 
 
 def test_the_question_and_both_words_stand_in_the_prompt():
-    (prompt,) = PromptGate("yes/no").ask([Question("Who is {x}?")], [Reading()])
+    (prompt,) = PromptGate("yes/no").build_label_prompts([Question("Who is {x}?")], [Reading()])
     assert not prompt.raw
     assert "Question: Who is {x}?" in prompt.parts[0]
     assert "output 'yes'" in prompt.parts[0]
@@ -63,11 +63,18 @@ def test_the_question_and_both_words_stand_in_the_prompt():
 
 @pytest.mark.parametrize("question", [Question("谁写了哈姆雷特?"), Question("NBA?", lang="zh")])
 def test_a_chinese_question_is_asked_in_chinese(question):
-    assert PromptGate().ask([question], [Reading()])[0].parts[0].startswith("你是一名正在接受测试的学生")
+    assert (
+        PromptGate().build_label_prompts([question], [Reading()])[0].parts[0].startswith("你是一名正在接受测试的学生")
+    )
 
 
 def test_a_language_without_templates_is_asked_in_english():
-    assert PromptGate().ask([Question("Qui?", lang="fr")], [Reading()])[0].parts[0].startswith("You are a student")
+    assert (
+        PromptGate()
+        .build_label_prompts([Question("Qui?", lang="fr")], [Reading()])[0]
+        .parts[0]
+        .startswith("You are a student")
+    )
 
 
 @pytest.mark.parametrize("words", ["yes", "/no", "yes/", ""])

@@ -46,7 +46,7 @@ def test_both_come_from_one_reading(tmp_path):
             calls.append(len(questions))
             return super().raw(questions, readings)
 
-    both = CountedGate.load(str(tmp_path / "mine")).score_both(asked(3), readings(0.2, 0.5, 0.8))
+    both = CountedGate.load(str(tmp_path / "mine")).score_with_raw(asked(3), readings(0.2, 0.5, 0.8))
     assert both.needs == pytest.approx([0.1, 0.25, 0.4])
     assert both.raw == pytest.approx([0.2, 0.5, 0.8])
     assert calls == [3]
@@ -117,7 +117,7 @@ def test_raw_scores_of_other_questions_than_the_needs_are_refused(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])
     line = {"gate": "judge", "threshold": 0.5, "needs": {"a": 0.1}, "raw": {"b": 0.1}}
     (run / "needs.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(ArtifactError, match="raw scores of other questions than its needs"):
+    with pytest.raises(ArtifactError, match="cover other questions than its needs"):
         read_needs(run)
 
 

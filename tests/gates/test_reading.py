@@ -26,11 +26,11 @@ class RecallingGate(Gate):
     needs = frozenset({Signal.LABELS})
     labels = ("yes", "no")
 
-    def recall(self, questions):
+    def find_neighbors(self, questions):
         return [(Neighbor(question.text * 2, "known", 1.0),) for question in questions]
 
-    def ask(self, questions, readings):
-        return [LabelPrompt((reading.neighbours["recalling"][0].question,)) for reading in readings]
+    def build_label_prompts(self, questions, readings):
+        return [LabelPrompt((reading.neighbors["recalling"][0].question,)) for reading in readings]
 
     def score(self, questions, readings):
         return [0.5 for _ in questions]
@@ -39,15 +39,15 @@ class RecallingGate(Gate):
 @dataclass(frozen=True)
 class DraftGate(Gate):
     draft_tokens: int
-    answered_by = "told"
+    recorded_signal = "told"
     labels = ("yes", "no")
     needs = frozenset({Signal.DRAFT, Signal.LABELS})
 
     @property
-    def want(self):
+    def request(self):
         return SignalRequest(draft_tokens=self.draft_tokens)
 
-    def ask(self, questions, readings):
+    def build_label_prompts(self, questions, readings):
         return [LabelPrompt((question.text,)) for question in questions]
 
     def score(self, questions, readings):
@@ -70,7 +70,7 @@ class Spying:
         return [Reading(Completion(question.text), signals=signals) for question in questions]
 
     def ask(self, gate, questions, readings):
-        self.asked.append([prompt.parts[0] for prompt in gate.ask(questions, readings)])
+        self.asked.append([prompt.parts[0] for prompt in gate.build_label_prompts(questions, readings)])
         return [np.array([[1.0, 0.0]], dtype=np.float32) for _ in questions]
 
 
@@ -79,7 +79,7 @@ def test_the_wants_of_all_gates_are_one_pass_and_each_asks_with_what_it_recalled
     readings = collect_readings(source, [DraftGate(3), RecallingGate(), DraftGate(8)], ASKED)
     assert source.asked == [SignalRequest(draft_tokens=8), ["a", "b"], ["aa", "bb"], ["a", "b"]]
     assert [reading.draft.text for reading in readings] == ["a", "b"]
-    assert [reading.neighbours["recalling"][0].question for reading in readings] == ["aa", "bb"]
+    assert [reading.neighbors["recalling"][0].question for reading in readings] == ["aa", "bb"]
     assert set(readings[0].labels) == {"draft", "recalling"}
 
 

@@ -49,7 +49,7 @@ def test_neighbours_for_which_nothing_changed_are_left_out(tmp_path):
     outcomes = [RetrievalOutcome.SAME, RetrievalOutcome.BETTER, RetrievalOutcome.WORSE, None]
     log.add([LogEntry(f"town {i}", KnowledgeLabel.KNOWN, scope, outcome=outcomes[i % 4]) for i in range(40)])
     gate = bind_gate(SkrGate(log, k=6), model, AnswerPrompts())
-    (found,) = gate.recall([Question("which town")])
+    (found,) = gate.find_neighbors([Question("which town")])
     assert len(found) == 6
     assert {n.outcome for n in found} <= {RetrievalOutcome.BETTER, RetrievalOutcome.WORSE}
 

@@ -84,11 +84,11 @@ def test_several_seeds_are_averaged(examples, base, tmp_path):
 
 def test_weights_that_were_changed_are_not_loaded(examples, base, tmp_path):
     out = make(tmp_path, examples, base, epochs=1)
-    artefact = read_artifact(out)
+    artifact = read_artifact(out)
     with (out / "adapter" / "config.json").open("a") as file:
         file.write(" ")
     with pytest.raises(ArtifactError, match="was changed or damaged"):
-        JudgeGate(artefact).score(*taken(examples, [0]))
+        JudgeGate(artifact).score(*taken(examples, [0]))
 
 
 def test_it_reads_so_many_tokens_of_the_answer_as_it_was_written(base):
@@ -107,7 +107,7 @@ def test_an_encoder_that_is_not_there_is_said_to_be_missing():
 
 def test_a_taught_judge_says_who_taught_it(single, examples, base, tmp_path):
     out = make(tmp_path, examples, base, epochs=1, teacher=str(single))
-    notes = load_gate(str(out)).artefact.manifest["notes"]
+    notes = load_gate(str(out)).artifact.manifest["notes"]
     seen = len(examples.split.train)
     assert notes[0] == (
         "taught by the gate 'gate': its word counts half, the grade half; it had learnt from "

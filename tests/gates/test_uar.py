@@ -97,7 +97,7 @@ def test_a_reading_without_the_last_layer_is_refused():
 
 
 def test_heads_are_taken_with_scales_of_their_own_or_with_one_number_for_all():
-    older = gate().artefact
+    older = gate().artifact
     weights = {name: block for name, block in older.tensors.items() if name != "size"}
     heads = ("intent", "knowledge", "time", "self")
     scales = {f"{head}.{part}": np.ones(4, np.float32) for head in heads for part in ("mean", "scale")}

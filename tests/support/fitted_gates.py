@@ -98,4 +98,4 @@ def open_fitted(folder: Path, *, plug_in: bool = False) -> Gate:
     """The gate in a folder, with the embedding it was fitted with."""
     gate = load_gate(str(folder), plug_in=plug_in)
     assert isinstance(gate, FittedGate)
-    return replace(gate, embedder=HashEmbedder()) if "embedder" in gate.artefact.options else gate
+    return replace(gate, embedder=HashEmbedder()) if "embedder" in gate.artifact.options else gate

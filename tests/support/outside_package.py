@@ -17,7 +17,7 @@ class LengthGate(FittedGate):
     """need: questions of more words than a limit."""
 
     def raw(self, questions, readings):
-        limit = self.artefact.options["words"]
+        limit = self.artifact.options["words"]
         return np.array([0.9 if len(question.text.split()) > limit else 0.1 for question in questions])
 '''
 FIT = '''

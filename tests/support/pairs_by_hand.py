@@ -33,7 +33,7 @@ class Prefers(Arbiter):
     def fingerprint(self) -> str:
         return f"prefers-{self.word}"
 
-    def believe(self, answers: Sequence[AnswerPair]) -> list[Belief]:
+    def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
         if self.asked is not None:
             self.asked.extend(one.question.text for one in answers)
         return [Belief(float(self.word in one.closed.text), float(self.word in one.open.text)) for one in answers]

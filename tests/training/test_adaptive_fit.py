@@ -66,12 +66,12 @@ def test_it_learns_a_planted_rule_and_comes_back_from_disk_the_same(tmp_path):
     report = save_fitted(fitted, data, tmp_path / "adaptive")
     assert report.metrics["auroc"].value > 0.95
     cls = type(load_fitted_gate(str(tmp_path / "adaptive")))
-    gates = [cls(load_fitted_gate(str(tmp_path / "adaptive")).artefact, embedder=HashEmbedder()) for _ in range(2)]
+    gates = [cls(load_fitted_gate(str(tmp_path / "adaptive")).artifact, embedder=HashEmbedder()) for _ in range(2)]
     asked = [Question("an easy one"), Question("a single one"), Question("a chained one")]
     needs = [gate.score(asked, [Reading()] * 3) for gate in gates]
     assert needs[0] == needs[1]
     assert needs[0][0] < 0.5 < min(needs[0][1:])
-    assert gates[0].steps(asked[1:], [Reading()] * 2) == [1, 3]
+    assert gates[0].count_rounds(asked[1:], [Reading()] * 2) == [1, 3]
     test = [data.questions[place] for place in data.split.test]
     raw = gates[0].raw(test, [Reading()] * len(test))
     assert raw == pytest.approx(fitted.raw(data.split.test.tolist()), abs=1e-6)

@@ -30,17 +30,17 @@ def refused(tmp_path, rows, **options):
 
 
 def test_it_learns_that_sure_answers_are_right(fitted):
-    measured = fitted.artefact.manifest["metrics"]
+    measured = fitted.artifact.manifest["metrics"]
     assert measured["auroc_open"]["value"] == pytest.approx(1.0)
     assert measured["accuracy"]["value"] > measured["always"]["value"] + 0.1
 
 
 def test_its_folder_says_what_it_is_bound_to(fitted):
-    made = fitted.artefact.manifest
+    made = fitted.artifact.manifest
     assert (made["arbiter"], made["needs"], made["wants_passages"]) == ("features", ["logprobs"], True)
     assert made["model"]["fingerprint"] == FakeModel().fingerprint
     assert sum(made["split"].values()) == 400
-    card = (fitted.artefact.path / "README.md").read_text()
+    card = (fitted.artifact.path / "README.md").read_text()
     assert "accuracy of the answer it chooses" in card
     assert "knowgate fit arbiter" in card
 
@@ -49,7 +49,7 @@ def test_a_changed_file_is_noticed(fitted, tmp_path):
     import shutil
 
     copy = tmp_path / "copy"
-    shutil.copytree(fitted.artefact.path, copy)
+    shutil.copytree(fitted.artifact.path, copy)
     (copy / "weights.safetensors").write_bytes(b"other")
     with pytest.raises(ArtifactError, match="changed or damaged"):
         load_arbiter(str(copy))
@@ -59,7 +59,7 @@ def test_an_edited_manifest_is_noticed(fitted, tmp_path):
     import shutil
 
     copy = tmp_path / "copy"
-    shutil.copytree(fitted.artefact.path, copy)
+    shutil.copytree(fitted.artifact.path, copy)
     made = json.loads((copy / "arbiter.json").read_text())
     (copy / "arbiter.json").write_text(json.dumps({**made, "prompts": "others"}))
     with pytest.raises(ArtifactError, match="edited by hand"):
@@ -81,13 +81,13 @@ def test_another_llm_is_refused_unless_as_plug_in(fitted):
 
 def test_answers_without_log_probabilities_are_refused(fitted):
     with pytest.raises(NotOffered, match="log-probabilities"):
-        fitted.believe([both("Paris", "Rome")])
+        fitted.estimate([both("Paris", "Rome")])
 
 
 def test_the_choices_are_on_record_and_read_from_there(fitted, tmp_path):
     run = pair_run(tmp_path / "test", 60, seed=7)
     trial = load_label_table([run])
-    first = arbitrate(trial, str(fitted.artefact.path))
+    first = arbitrate(trial, str(fitted.artifact.path))
     assert first.right.mean() > trial.always_right.mean()
     assert [one.arbiter for one in read_beliefs(run)] == ["arbiter"]
     again = arbitrate(trial, "arbiter")  # by its name alone
@@ -96,16 +96,16 @@ def test_the_choices_are_on_record_and_read_from_there(fitted, tmp_path):
 
 
 def test_questions_it_was_fitted_on_are_refused(fitted):
-    run = fitted.artefact.path.parent / "run"
+    run = fitted.artifact.path.parent / "run"
     with pytest.raises(BadSetting, match="was fitted on"):
-        arbitrate(load_label_table([run]), str(fitted.artefact.path))
+        arbitrate(load_label_table([run]), str(fitted.artifact.path))
 
 
 def test_rows_without_texts_are_refused_where_nothing_is_on_record(fitted, tmp_path):
     bare = [replace(row, question="") for row in pair_rows(20, seed=9)]
     trial = load_label_table([write_rows(tmp_path / "bare", bare)])
     with pytest.raises(BadSetting, match="packed without questions"):
-        arbitrate(trial, str(fitted.artefact.path))
+        arbitrate(trial, str(fitted.artifact.path))
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_rows_answered_one_way_only(tmp_path):
 
 def test_rows_of_which_some_are_answered_one_way_are_left_out_and_counted(tmp_path):
     rows = [replace(row, open=None, benefit=None) if i < 20 else row for i, row in enumerate(pair_rows(220))]
-    made = fit_arbiter(write_rows(tmp_path / "run", rows), out=tmp_path / "out").artefact.manifest
+    made = fit_arbiter(write_rows(tmp_path / "run", rows), out=tmp_path / "out").artifact.manifest
     assert "20 rows were left out: not opened" in made["notes"]
     assert sum(made["split"].values()) == 200
 
@@ -164,10 +164,10 @@ def test_an_option_of_another_mode_names_that_mode(tmp_path):
 class Tires(Prefers):
     """Is interrupted after the first batch."""
 
-    def believe(self, answers):
+    def estimate(self, answers):
         if self.asked:
             raise KeyboardInterrupt
-        return super().believe(answers)
+        return super().estimate(answers)
 
 
 def test_what_was_weighed_before_an_interrupt_is_not_weighed_again(tmp_path):

@@ -34,8 +34,8 @@ def test_every_split_is_even_and_what_the_run_is_too_small_for_is_said(run):
 
 def test_a_balanced_probe_says_how_often_its_raw_verdict_is_right(run, tmp_path):
     gate = fit("probe", run, out=tmp_path / "probe", kind="linear", balanced=True)
-    assert gate.artefact.options["balanced"] is True
-    assert any("raw verdict is right for 9" in note for note in gate.artefact.manifest["notes"])
+    assert gate.artifact.options["balanced"] is True
+    assert any("raw verdict is right for 9" in note for note in gate.artifact.manifest["notes"])
 
 
 def test_few_rows_are_trained_on_as_long_as_the_papers(monkeypatch):

@@ -97,7 +97,7 @@ def test_threshold_and_calibration_are_kept_and_the_card_says_what_it_is(made):
 
 
 def test_a_llama_cpp_that_counts_otherwise_is_found_out(made):
-    options = load_gate(str(made.out)).artefact.options["gguf"]
+    options = load_gate(str(made.out)).artifact.options["gguf"]
     wrong = [{**check, "known": 1 - check["known"]} for check in options["checks"]]
     with pytest.raises(ModelError, match=r"says something else under this llama\.cpp than when it was written"):
         load_llama_judge((made.out / "adapter",), ("other",), {**options, "checks": wrong})

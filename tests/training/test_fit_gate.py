@@ -28,20 +28,20 @@ def run(tmp_path_factory) -> Path:
 def test_it_gives_the_gate_as_it_is_loaded_from_its_folder(run, tmp_path):
     gate = fit("probe", run, out=tmp_path / "gate", kind="linear")
     assert isinstance(gate, ProbeGate)
-    assert gate.artefact.path == tmp_path / "gate"
-    assert gate.artefact.options["kind"] == "linear"
+    assert gate.artifact.path == tmp_path / "gate"
+    assert gate.artifact.options["kind"] == "linear"
     assert len(scored_elsewhere(tmp_path / "gate", run)) == 200
 
 
 @pytest.mark.parametrize("form", [str, Path, RunFolder, lambda run: [run], lambda run: (RunFolder(run),)])
 def test_runs_are_given_as_path_or_folder_alone_or_several(run, tmp_path, form):
-    made = fit("probe", form(run), out=str(tmp_path / "gate"), kind="linear").artefact.manifest
+    made = fit("probe", form(run), out=str(tmp_path / "gate"), kind="linear").artifact.manifest
     assert made["data"] == [{"run": "run"}]
 
 
 def test_threshold_target_and_command_reach_the_folder(run, tmp_path):
     gate = fit("probe", run, out=tmp_path / "gate", kind="linear", target="known", threshold=0.3, command="by hand")
-    assert (gate.threshold, gate.artefact.manifest["target"]) == (0.3, "known")
+    assert (gate.threshold, gate.artifact.manifest["target"]) == (0.3, "known")
     assert "by hand" in (tmp_path / "gate" / "README.md").read_text(encoding="utf-8")
 
 
@@ -52,7 +52,7 @@ def test_the_notes_of_a_fit_are_in_the_manifest(run, tmp_path):
 
 
 def test_a_gate_of_benefit_says_what_its_default_threshold_will_do(tmp_path):
-    made = fit("fusion", pair_run(tmp_path / "both", 300), out=tmp_path / "gate").artefact.manifest
+    made = fit("fusion", pair_run(tmp_path / "both", 300), out=tmp_path / "gate").artifact.manifest
     told = "lose at most 1 point of accuracy: on the [0-9]+ dev and calibration questions it spares [0-9]+%"
     assert any(re.search(told, note) for note in made["notes"])
     assert made["threshold"] != 0.5
@@ -79,7 +79,7 @@ def test_a_largest_loss_where_it_makes_no_sense_is_refused(run, tmp_path, option
 
 def test_another_seed_splits_otherwise(run, tmp_path):
     first, second = (fit("probe", run, out=tmp_path / str(seed), kind="linear", seed=seed) for seed in (0, 1))
-    seen = [(gate.artefact.path / "seen.txt").read_text(encoding="utf-8") for gate in (first, second)]
+    seen = [(gate.artifact.path / "seen.txt").read_text(encoding="utf-8") for gate in (first, second)]
     assert seen[0] != seen[1]
 
 
@@ -116,7 +116,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(run, tmp_path):
 
 def test_a_gate_takes_the_place_of_an_earlier_one(run, tmp_path):
     fit("probe", run, out=tmp_path / "gate", kind="linear", seed=1)
-    assert fit("probe", run, out=tmp_path / "gate", kind="linear").artefact.manifest["gate"] == "probe"
+    assert fit("probe", run, out=tmp_path / "gate", kind="linear").artifact.manifest["gate"] == "probe"
 
 
 def test_no_runs_and_an_unknown_gate_are_refused(tmp_path):

@@ -160,7 +160,7 @@ def test_a_saved_fusion_scores_the_same_in_a_new_process(fusion, examples, run, 
     needs = gate.score(examples.questions, examples.readings)
     assert scored_elsewhere(tmp_path / "fusion", run) == needs
     assert all(0 <= need <= 1 for need in needs)
-    assert (gate.want, gate.needs) == (fusion.want, fusion.needs)
+    assert (gate.request, gate.needs) == (fusion.want, fusion.needs)
     test = examples.split.test
     assert auroc(examples.needed[test], np.array(needs)[test]) == pytest.approx(report.metrics["auroc"].value)
     assert gate.raw(examples.questions, examples.readings)[test] == pytest.approx(fusion.raw(test.tolist()), abs=1e-6)

@@ -61,14 +61,14 @@ def test_calibration_follows_the_weights():
 def test_a_small_set_is_learnt_better_when_sets_are_balanced(runs, tmp_path):
     def weight_on_its_column(**options):
         gate = fit("probe", runs, out=tmp_path / "gate", kind="linear", **options)
-        weights = np.abs(gate.artefact.tensors["0.0.weight"][0])
+        weights = np.abs(gate.artifact.tensors["0.0.weight"][0])
         return weights[2] / weights[0]
 
     assert weight_on_its_column(balance_sets=True) > 1.5 * weight_on_its_column()
 
 
 def test_the_gate_says_how_it_does_on_each_set(runs, tmp_path):
-    made = fit("probe", runs, out=tmp_path / "gate", kind="linear", balance_sets=True).artefact.manifest
+    made = fit("probe", runs, out=tmp_path / "gate", kind="linear", balance_sets=True).artifact.manifest
     assert sum(one["n"] for one in made["sets"].values()) == made["split"]["test"]
     large, small = made["sets"]["large"], made["sets"]["small"]
     assert large["n"] > 3 * small["n"] > 0
@@ -82,7 +82,7 @@ def test_the_gate_says_how_it_does_on_each_set(runs, tmp_path):
 
 
 def test_a_fit_on_one_run_has_no_sets(runs, tmp_path):
-    assert "sets" not in fit("probe", runs[0], out=tmp_path / "gate", kind="linear").artefact.manifest
+    assert "sets" not in fit("probe", runs[0], out=tmp_path / "gate", kind="linear").artifact.manifest
 
 
 def test_balance_is_refused_where_it_means_nothing(runs, tmp_path):

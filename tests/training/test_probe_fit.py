@@ -161,7 +161,7 @@ def test_a_saved_probe_scores_the_same_in_a_new_process(probe, examples, run, tm
     assert scored_elsewhere(tmp_path / "probe", run) == needs
     assert len(set(needs)) == len(needs)
     assert all(0 <= need <= 1 for need in needs)
-    assert gate.want == probe.want
+    assert gate.request == probe.want
     test = examples.split.test
     assert auroc(examples.needed[test], np.array(needs)[test]) == report.metrics["auroc"].value
 

@@ -45,7 +45,7 @@ def test_how_samples_are_drawn_comes_back_from_the_folder(fitted, examples, tmp_
         draft_tokens=8, layers=fitted.want.layers, samples=10, sampling=Sampling(0.6, 0.9, 50), seed=0
     )
     folder = save_fitted(replace(fitted, want=drawn), examples, tmp_path / "gate").path
-    assert load_gate(str(folder)).want == drawn
+    assert load_gate(str(folder)).request == drawn
     assert read_artifact(folder).manifest["want"]["top_k"] == 50
 
 

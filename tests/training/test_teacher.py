@@ -20,7 +20,7 @@ class Teacher:
 
     def __init__(self, need):
         self.need = need
-        self.artefact = Artifact(Path("t"), {"target": "known"})
+        self.artifact = Artifact(Path("t"), {"target": "known"})
 
     def score(self, questions, readings):
         return [self.need for _ in questions]

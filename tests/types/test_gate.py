@@ -28,7 +28,7 @@ def test_the_base_is_a_public_name():
 
 def test_a_bare_gate_needs_nothing_and_says_nothing():
     bare, readings = HalfGate(), [Reading()] * 2
-    assert (bare.name, bare.needs, bare.want, bare.threshold, bare.note) == (
+    assert (bare.name, bare.needs, bare.request, bare.threshold, bare.note) == (
         "half",
         frozenset(),
         SignalRequest(),
@@ -36,10 +36,10 @@ def test_a_bare_gate_needs_nothing_and_says_nothing():
         "",
     )
     assert bare.bind(None, "") is bare
-    assert bare.recall(ASKED) == [(), ()]
-    assert (bare.labels, bare.ask(ASKED, readings), bare.answered_by) == ((), [], "")
-    assert (bare.explain(ASKED, readings), bare.steps(ASKED, readings)) == (["", ""], [1, 1])
-    assert bare.second_look is None
+    assert bare.find_neighbors(ASKED) == [(), ()]
+    assert (bare.labels, bare.build_label_prompts(ASKED, readings), bare.recorded_signal) == ((), [], "")
+    assert (bare.explain(ASKED, readings), bare.count_rounds(ASKED, readings)) == (["", ""], [1, 1])
+    assert bare.passage_filter is None
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_bare_gate_needs_nothing_and_says_nothing():
     ],
 )
 def test_what_it_wants_follows_from_what_it_needs(needs, want):
-    assert type("SomeGate", (HalfGate,), {"needs": frozenset(needs)})().want == want
+    assert type("SomeGate", (HalfGate,), {"needs": frozenset(needs)})().request == want
 
 
 def test_every_default_may_become_a_field():

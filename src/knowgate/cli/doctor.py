@@ -25,7 +25,7 @@ from knowgate.core.files import cache_dir
 from knowgate.core.http_client import redact_urls
 from knowgate.errors import KnowgateError, WeightsError
 from knowgate.models import embedded_weights as weights
-from knowgate.pipeline.settings import Settings, load_settings
+from knowgate.pipeline.settings import PipelineOptions, load_settings
 from knowgate.server.auth.api_keys import read_keys
 from knowgate.server.options import ServeOptions, load_serve_options
 
@@ -60,8 +60,8 @@ def check_serving(config: Path | None = None) -> Iterator[Finding]:
     yield _keys(options)
     if options.upstream is None:
         yield Finding("upstream", f"none: {settings.model} answers in the server's process")
-    for written in options.upstream or ():
-        yield _upstream(written.partition(",")[0])
+    else:
+        yield _upstream(options.upstream)
 
 
 def _packages() -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def _packages() -> Iterator[Finding]:
         yield Finding("server", "all packages are here")
 
 
-def _documents(settings: Settings) -> Finding:
+def _documents(settings: PipelineOptions) -> Finding:
     if settings.index is None and settings.docs is None:
         return Finding("documents", "none named", "knowgate serve --docs FOLDER, or docs = ... in knowgate.toml")
     if settings.docs is not None and not settings.docs.exists():
@@ -101,7 +101,7 @@ def _keys(options: ServeOptions) -> Finding:
             return Finding("API keys", "none: only this machine is answered")
         return Finding("API keys", f"none, but {options.host} can be reached", "knowgate keys add NAME", broken=True)
     try:
-        count = len(read_keys(Path(options.keys).expanduser()))
+        count = len(read_keys(options.keys))
     except KnowgateError as error:
         return Finding("API keys", str(error), "knowgate keys list", broken=True)
     return Finding(

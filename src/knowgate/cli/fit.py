@@ -250,7 +250,7 @@ def fit_and_print(name: str, shared: dict[str, Any], options: dict[str, Any]) ->
     with show_progress(f"fitting {name}", "examples", STDERR_CONSOLE) as show:
         watching = FitProgressBar(show)
         gate = fit(name, labels, out=out, command=format_command_line(), watch=watching, **shared, **options)
-    made = gate.artefact.manifest
+    made = gate.artifact.manifest
     for note in watching.untold(made["notes"]):
         STDERR_CONSOLE.print(note)
     table = Table("measure", "test split", box=None)
@@ -278,7 +278,7 @@ def _by_set(sets: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def _decides(gate: FittedGate) -> Text:
     """What the gate will do, and whether it learnt anything."""
-    made = gate.artefact.manifest
+    made = gate.artifact.manifest
     words, low = Text(f"It retrieves {describe_retrieval_rule(made['threshold'])}."), made["metrics"]["auroc"]["low"]
     if low is not None and low <= 0.5:
         other = "known" if made["target"] == "benefit" else "benefit"
@@ -291,7 +291,7 @@ def _decides(gate: FittedGate) -> Text:
 
 
 def _warn(gate: FittedGate) -> None:
-    tested = gate.artefact.manifest["split"]["test"]
+    tested = gate.artifact.manifest["split"]["test"]
     if tested < MIN_TEST_QUESTIONS:
         STDERR_CONSOLE.print(
             f"Only {tested} questions were held out to measure on: intervals are wide and calibration is "
@@ -353,7 +353,7 @@ def fit_arbiter_and_print(shared: dict[str, Any], options: Mapping[str, Any]) ->
         arbiter = fit_arbiter(
             labels, out=out, mode=mode, command=format_command_line(), watch=watching, **shared, **options
         )
-    made = arbiter.artefact.manifest
+    made = arbiter.artifact.manifest
     for note in watching.untold(made["notes"]):
         STDERR_CONSOLE.print(note)
     table = Table("measure", "test split", box=None)

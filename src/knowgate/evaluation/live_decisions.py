@@ -49,7 +49,7 @@ class BoundGate:
 
 def bind_live_gate(name: str, gate: str | Gate, model: Model, prompts: AnswerPrompts, *, plug_in: bool) -> BoundGate:
     loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-    reads_log = type(loaded).recall is not Gate.recall  # which may have grown since
+    reads_log = type(loaded).find_neighbors is not Gate.find_neighbors  # which may have grown since
     lasting = isinstance(gate, str) and get_gate_folder(gate) is None and not reads_log
     return BoundGate(name, bind_gate(loaded, model, prompts), lasting)
 
@@ -109,7 +109,7 @@ class DeciderSpec:
     plug_in: bool = False
     index: str | None = None
 
-    def make(self, retriever: Retriever | None) -> Decider:
+    def create(self, retriever: Retriever | None) -> Decider:
         llm = load_model(self.model)
         gates = [bind_live_gate(spec, spec, llm, self.prompts, plug_in=self.plug_in).gate for spec in self.gates]
         return Decider(llm, self.prompts, gates)

@@ -190,10 +190,10 @@ def check_gate_spec(spec: str) -> None:
 
 def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: Verdict = "need") -> FittedGate:
     """A gate that `knowgate fit` made. verdict: 'own' decides by the raw score at 0.5, not by the calibrated need."""
-    artefact = read_artifact(folder)
-    name = str(artefact.manifest["gate"]).split(":")[0]
+    artifact = read_artifact(folder)
+    name = str(artifact.manifest["gate"]).split(":")[0]
     cls: Any = _checked(name, load_entry(FITTED_GATES, "fitted gate", name, "knowgate.fitted_gates"))
-    gate: FittedGate = cls.opened(artefact, plug_in, verdict=verdict)
+    gate: FittedGate = cls.opened(artifact, plug_in, verdict=verdict)
     return gate
 
 

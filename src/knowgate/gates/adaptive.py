@@ -14,7 +14,7 @@ from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.gates.artifacts.networks import Floats, TensorValidator, check_feature_width
 from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
 from knowgate.retrieval.embeddings import check_vectors
-from knowgate.retrieval.ranking import MAX_ROUNDS
+from knowgate.retrieval.passages import MAX_ROUNDS
 from knowgate.types import Embedder, Question, Reading, Vector
 
 COMPLEXITY_CLASSES = ("no", "one", "multi")
@@ -35,7 +35,7 @@ class AdaptiveGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(EmbedderOptions, self.artefact.options, "options", others=True)
+        read_record(EmbedderOptions, self.artifact.options, "options", others=True)
         tensors.claim("weight", len(COMPLEXITY_CLASSES), None)
         tensors.claim("bias", len(COMPLEXITY_CLASSES))
         seen = tensors.claim("seen", len(COMPLEXITY_CLASSES))
@@ -45,18 +45,18 @@ class AdaptiveGate(FittedGate):
 
     @cached_property
     def encoder(self) -> Embedder:
-        return load_fitted_embedder(self.artefact, self.embedder)
+        return load_fitted_embedder(self.artifact, self.embedder)
 
     def classes(self, questions: Sequence[Question]) -> Floats:
         """Probabilities of no, one and several rounds, one row per question."""
         vectors = self.encoder.embed([question.text for question in questions])
-        return predict_complexity(self.artefact.tensors, check_vectors(vectors, len(questions)))
+        return predict_complexity(self.artifact.tensors, check_vectors(vectors, len(questions)))
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         need: Floats = 1 - self.classes(questions)[:, 0]
         return need
 
-    def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
+    def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         if not questions:
             return []
         return [MAX_ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]

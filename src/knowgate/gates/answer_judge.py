@@ -37,17 +37,17 @@ class JudgeGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(AnswerJudgeOptions, self.artefact.options, "options", others=True)
+        read_record(AnswerJudgeOptions, self.artifact.options, "options", others=True)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        tokens = int(self.artefact.options["tokens"])
+        tokens = int(self.artifact.options["tokens"])
         texts = draft_texts(readings) if tokens else [""] * len(questions)
         return score_answers("judge", self.judge, questions, texts, tokens)
 
     @functools.cached_property
     def judge(self) -> AnswerJudge:
-        return load_answer_judge("judge", self.artefact.path, self.artefact.options, self.llm)
+        return load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)
 
 
 GAIN_PROMPTS = ("judge", "search")
@@ -69,11 +69,11 @@ class GainGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(AnswerJudgeOptions, self.artefact.options, "options", others=True)
+        read_record(AnswerJudgeOptions, self.artifact.options, "options", others=True)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        tokens, texts = int(self.artefact.options["tokens"]), draft_texts(readings)
+        tokens, texts = int(self.artifact.options["tokens"]), draft_texts(readings)
         known, found = (
             self.judge.known(encode_answers(asked, self.judge, questions, texts, tokens)) for asked in GAIN_PROMPTS
         )
@@ -81,4 +81,4 @@ class GainGate(FittedGate):
 
     @functools.cached_property
     def judge(self) -> AnswerJudge:
-        return load_answer_judge("judge", self.artefact.path, self.artefact.options, self.llm)
+        return load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)

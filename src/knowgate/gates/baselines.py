@@ -24,10 +24,10 @@ class AlwaysGate(Gate):
     """
 
     unless: Literal["nothing", "rules"] = "nothing"
-    is_quick = True
+    is_pure = True
 
     @property
-    def may_be_overruled(self) -> bool:
+    def obeys_rules(self) -> bool:
         return self.unless == "rules"
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
@@ -44,8 +44,8 @@ class NeverGate(Gate):
         [0.0]
     """
 
-    may_be_overruled = False
-    is_quick = True
+    obeys_rules = False
+    is_pure = True
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [0.0 for _ in questions]

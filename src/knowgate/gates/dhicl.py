@@ -62,7 +62,7 @@ class DhiclGate(Gate):
             )
         return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
-    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
+    def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         if self.scope is None:
             raise BadSetting("dhicl: bind the gate to its model first (AdaptiveRAG does).")
         store = open_history_store(self.history, self.embedder)
@@ -72,32 +72,32 @@ class DhiclGate(Gate):
         drawn = store.sample(self.k + 1, self.scope, leave_out=leave_out)
         return [_others(question, drawn)[: self.k] for question in questions]
 
-    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+    def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [
-            self._prompt(question, reading.neighbours[self.name])
+            self._prompt(question, reading.neighbors[self.name])
             for question, reading in zip(questions, readings, strict=True)
         ]
 
-    def _prompt(self, question: Question, neighbours: Sequence[Neighbor]) -> LabelPrompt:
+    def _prompt(self, question: Question, neighbors: Sequence[Neighbor]) -> LabelPrompt:
         """Least similar example first, the question itself last."""
         known, unknown = self.labels
         lang, template = detect_question_language(question), load_packaged_templates("history")
-        words = [known if neighbour.label == KnowledgeLabel.KNOWN else unknown for neighbour in reversed(neighbours)]
-        asked = [*(neighbour.question for neighbour in reversed(neighbours)), question.text]
+        words = [known if neighbor.label == KnowledgeLabel.KNOWN else unknown for neighbor in reversed(neighbors)]
+        asked = [*(neighbor.question for neighbor in reversed(neighbors)), question.text]
         starts = ["", *(f"{word}\n\n" for word in words)]
         parts = [start + template.fill("example", lang, query=text) for start, text in zip(starts, asked, strict=True)]
         return LabelPrompt(tuple(parts), prefix=template.fill("instruction", lang, known=known, unknown=unknown))
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [
-            score_logits(reading.labels[self.name], get_known_flags(reading.neighbours[self.name]), self.sign)
+            score_logits(reading.labels[self.name], get_known_flags(reading.neighbors[self.name]), self.sign)
             for reading in readings
         ]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """What the LLM was shown and what it made of it; the two may well point in different directions."""
         needs = self.score(questions, readings)
-        shown = [get_known_flags(reading.neighbours[self.name]) for reading in readings]
+        shown = [get_known_flags(reading.neighbors[self.name]) for reading in readings]
         return [
             f"shown {len(known)} similar logged questions, {sum(known)} of them known, the LLM expects "
             f"{'not ' if need > 0.5 else ''}to know this one"
@@ -108,12 +108,12 @@ class DhiclGate(Gate):
 def _others(question: Question, drawn: Sequence[Neighbor]) -> tuple[Neighbor, ...]:
     """Without the question itself, however it is written."""
     own = question_key(question.text)
-    return tuple(neighbour for neighbour in drawn if question_key(neighbour.question) != own)
+    return tuple(neighbor for neighbor in drawn if question_key(neighbor.question) != own)
 
 
-def get_known_flags(neighbours: Sequence[Neighbor]) -> list[bool]:
+def get_known_flags(neighbors: Sequence[Neighbor]) -> list[bool]:
     """Labels in the order of the prompt: least similar first. What is time-sensitive counts as unknown."""
-    return [neighbour.label == KnowledgeLabel.KNOWN for neighbour in reversed(neighbours)]
+    return [neighbor.label == KnowledgeLabel.KNOWN for neighbor in reversed(neighbors)]
 
 
 def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> float:

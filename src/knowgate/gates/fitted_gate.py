@@ -1,4 +1,4 @@
-"""What all fitted gates share: an artefact, the model it belongs to, and calibration of the raw score."""
+"""What all fitted gates share: an artifact, the model it belongs to, and calibration of the raw score."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class FittedGate(Gate):
     llm: the model it is bound to, whose weights a judge may share.
     """
 
-    artefact: Artifact
+    artifact: Artifact
     plug_in: bool = False
     note: str = ""
     verdict: Verdict = "need"
@@ -108,25 +108,25 @@ class FittedGate(Gate):
             cls.__repr__ = FittedGate.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {summarize_gate(self.artefact.path, self.artefact.manifest)}>"
+        return f"<{type(self).__name__} {summarize_gate(self.artifact.path, self.artifact.manifest)}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: the facts of its card, and the ROC curve."""
-        return render_gate_html(self.artefact.path, self.artefact.manifest, self.note)
+        return render_gate_html(self.artifact.path, self.artifact.manifest, self.note)
 
     @classmethod
     def load(cls, folder: str, plug_in: bool = False) -> Self:
         return cls.opened(read_artifact(folder), plug_in)
 
     @classmethod
-    def opened(cls, artefact: Artifact, plug_in: bool = False, *, verdict: Verdict = "need") -> Self:
-        """The gate of an artefact, if that holds what such a gate needs."""
-        gate, tensors = cls(artefact, plug_in, verdict=verdict), TensorValidator(artefact.tensors)
+    def opened(cls, artifact: Artifact, plug_in: bool = False, *, verdict: Verdict = "need") -> Self:
+        """The gate of an artifact, if that holds what such a gate needs."""
+        gate, tensors = cls(artifact, plug_in, verdict=verdict), TensorValidator(artifact.tensors)
         try:
-            claim_distance_tensors(tensors, artefact.manifest.get("distance"))
+            claim_distance_tensors(tensors, artifact.manifest.get("distance"))
             gate.check(tensors)
         except BadInput as error:
-            raise artefact.refusal(str(error)) from None
+            raise artifact.refusal(str(error)) from None
         return gate
 
     def check(self, tensors: TensorValidator) -> None:
@@ -135,40 +135,40 @@ class FittedGate(Gate):
 
     @property
     def name(self) -> str:
-        return str(self.artefact.manifest["gate"])
+        return str(self.artifact.manifest["gate"])
 
     @property
     def needs(self) -> frozenset[Signal]:
-        return frozenset(Signal(word) for word in self.artefact.manifest["needs"])
+        return frozenset(Signal(word) for word in self.artifact.manifest["needs"])
 
     @property
-    def want(self) -> SignalRequest:
-        wanted: dict[str, Any] = dict(self.artefact.manifest["want"])
+    def request(self) -> SignalRequest:
+        wanted: dict[str, Any] = dict(self.artifact.manifest["want"])
         drawn = Sampling(**{key: wanted.pop(key) for key in ("temperature", "top_p", "top_k") if key in wanted})
         return SignalRequest(**{**wanted, "layers": tuple(wanted.get("layers", ())), "sampling": drawn})
 
     @property
     def threshold(self) -> float:
-        return RAW_THRESHOLD if self.verdict == "own" else float(self.artefact.manifest["threshold"])
+        return RAW_THRESHOLD if self.verdict == "own" else float(self.artifact.manifest["threshold"])
 
     @property
     def scoring(self) -> str:
         """Identity of the needs it gives: that of a gate which differs in its threshold alone is the same."""
-        manifest = self.artefact.manifest
+        manifest = self.artifact.manifest
         parts = {key: manifest.get(key) for key in SCORING_FIELDS}
         return sha256_text(type(self).__qualname__, self.verdict, json.dumps(parts, sort_keys=True))
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        note = check_binding(self.artefact, model.fingerprint, prompts, plug_in=self.plug_in)
+        note = check_binding(self.artifact, model.fingerprint, prompts, plug_in=self.plug_in)
         return replace(self, note=note, llm=model)
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-        source = self.artefact.manifest.get("distance")
+        source = self.artifact.manifest.get("distance")
         if source is None or not questions or any(not question.text for question in questions):
             return [None for _ in questions]  # an older gate, or rows packed without their texts
         return [
             float(found)
-            for found in compute_distances(self.artefact.tensors, read_distance_features(source, questions, readings))
+            for found in compute_distances(self.artifact.tensors, read_distance_features(source, questions, readings))
         ]
 
     @abstractmethod
@@ -185,15 +185,15 @@ class FittedGate(Gate):
         return [float(score) for score in np.clip(raw, 0.0, 1.0)]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return self.score_both(questions, readings).needs
+        return self.score_with_raw(questions, readings).needs
 
-    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
+    def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
         raw = self.raw_scores(questions, readings)
         return GateScores(raw if self.verdict == "own" else self.calibrated(raw), raw)
 
     def calibrated(self, raw: Sequence[float]) -> list[float]:
         """The needs that raw scores stand for."""
-        needs = apply_calibration(np.array(raw, dtype=np.float64), self.artefact.manifest["calibration"])
+        needs = apply_calibration(np.array(raw, dtype=np.float64), self.artifact.manifest["calibration"])
         return [float(need) for need in np.clip(needs, 0.0, 1.0)]
 
 
@@ -205,13 +205,13 @@ class EmbedderOptions:
     embedder_fingerprint: str
 
 
-def load_fitted_embedder(artefact: Artifact, given: Embedder | None = None) -> Embedder:
+def load_fitted_embedder(artifact: Artifact, given: Embedder | None = None) -> Embedder:
     """The embedding model a gate was fitted with; another one is refused."""
-    options = artefact.options
+    options = artifact.options
     encoder = given or SentenceEmbedder(options["embedder"])
     if encoder.fingerprint != options["embedder_fingerprint"]:
         raise ArtifactError(
-            f"the gate '{artefact.path.name}' was fitted with the embedding model {options['embedder']} "
+            f"the gate '{artifact.path.name}' was fitted with the embedding model {options['embedder']} "
             f"({options['embedder_fingerprint'][:12]}), not this one ({encoder.fingerprint[:12]}). "
             "Fit it again, or give that model back."
         )

@@ -69,10 +69,10 @@ class FusionGate(FittedGate):
     embedder: Embedder | None = None
 
     labels = ASSESSMENT_LABELS
-    answered_by = SELF_ASSESSMENT
+    recorded_signal = SELF_ASSESSMENT
 
     def check(self, tensors: TensorValidator) -> None:
-        options = read_record(FusionOptions, self.artefact.options, "options", others=True)
+        options = read_record(FusionOptions, self.artifact.options, "options", others=True)
         if unknown := [name for name in options.features if name not in FEATURES]:
             raise BadInput(f"'{unknown[0][:80]}' is no feature; known: {', '.join(FEATURES)}.")
         for part in [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]:
@@ -81,47 +81,47 @@ class FusionGate(FittedGate):
         tensors.finish()
 
     @property
-    def want(self) -> SignalRequest:
+    def request(self) -> SignalRequest:
         """Servers give entropies only when asked."""
-        asks = isinstance(self.llm, ServedModel) and "entropy" in self.artefact.options["features"]
-        return replace(super().want, entropies=True) if asks else super().want
+        asks = isinstance(self.llm, ServedModel) and "entropy" in self.artifact.options["features"]
+        return replace(super().request, entropies=True) if asks else super().request
 
-    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+    def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [build_self_assessment_prompt(question, *self.labels) for question in questions]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         told = [_with_assessment(reading, self.name) for reading in readings]
-        return apply_network(self.artefact.tensors, self.signals(questions, told), "fusion.")
+        return apply_network(self.artifact.tensors, self.signals(questions, told), "fusion.")
 
     def signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
         """Named features and the logits of the probes, in the order the weights expect."""
-        options = self.artefact.options
+        options = self.artifact.options
         columns = [feature_matrix(options["features"], questions, readings)]
         for probe in options["probes"]:
             features = stack_hidden_states(readings, probe["layer"], probe["position"])
-            need = apply_network(self.artefact.tensors, features, f"{probe['name']}.")
+            need = apply_network(self.artifact.tensors, features, f"{probe['name']}.")
             columns.append(logit(need)[:, None].astype(np.float32))
         if "embedder" in options:
             features = embed_drafts(self.encoder, questions, readings)
-            need = apply_network(self.artefact.tensors, features, f"{TEXT_SIGNAL}.")
+            need = apply_network(self.artifact.tensors, features, f"{TEXT_SIGNAL}.")
             columns.append(logit(need)[:, None].astype(np.float32))
         return np.hstack(columns)
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """The signals that spoke loudest for looking it up, and against."""
-        if not questions or "embedder" in self.artefact.options:  # not embedded twice for the sake of words
+        if not questions or "embedder" in self.artifact.options:  # not embedded twice for the sake of words
             return ["" for _ in questions]
         found = self.signals(questions, [_with_assessment(reading, self.name) for reading in readings])
-        parts = compute_contributions(self.artefact.tensors, found, "fusion.")
+        parts = compute_contributions(self.artifact.tensors, found, "fusion.")
         if parts is None:
             return ["" for _ in questions]
-        options = self.artefact.options
+        options = self.artifact.options
         names = [*options["features"], *(probe["name"] for probe in options["probes"])]
         return [_spoken(names, values, weights) for values, weights in zip(found, parts, strict=True)]
 
     @functools.cached_property
     def encoder(self) -> Embedder:
-        return load_fitted_embedder(self.artefact, self.embedder)
+        return load_fitted_embedder(self.artifact, self.embedder)
 
 
 def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:

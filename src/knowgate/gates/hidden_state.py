@@ -44,14 +44,14 @@ class ProbeGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(ProbeOptions, self.artefact.options, "options", others=True)
+        read_record(ProbeOptions, self.artifact.options, "options", others=True)
         claim_network(tensors)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        options = self.artefact.options
+        options = self.artifact.options
         return apply_network(
-            self.artefact.tensors, stack_hidden_states(readings, options["layer"], options["position"])
+            self.artifact.tensors, stack_hidden_states(readings, options["layer"], options["position"])
         )
 
 
@@ -95,7 +95,7 @@ class UarGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        options = read_record(UarOptions, self.artefact.options, "options", others=True)
+        options = read_record(UarOptions, self.artifact.options, "options", others=True)
         for calibration in options.calibrations:
             check_calibration(calibration, "options")
         (width,) = tensors.claim(f"{SELF_HEAD}.weight", None).shape
@@ -106,19 +106,19 @@ class UarGate(FittedGate):
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         """Of the last head alone: that is the one the label run can calibrate."""
-        return apply_head(self.artefact.tensors, SELF_HEAD, self._states(readings))
+        return apply_head(self.artifact.tensors, SELF_HEAD, self._states(readings))
 
     def heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> HeadProbabilities:
         own = np.array(self.calibrated(self.raw_scores(questions, readings)))
-        return apply_heads(self.artefact.tensors, self.artefact.options["calibrations"], self._states(readings), own)
+        return apply_heads(self.artifact.tensors, self.artifact.options["calibrations"], self._states(readings), own)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         if not questions:
             return []
-        follow = apply_hard_tree if self.artefact.options["tree"] == "hard" else apply_soft_tree
+        follow = apply_hard_tree if self.artifact.options["tree"] == "hard" else apply_soft_tree
         return [float(need) for need in np.clip(follow(self.heads(questions, readings)), 0.0, 1.0)]
 
-    def score_both(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
+    def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
         """The tree's need; raw is the last head's score, the only one a label run says anything about."""
         return GateScores(self.score(questions, readings), self.raw_scores(questions, readings))
 
@@ -134,7 +134,7 @@ class UarGate(FittedGate):
         ]
 
     def _states(self, readings: Sequence[Reading]) -> Vector:
-        return stack_hidden_states(readings, self.artefact.options["layer"], "pre")
+        return stack_hidden_states(readings, self.artifact.options["layer"], "pre")
 
 
 def _expect_scales(tensors: TensorValidator, width: int) -> None:

@@ -40,26 +40,26 @@ class IkGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        options = read_record(IkOptions, self.artefact.options, "options", others=True)
+        options = read_record(IkOptions, self.artifact.options, "options", others=True)
         own = EmbedderOptions if options.mode == "text" else JudgeOptions
-        read_record(own, self.artefact.options, "options", others=True)
+        read_record(own, self.artifact.options, "options", others=True)
         if options.mode == "text":
             claim_network(tensors)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        options = self.artefact.options
+        options = self.artifact.options
         texts = draft_texts(readings) if options["tokens"] else [""] * len(questions)
         if options["mode"] == "text":
             return apply_network(
-                self.artefact.tensors, text_features(self.encoder, questions, texts, options["tokens"])
+                self.artifact.tensors, text_features(self.encoder, questions, texts, options["tokens"])
             )
         return score_answers("ik", self.judge, questions, texts, options["tokens"])
 
     @functools.cached_property
     def judge(self) -> AnswerJudge:
-        return load_answer_judge("ik", self.artefact.path, self.artefact.options, self.llm)
+        return load_answer_judge("ik", self.artifact.path, self.artifact.options, self.llm)
 
     @functools.cached_property
     def encoder(self) -> Embedder:
-        return load_fitted_embedder(self.artefact, self.embedder)
+        return load_fitted_embedder(self.artifact, self.embedder)

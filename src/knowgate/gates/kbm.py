@@ -49,29 +49,29 @@ class KbmGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(KbmOptions, self.artefact.options, "options", others=True)
+        read_record(KbmOptions, self.artifact.options, "options", others=True)
         tensors.finish()
 
     @functools.cached_property
     def judge(self) -> CausalJudge:
-        return load_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, "kbm", self.llm)
+        return load_judge(self.artifact.path / ADAPTER_FOLDER, self.artifact.options, "kbm", self.llm)
 
     @property
     def head(self) -> str:
-        return str(self.artefact.options["head"])
+        return str(self.artifact.options["head"])
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
         return 1 - compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(question) for question in questions])
 
     @property
-    def second_look(self) -> Self:
+    def passage_filter(self) -> Self:
         self._check_taught()
         return self
 
-    def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
+    def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Whether each question can be answered with its passages; none are of no use."""
         self._check_taught()
-        limit = int(self.artefact.options["max_tokens"])
+        limit = int(self.artifact.options["max_tokens"])
         pairs = list(zip(questions, passages, strict=True))
         texts = [render_kbm_prompt(self.judge, question, shown, limit) for question, shown in pairs if shown]
         confidences = iter(compute_kbm_confidence(self.judge, self.head, texts).tolist() if texts else [])
@@ -79,10 +79,10 @@ class KbmGate(FittedGate):
 
     def _check_taught(self) -> None:
         """Refuse a judge of bare questions; of one that was fitted before this was kept nobody knows."""
-        if self.artefact.options.get(PASSAGE_EXAMPLES, 1):
+        if self.artifact.options.get(PASSAGE_EXAMPLES, 1):
             return
         raise BadSetting(
-            f"the judge '{self.artefact.path.name}' never saw a passage in training, so it cannot say whether passages "
+            f"the judge '{self.artifact.path.name}' never saw a passage in training, so it cannot say whether passages "
             "are of use. Label with passages and sampled open-book answers (knowgate label --samples 30 "
             "--open-samples 30), then: knowgate fit kbm --labels RUN --out DIR"
         )
@@ -104,7 +104,7 @@ def encode_kbm_answer(judge: CausalJudge, text: str, mastery: str) -> LabelPromp
 
 def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence[Passage], limit: int) -> str:
     """The prompt with as many passages as the limit holds, cut from the end; the last one left is halved."""
-    room = min(limit, judge.model.window - 1)
+    room = min(limit, judge.model.context_window - 1)
     kept = list(passages)
     while kept and _length(judge, build_kbm_prompt(question, kept)) > room:
         if len(kept) > 1:

@@ -43,19 +43,19 @@ class LogprobGate(Gate):
     statistic: TokenStatistic = "first"
     draft_tokens: int = 16
     needs = frozenset({Signal.LOGPROBS})
-    is_quick = True
+    is_pure = True
 
     def __post_init__(self) -> None:
         check_draft_tokens(self.name, self.draft_tokens)
 
     @property
-    def want(self) -> SignalRequest:
+    def request(self) -> SignalRequest:
         tokens = 1 if self.statistic == "first" else self.draft_tokens
         return SignalRequest(draft_tokens=tokens, entropies=self.statistic == "entropy")
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         confidence = STATISTICS[self.statistic]
-        return [draft_need(reading.draft, confidence, self.want.draft_tokens) for reading in readings]
+        return [draft_need(reading.draft, confidence, self.request.draft_tokens) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         scores = self.score(questions, readings)
@@ -96,7 +96,7 @@ class FlareGate(Gate):
     theta: float = 0.4
     draft_tokens: int = 32
     needs = frozenset({Signal.LOGPROBS})
-    is_quick = True
+    is_pure = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.theta <= 1:
@@ -104,7 +104,7 @@ class FlareGate(Gate):
         check_draft_tokens(self.name, self.draft_tokens)
 
     @property
-    def want(self) -> SignalRequest:
+    def request(self) -> SignalRequest:
         return SignalRequest(draft_tokens=self.draft_tokens)
 
     @property

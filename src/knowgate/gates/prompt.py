@@ -43,11 +43,11 @@ class PromptGate(Gate):
         return parse_label_pair(self.words, self.name)
 
     @property
-    def answered_by(self) -> str:
+    def recorded_signal(self) -> str:
         """On record are the usual words only; others may be answered otherwise."""
         return SELF_ASSESSMENT if self.labels == ASSESSMENT_LABELS else ""
 
-    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+    def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         known, unknown = self.labels
         return [build_self_assessment_prompt(question, known, unknown) for question in questions]
 
@@ -57,7 +57,7 @@ class PromptGate(Gate):
     def _logit(self, reading: Reading) -> float:
         if self.name in reading.labels:
             return self_assessment_logit(reading.labels[self.name])
-        return reading.signals[self.answered_by]
+        return reading.signals[self.recorded_signal]
 
 
 def _need(logit: float) -> float:
@@ -98,7 +98,7 @@ class SelfragGate(Gate):
             )
         return self
 
-    def ask(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+    def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         if self.style == "chat":
             return [LabelPrompt((question.text,), raw=False) for question in questions]
         return [LabelPrompt((INSTRUCTION_TEMPLATE.format(query=question.text),)) for question in questions]

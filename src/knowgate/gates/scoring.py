@@ -57,7 +57,7 @@ def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequenc
 def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
     """Checked needs, with the raw scores of a fitted gate beside them."""
     with wrap_plugin_errors(gate):
-        scored = gate.score_both(questions, readings)
+        scored = gate.score_with_raw(questions, readings)
     try:
         needs = [float(need) for need in scored.needs]
     except (AttributeError, TypeError, ValueError) as error:
@@ -105,7 +105,7 @@ def check_read_request(gate: Gate, model: Model) -> None:
     if not isinstance(model, ServedModel):
         return
     try:
-        model.check_request(gate.want)
+        model.check_request(gate.request)
     except NotOffered as error:
         raise NotOffered(f"gate '{gate.name}' cannot work with {model.name}: {error}") from None
 
@@ -135,9 +135,9 @@ def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Se
     _check_one_layer(gates)
     if not questions:
         return []
-    readings = source.read(questions, functools.reduce(operator.or_, (gate.want for gate in gates), SignalRequest()))
+    readings = source.read(questions, functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest()))
     for gate in gates:
-        if type(gate).recall is not Gate.recall:  # most look nothing up, and readings are many
+        if type(gate).find_neighbors is not Gate.find_neighbors:  # most look nothing up, and readings are many
             readings = _with_recalled(gate, questions, readings)
         if _must_ask(gate, readings):
             logits = source.ask(gate, questions, readings)
@@ -150,17 +150,17 @@ def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Se
 
 def _with_recalled(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Reading]:
     with wrap_plugin_errors(gate):
-        recalled = gate.recall(questions)
+        recalled = gate.find_neighbors(questions)
     name = gate.name
     return [
-        replace(reading, neighbours={**reading.neighbours, name: near})
+        replace(reading, neighbors={**reading.neighbors, name: near})
         for reading, near in zip(readings, recalled, strict=True)
     ]
 
 
 def _must_ask(gate: Gate, readings: Sequence[Reading]) -> bool:
     """Not where the answer is on record."""
-    if Signal.LABELS not in gate.needs or all(gate.answered_by in reading.signals for reading in readings):
+    if Signal.LABELS not in gate.needs or all(gate.recorded_signal in reading.signals for reading in readings):
         return False
     if not gate.labels:
         raise BadSetting(f"gate '{gate.name}' needs labels but has none: give its class `labels` and `ask`.")
@@ -169,9 +169,9 @@ def _must_ask(gate: Gate, readings: Sequence[Reading]) -> bool:
 
 def _check_one_layer(gates: Sequence[Gate]) -> None:
     """A pass gives the end states of its samples at one layer and one place."""
-    asked = [gate for gate in gates if gate.want.sample_layer is not None]
-    if len({(gate.want.sample_layer, gate.want.sample_end) for gate in asked}) > 1:
-        listed = ", ".join(f"{gate.name}: {gate.want.sample_layer}{_place(gate.want)}" for gate in asked)
+    asked = [gate for gate in gates if gate.request.sample_layer is not None]
+    if len({(gate.request.sample_layer, gate.request.sample_end) for gate in asked}) > 1:
+        listed = ", ".join(f"{gate.name}: {gate.request.sample_layer}{_place(gate.request)}" for gate in asked)
         raise BadSetting(
             f"gates in one pass must read their samples at the same layer and place, not at several ({listed})."
         )
@@ -200,22 +200,22 @@ class ModelReadingSource:
         model, wording = self.model, self.prompts.fingerprint
         if not (isinstance(gate, FittedGate) and isinstance(model, ServedModel)) or gate.plug_in:
             return gate.bind(model, wording)
-        made = gate.artefact.manifest
+        made = gate.artifact.manifest
         is_other = made["model"]["fingerprint"] != model.fingerprint and made["prompts"] == wording
-        if not (is_other and gate.want.layers):
+        if not (is_other and gate.request.layers):
             return gate.bind(model, wording)
         served = replace(gate, llm=model)
         check_read_request(served, model)
-        return replace(served, note=check_state_agreement(gate.artefact, model, self.prompts, served.want))
+        return replace(served, note=check_state_agreement(gate.artifact, model, self.prompts, served.request))
 
     def read(self, questions: Sequence[Question], want: SignalRequest) -> list[Reading]:
-        if want.is_nothing:
+        if want.is_empty:
             return [Reading() for _ in questions]
         return self.model.read([self.prompts.closed(question) for question in questions], want)
 
     def ask(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
         with wrap_plugin_errors(gate):
-            prompts = gate.ask(questions, readings)
+            prompts = gate.build_label_prompts(questions, readings)
         return self.model.label_logits(prompts, gate.labels)
 
 

@@ -65,7 +65,7 @@ class SeakrGate(Gate):
             raise BadSetting(f"seakr: scale {self.scale} and alpha {self.alpha} must be above 0, center a number.")
 
     @property
-    def want(self) -> SignalRequest:
+    def request(self) -> SignalRequest:
         return SignalRequest(
             samples=self.n, sample_tokens=self.max_tokens, seed=self.seed, sample_layer=self.layer, sample_end=True
         )

@@ -64,7 +64,7 @@ class SkrGate(Gate):
     Reference: Wang et al. 2023 (SKR), section 3.3.
     Example:
         >>> near = (Neighbour("a", "unknown", 0.9, "better"), Neighbour("b", "known", 0.8, "worse"))
-        >>> SkrGate(mode="vote").score([Question("?")], [Reading(neighbours={"skr": near})])[0] > 0.5
+        >>> SkrGate(mode="vote").score([Question("?")], [Reading(neighbors={"skr": near})])[0] > 0.5
         True
     """
 
@@ -89,7 +89,7 @@ class SkrGate(Gate):
         )
         return replace(self, scope=scope, classifier=classifier)
 
-    def recall(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
+    def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         """The k nearest for which retrieval made a difference."""
         if self.scope is None:
             raise BadSetting("skr: bind the gate to its model first (AdaptiveRAG does).")
@@ -108,13 +108,13 @@ class SkrGate(Gate):
                 self.classifier.predict(open_history_store(self.history, self.embedder).embed(asked)) if asked else []
             )
         count = majority_vote if self.mode == "vote" else smooth_vote
-        return [count(reading.neighbours[self.name]) for reading in readings]
+        return [count(reading.neighbors[self.name]) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         return [
             f"retrieval helped {sum(n.outcome == RetrievalOutcome.BETTER for n in near)} and hurt "
             f"{sum(n.outcome == RetrievalOutcome.WORSE for n in near)} of the logged questions nearest to it"
-            for near in (reading.neighbours[self.name] for reading in readings)
+            for near in (reading.neighbors[self.name] for reading in readings)
         ]
 
 
@@ -134,15 +134,15 @@ def fit_classifier(store: HistoryStore, scope: HistoryScope) -> LogisticModel:
     return fit_logistic(vectors[telling], truth)
 
 
-def majority_vote(neighbours: Sequence[Neighbor]) -> float:
+def majority_vote(neighbors: Sequence[Neighbor]) -> float:
     """1 if more were helped than hurt, 0 if fewer; a tie, or nobody near, retrieves."""
-    better = sum(neighbour.outcome == RetrievalOutcome.BETTER for neighbour in neighbours)
-    worse = len(neighbours) - better
+    better = sum(neighbor.outcome == RetrievalOutcome.BETTER for neighbor in neighbors)
+    worse = len(neighbors) - better
     return TIE_NEED if better == worse else float(better > worse)
 
 
-def smooth_vote(neighbours: Sequence[Neighbor]) -> float:
+def smooth_vote(neighbors: Sequence[Neighbor]) -> float:
     """Votes weighted by similarity and trust, drawn towards one half where there are few."""
-    weights = [max(0.0, neighbour.similarity) * neighbour.weight for neighbour in neighbours]
-    better = sum(w for w, n in zip(weights, neighbours, strict=True) if n.outcome == RetrievalOutcome.BETTER)
+    weights = [max(0.0, neighbor.similarity) * neighbor.weight for neighbor in neighbors]
+    better = sum(w for w, n in zip(weights, neighbors, strict=True) if n.outcome == RetrievalOutcome.BETTER)
     return (better + PRIOR_WEIGHT / 2 + 1e-9) / (sum(weights) + PRIOR_WEIGHT)

@@ -77,7 +77,7 @@ class Decider:
     def _foreseen(self, question: str | Question) -> Decision | None:
         """The decision of a rule, so that nothing need be read of the LLM."""
         rag, text = self.rag, question if isinstance(question, str) else question.text
-        if rag.rules is None or rag.shadow or not rag.gate.may_be_overruled or not isinstance(text, str):
+        if rag.rules is None or rag.shadow or not rag.gate.obeys_rules or not isinstance(text, str):
             return None
         ruling = rag.rules.judge(text)
         if ruling is None:

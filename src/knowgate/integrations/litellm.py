@@ -78,12 +78,12 @@ class KnowgateHook(CustomLogger):
         rag = self.decider.rag
         question = run_in_model_thread(rag.model, lambda: extract_question(rag.model, data["messages"]))
         if isinstance(question, UngatedRequest):
-            return _noted(data, {"ungated": question.why})
+            return _noted(data, {"ungated": question.reason})
         decision = self.decider.decide(question)
         record = decision_record(decision)
         if not decision.retrieve:
             return _noted(data, record)
-        passages = run_in_model_thread(rag.model, lambda: rag.find(question))
+        passages = run_in_model_thread(rag.model, lambda: rag.retrieve(question))
         if not passages:
             return _noted(data, {**record, "notes": [*record["notes"], "nothing found"]})
         found = {**record, "passages": [one.id for one in passages]}

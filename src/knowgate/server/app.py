@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.pipeline.builder import build_pipeline
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.dashboard.page import build_asset_routes
@@ -43,14 +43,14 @@ RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
 def create_app(
-    settings: Settings,
+    settings: PipelineOptions,
     options: ServeOptions | None = None,
-    read_settings: Callable[[], Settings] | None = None,
+    read_settings: Callable[[], PipelineOptions] | None = None,
 ) -> Starlette:
     """Create the server as an ASGI application, with models, gates and indexes loaded.
 
     Args:
-        settings: Settings of the pipeline.
+        settings: PipelineOptions of the pipeline.
         options: Options of the server. Default: the table [serve] of the settings.
         read_settings: Returns the current settings when the process receives SIGHUP.
 
@@ -150,7 +150,7 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
 # --- building -------------------------------------------------------------------------------------
 
 
-def build_service(settings: Settings, options: ServeOptions) -> Service:
+def build_service(settings: PipelineOptions, options: ServeOptions) -> Service:
     """Load all components of a server and check that they work together."""
     gate_service = build_gate_service(settings, options)
     if options.upstream is None:
@@ -162,7 +162,7 @@ def build_service(settings: Settings, options: ServeOptions) -> Service:
     return service
 
 
-def build_gate_service(settings: Settings, options: ServeOptions, model: Model | None = None) -> GateService:
+def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: Model | None = None) -> GateService:
     """Build the gate service; a model that is already loaded can be passed in."""
     if options.upstream is not None:
         model = model or UpstreamDraftModel(options.upstream, options.upstream_model)
@@ -170,14 +170,14 @@ def build_gate_service(settings: Settings, options: ServeOptions, model: Model |
         raise BadSetting("`way` needs `upstream`: a model in this process decides and answers in one pass.")
     rag = build_pipeline(settings, model=model)
     if rag.retriever is not None:
-        rag = rag.altered(retriever=FingerprintCachingRetriever(rag.retriever))
+        rag = rag.replace(retriever=FingerprintCachingRetriever(rag.retriever))
     gate_service = GateService(rag, timeout=options.gate_seconds, strict=options.strict)
-    reads_draft = not gate_service.get_signal_request(rag).is_nothing
+    reads_draft = not gate_service.get_signal_request(rag).is_empty
     if options.way == "question" and reads_draft:
         raise BadSetting(
             f"the gate '{rag.gate.name}' reads a draft: set `way` to draft or race, or use a gate that reads none."
         )
-    has_unused_arbiter = rag.weighing is not None and settings.arbiter is not None and not reads_draft
+    has_unused_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None and not reads_draft
     if options.upstream is not None and has_unused_arbiter:
         raise BadSetting(f"`arbiter` compares drafts, but the gate '{rag.gate.name}' reads none: remove `arbiter`.")
     return gate_service
@@ -193,7 +193,9 @@ class SettingsReloader:
     table [serve] need a restart.
     """
 
-    def __init__(self, service: Service, settings: Settings, read_settings: Callable[[], Settings] | None):
+    def __init__(
+        self, service: Service, settings: PipelineOptions, read_settings: Callable[[], PipelineOptions] | None
+    ):
         self.loop = asyncio.get_running_loop()
         self._service = service
         self._settings = settings

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from knowgate.errors import BadSetting, KnowgateError, MissingExtra
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.options import ServeOptions
 
 log = logging.getLogger(__name__)
@@ -20,11 +20,13 @@ log = logging.getLogger(__name__)
 STARTUP_FAILURE = 3  # exit status after which uvicorn does not restart a worker
 
 
-def run_server(settings: Settings, options: ServeOptions, read_settings: Callable[[], Settings] | None = None) -> None:
+def run_server(
+    settings: PipelineOptions, options: ServeOptions, read_settings: Callable[[], PipelineOptions] | None = None
+) -> None:
     """Run the server until it is stopped with Ctrl-C or SIGTERM; streams in progress are finished first.
 
     Args:
-        settings: Settings of the pipeline.
+        settings: PipelineOptions of the pipeline.
         options: Options of the server.
         read_settings: Returns the current settings when the process receives SIGHUP.
     """
@@ -55,7 +57,9 @@ def run_server(settings: Settings, options: ServeOptions, read_settings: Callabl
         Multiprocess(config, sockets=[config.bind_socket()]).run()
 
 
-def _create_worker_app(settings: Settings, options: ServeOptions, read_settings: Callable[[], Settings] | None) -> Any:
+def _create_worker_app(
+    settings: PipelineOptions, options: ServeOptions, read_settings: Callable[[], PipelineOptions] | None
+) -> Any:
     """Create the application of a worker process; after SIGHUP, uvicorn starts new workers with new settings."""
     from knowgate.server.app import create_app
 

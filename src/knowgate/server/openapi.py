@@ -52,9 +52,10 @@ class Endpoint:
 
 def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 description of these endpoints."""
-    models = {model for endpoint in endpoints for model in (endpoint.request, endpoint.response) if model is not None}
-    ordered = sorted({*models, ErrorResponse}, key=lambda model: model.__name__)
-    _, definitions = models_json_schema([(model, "validation") for model in ordered], ref_template=REFERENCE)
+    models: dict[str, type[BaseModel]] = {"ErrorResponse": ErrorResponse}
+    for endpoint in endpoints:
+        models |= {model.__name__: model for model in (endpoint.request, endpoint.response) if model is not None}
+    _, definitions = models_json_schema([(model, "validation") for model in models.values()], ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe_operation(endpoint)

@@ -13,7 +13,7 @@ from knowgate.core.options import Count, Options, Share, UserPath, read_options
 from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.validation import expand_path
 from knowgate.errors import BadSetting
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 ForwardingMode = Literal["draft", "race", "question"]
@@ -142,10 +142,15 @@ class ServeOptions(Options):
         json_schema_extra={"metavar": "SHARE"},
     )
     confidence: float = Field(
-        default=0.95, gt=0, lt=1, description="Confidence of the loss bounds and of the alarm, valid at all times at once."
+        default=0.95,
+        gt=0,
+        lt=1,
+        description="Confidence of the loss bounds and of the alarm, valid at all times at once.",
     )
     shadow: bool = Field(
-        default=False, description="Log what the gate decides, but always retrieve.", json_schema_extra={"flag": "--shadow"}
+        default=False,
+        description="Log what the gate decides, but always retrieve.",
+        json_schema_extra={"flag": "--shadow"},
     )
     canary: Share | None = Field(
         default=None,
@@ -153,13 +158,17 @@ class ServeOptions(Options):
         json_schema_extra={"metavar": "SHARE"},
     )
     gate_b: str | None = Field(
-        default=None, description="Second gate for an A/B test, with its own statistics.", json_schema_extra={"metavar": "GATE"}
+        default=None,
+        description="Second gate for an A/B test, with its own statistics.",
+        json_schema_extra={"metavar": "GATE"},
     )
     threshold_b: Share | None = Field(default=None, description="Threshold of `gate_b`. Default: its own.")
     share_b: Share = Field(default=0.5, description="Share of requests that `gate_b` decides.")
 
     price_retrieval: float = Field(default=0.0, ge=0, description="For the dashboard: price of one search.")
-    price_input_token: float = Field(default=0.0, ge=0, description="For the dashboard: price of one prompt token, e.g. 3e-7.")
+    price_input_token: float = Field(
+        default=0.0, ge=0, description="For the dashboard: price of one prompt token, e.g. 3e-7."
+    )
     price_output_token: float = Field(
         default=0.0, ge=0, description="For the dashboard: price of one generated token, e.g. 1.2e-6."
     )
@@ -190,7 +199,7 @@ class ServeOptions(Options):
         return self.host in LOOPBACK_HOSTS
 
 
-def load_serve_options(settings: Settings, overrides: ServeOptions | None = None) -> ServeOptions:
+def load_serve_options(settings: PipelineOptions, overrides: ServeOptions | None = None) -> ServeOptions:
     """Read the table [serve] of the settings; the fields that are set in `overrides` take precedence."""
     changes = {} if overrides is None else {name: getattr(overrides, name) for name in overrides.model_fields_set}
     return read_options(ServeOptions, {**settings.serve, **changes}, "knowgate.toml [serve]")

@@ -57,7 +57,10 @@ class GateRequest(BaseModel):
     retrieve: Literal["auto", "always", "never"] = Field(default="auto", description="auto: the gate decides.")
     threshold: float | None = Field(default=None, ge=0, le=1, description="Retrieve if the need is above it.")
     max_loss: float | None = Field(
-        default=None, ge=0, le=1, description="Retrieve unless skipping is guaranteed to lose at most this share of answers."
+        default=None,
+        ge=0,
+        le=1,
+        description="Retrieve unless skipping is guaranteed to lose at most this share of answers.",
     )
     filter: Annotated[PassageFilter, Field(strict=False)] | None = None
 

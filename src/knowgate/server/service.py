@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from knowgate.data.history.entries import question_key
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.chat.decisions import answer_prompt, decide_questions
@@ -90,16 +90,16 @@ class Service:
 
     # --- lifecycle --------------------------------------------------------------------------------
 
-    def start_learning(self, settings: Settings) -> None:
+    def start_learning(self, settings: PipelineOptions) -> None:
         """Learn from traffic, if any option asks for it."""
         self.learner = self._build_learner(settings, self.gate_service, self.forwarder)
 
     def _build_learner(
-        self, settings: Settings, gate_service: GateService, forwarder: UpstreamForwarder | None
+        self, settings: PipelineOptions, gate_service: GateService, forwarder: UpstreamForwarder | None
     ) -> TrafficLearner | None:
         return build_learner(settings, self.options, gate_service, forwarder, self.decision_log, self.recent)
 
-    def replace_gate_service(self, gate_service: GateService, settings: Settings) -> Callable[[], None]:
+    def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
         """Use another gate service for new requests; those in progress keep the old one.
 
         Returns:

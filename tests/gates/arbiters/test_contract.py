@@ -9,8 +9,8 @@ from knowgate.gates.arbiters import ARBITERS, FITTED_ARBITERS, load_arbiter
 from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter
 from knowgate.training.arbiter import load_arbiter_fit_function
 from knowgate.training.fit_function import read_fit_options
-from tests.support.house import ROOT
 from tests.support.pairs_by_hand import both
+from tools.structure import ROOT
 
 EXTRAS = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 ENTRIES = {**ARBITERS, **FITTED_ARBITERS}
@@ -28,10 +28,10 @@ def test_it_is_where_the_table_says_and_says_what_it_does(name):
 @pytest.mark.parametrize("name", ARBITERS)
 def test_a_plain_one_gives_a_belief_for_each_pair_in_order(name):
     arbiter = load_arbiter(name)
-    together = arbiter.believe(PAIRS)
-    assert together == [arbiter.believe([pair])[0] for pair in PAIRS]
+    together = arbiter.estimate(PAIRS)
+    assert together == [arbiter.estimate([pair])[0] for pair in PAIRS]
     assert all(0 <= value <= 1 for belief in together for value in (belief.closed, belief.open))
-    assert arbiter.believe([]) == []
+    assert arbiter.estimate([]) == []
 
 
 @pytest.mark.parametrize("name", ARBITERS)

@@ -50,24 +50,24 @@ def fitted(run, base, tmp_path_factory):
 
 
 def test_it_learns_of_both_answers_whether_they_are_right(fitted):
-    measured = fitted.artefact.manifest["metrics"]
+    measured = fitted.artifact.manifest["metrics"]
     assert measured["auroc_closed"]["value"] > 0.9
     assert measured["auroc_open"]["value"] > 0.9
 
 
 def test_a_loaded_one_believes_the_answer_that_looks_right(fitted):
-    loaded = load_arbiter(str(fitted.artefact.path))
+    loaded = load_arbiter(str(fitted.artifact.path))
     rng = np.random.default_rng(1)
     asked = [answers(rng) for _ in range(40)]
-    beliefs = loaded.believe([both(*texts) for texts, _ in asked])
+    beliefs = loaded.estimate([both(*texts) for texts, _ in asked])
     truth = np.array([right[0] for _, right in asked])
     assert auroc(truth, np.array([belief.closed for belief in beliefs])) > 0.9
 
 
 def test_it_reads_no_passages_unless_it_was_fitted_with_them(fitted, run, base, tmp_path):
-    assert (fitted.wants_passages, fitted.needs) == (False, frozenset())
+    assert (fitted.needs_passages, fitted.needs) == (False, frozenset())
     shown = fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, epochs=1, passages=1)
-    assert shown.wants_passages
+    assert shown.needs_passages
 
 
 @pytest.mark.parametrize(("wrong", "said"), [({"tokens": 0}, "tokens is 0"), ({"passages": -1}, "passages is -1")])
@@ -78,8 +78,8 @@ def test_numbers_that_cannot_be_are_refused(run, base, tmp_path, wrong, said):
 
 def test_with_folds_every_pair_teaches_and_is_measured_by_a_judge_that_did_not_see_it(run, base, tmp_path):
     folded = fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, epochs=12, learning_rate=5e-3, folds=2)
-    assert folded.artefact.manifest["metrics"]["auroc_open"]["value"] > 0.85
-    seen = (folded.artefact.path / SEEN_FILE).read_text().split()
+    assert folded.artifact.manifest["metrics"]["auroc_open"]["value"] > 0.85
+    seen = (folded.artifact.path / SEEN_FILE).read_text().split()
     assert all(fingerprint_text(f"id:{i}") in seen for i in range(N))
 
 

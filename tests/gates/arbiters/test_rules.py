@@ -40,22 +40,22 @@ def test_what_is_said_after_the_opening_does_not_count():
 
 
 def test_the_answer_from_memory_is_preferred_where_only_the_other_abstains():
-    belief = RULES_ARBITER.believe([both("Paris", "not mentioned")])[0]
+    belief = RULES_ARBITER.estimate([both("Paris", "not mentioned")])[0]
     assert belief.prefers_closed
-    assert belief.why == "the answer with passages says it cannot tell"
+    assert belief.reason == "the answer with passages says it cannot tell"
 
 
 @pytest.mark.parametrize(("closed", "opened"), [("Paris", "Rome"), ("unknown", "not mentioned"), ("", "no answer")])
 def test_everything_else_stays_with_the_answer_with_passages(closed, opened):
-    assert not RULES_ARBITER.believe([both(closed, opened)])[0].prefers_closed
+    assert not RULES_ARBITER.estimate([both(closed, opened)])[0].prefers_closed
 
 
 def test_phrases_of_ones_own_take_the_place_of_the_packaged_ones(tmp_path):
     file = tmp_path / "phrases.txt"
     file.write_text("keine Angabe\n\n", encoding="utf-8")
     own = load_arbiter(f"rules:words={file}")
-    assert own.believe([both("Paris", "Keine Angabe.")])[0].prefers_closed
-    assert not own.believe([both("Paris", "not mentioned")])[0].prefers_closed
+    assert own.estimate([both("Paris", "Keine Angabe.")])[0].prefers_closed
+    assert not own.estimate([both("Paris", "not mentioned")])[0].prefers_closed
     assert own.fingerprint != RULES_ARBITER.fingerprint
 
 
@@ -72,10 +72,10 @@ def test_a_file_without_a_phrase_is_refused(tmp_path):
 
 
 def test_a_beginning_is_let_out_once_it_is_known_not_to_abstain():
-    assert not RULES_ARBITER.lets_out("Paris is")
-    assert RULES_ARBITER.lets_out(
+    assert not RULES_ARBITER.accepts_beginning("Paris is")
+    assert RULES_ARBITER.accepts_beginning(
         "Paris is the capital of France and has been so for many hundred years, with breaks " * 2
     )
-    assert not RULES_ARBITER.lets_out(
+    assert not RULES_ARBITER.accepts_beginning(
         "The passages do not mention it. However, " + "there is more to say about it " * 5
     )

@@ -15,7 +15,7 @@ class Half(Gate):
 
     name = "half"
     needs = frozenset()
-    want = SignalRequest()
+    request = SignalRequest()
     threshold = 0.5
 
     def score(self, questions, readings):
@@ -56,7 +56,7 @@ def test_a_gate_in_hand_and_its_folder_give_the_same(gate, run, tmp_path):
 def test_a_copy_leaves_the_gate_as_it_is(gate, run, tmp_path):
     calibration = calibrate(gate, run, retrieval_rate=0.2, out=tmp_path / "copy")
     assert load_gate(str(gate)).threshold == 0.5
-    assert calibration.gate.artefact.path == tmp_path / "copy"
+    assert calibration.gate.artifact.path == tmp_path / "copy"
     assert calibration.gate.threshold == calibration.threshold
 
 

@@ -37,9 +37,9 @@ EVIDENCE = {
 
 
 def saved(tmp_path, threshold=0.31, kind="guarantee", out=None, **changes):
-    artefact = read_artifact(write_gate(tmp_path / "gate"))
-    save_threshold(artefact, threshold, kind, {**EVIDENCE, **changes}, ["b", "a", "a"], out or artefact.path)
-    return out or artefact.path
+    artifact = read_artifact(write_gate(tmp_path / "gate"))
+    save_threshold(artifact, threshold, kind, {**EVIDENCE, **changes}, ["b", "a", "a"], out or artifact.path)
+    return out or artifact.path
 
 
 class Index:
@@ -72,7 +72,7 @@ class Ranker:
 def test_the_gate_takes_its_new_threshold_and_evidence(tmp_path):
     gate = load_gate(str(saved(tmp_path)))
     assert gate.threshold == 0.31
-    assert gate.artefact.manifest["guarantee"]["epsilon"] == 0.02
+    assert gate.artifact.manifest["guarantee"]["epsilon"] == 0.02
 
 
 def test_other_files_stay(tmp_path):
@@ -138,7 +138,7 @@ def test_an_impossible_target_says_to_always_retrieve():
 
 
 def used(folder, index="index-1", **options):
-    return AdaptiveRAG(MODEL, load_gate(str(folder)), Index(index) if index else None, **options).promise
+    return AdaptiveRAG(MODEL, load_gate(str(folder)), Index(index) if index else None, **options).guarantee
 
 
 def test_the_guarantee_is_said_where_it_holds(tmp_path):

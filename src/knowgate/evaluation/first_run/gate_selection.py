@@ -124,7 +124,7 @@ class GateSelector:
         gate = default_gate(self.model)
         if isinstance(gate, FittedGate):
             about = "the gate that comes with knowgate for this LLM"
-            return GateCandidate(str(gate.artefact.path), runs, about, self.out / PACKAGED_GATE_FOLDER)
+            return GateCandidate(str(gate.artifact.path), runs, about, self.out / PACKAGED_GATE_FOLDER)
         if can_score(load_label_table(runs, layers=()), UNTRAINED_GATE):
             return GateCandidate(UNTRAINED_GATE, runs, f"'{UNTRAINED_GATE}', the draft's least probable token")
         self.said.append(f"{self.model.name} gives no log-probabilities: only a learnt gate can tell what it knows.")

@@ -46,10 +46,10 @@ def load_arbiter(spec: str, *, plug_in: bool = False) -> Arbiter:
     plug_in: let a fitted arbiter judge answers of another LLM than it was fitted on.
     """
     if is_arbiter_folder(spec):
-        artefact = read_arbiter_artifact(spec)
-        name = str(artefact.manifest["arbiter"])
+        artifact = read_arbiter_artifact(spec)
+        name = str(artifact.manifest["arbiter"])
         fitted: Any = load_entry(FITTED_ARBITERS, "fitted arbiter", name, "knowgate.fitted_arbiters")
-        arbiter: Arbiter = fitted.opened(artefact, plug_in)
+        arbiter: Arbiter = fitted.opened(artifact, plug_in)
         return arbiter
     name, options = split_spec(spec)
     if name in FITTED_ARBITERS:

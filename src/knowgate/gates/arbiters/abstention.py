@@ -61,7 +61,7 @@ class RulesArbiter(Arbiter):
         return sha256_text("rules", str(ABSTENTION_WINDOW), *ABSTENTION_ANSWERS, *self.phrases)[:16]
 
     @property
-    def drafts(self) -> bool:
+    def makes_drafts(self) -> bool:
         return self.make_drafts
 
     @functools.cached_property
@@ -78,7 +78,7 @@ class RulesArbiter(Arbiter):
         beginning = join_tokens(answer[:ABSTENTION_WINDOW])
         return any(phrase in beginning for phrase in self.phrases)
 
-    def believe(self, answers: Sequence[AnswerPair]) -> list[Belief]:
+    def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
         return [self._belief(both) for both in answers]
 
     def _belief(self, both: AnswerPair) -> Belief:
@@ -86,7 +86,7 @@ class RulesArbiter(Arbiter):
             return Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON)
         return Belief(NEUTRAL_BELIEF, NEUTRAL_BELIEF)
 
-    def lets_out(self, beginning: str) -> bool:
+    def accepts_beginning(self, beginning: str) -> bool:
         return len(beginning) >= ABSTENTION_WINDOW and not self.abstains(beginning)
 
 

@@ -154,16 +154,16 @@ class FeaturesArbiter(FittedArbiter):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        names = read_record(FeaturesArbiterOptions, self.artefact.options, "options").features
+        names = read_record(FeaturesArbiterOptions, self.artifact.options, "options").features
         if not names or not set(names) <= set(ANSWER_FEATURES):
             raise BadInput("its features are not those of a features arbiter.")
         for side in ANSWER_SIDES:
             claim_network(tensors, f"{side}.", len(names))
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
-        features = build_answer_matrix(self.artefact.options["features"], answers)
+        features = build_answer_matrix(self.artifact.options["features"], answers)
         found: FloatArray = np.stack(
-            [apply_network(self.artefact.tensors, features, f"{side}.") for side in ANSWER_SIDES], axis=1
+            [apply_network(self.artifact.tensors, features, f"{side}.") for side in ANSWER_SIDES], axis=1
         )
         return found
 

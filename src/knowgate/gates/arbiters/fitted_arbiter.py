@@ -1,4 +1,4 @@
-"""What all fitted arbiters share: an artefact, the model it belongs to, and calibration of both raw scores."""
+"""What all fitted arbiters share: an artifact, the model it belongs to, and calibration of both raw scores."""
 
 from __future__ import annotations
 
@@ -165,24 +165,24 @@ class FittedArbiter(Arbiter):
     """An arbiter loaded from a folder. Subclasses give `raw`: for each pair of answers how probably the one from
     memory and the one with passages are right, before calibration (two columns in [0, 1])."""
 
-    artefact: ArbiterArtifact
+    artifact: ArbiterArtifact
     plug_in: bool = False
     note: str = ""
     llm: ModelIdentity | None = field(default=None, compare=False)  # it is bound to; a judge may share its weights
 
     def __repr__(self) -> str:
-        made = self.artefact.manifest
-        return f"<{type(self).__name__} {self.artefact.path.name}: for {made['model']['name']}>"
+        made = self.artifact.manifest
+        return f"<{type(self).__name__} {self.artifact.path.name}: for {made['model']['name']}>"
 
     @classmethod
-    def opened(cls, artefact: ArbiterArtifact, plug_in: bool = False) -> Self:
-        """The arbiter of an artefact, if that holds what such an arbiter needs."""
-        arbiter, tensors = cls(artefact, plug_in), TensorValidator(artefact.tensors)
+    def opened(cls, artifact: ArbiterArtifact, plug_in: bool = False) -> Self:
+        """The arbiter of an artifact, if that holds what such an arbiter needs."""
+        arbiter, tensors = cls(artifact, plug_in), TensorValidator(artifact.tensors)
         try:
             arbiter.check(tensors)
             tensors.finish()
         except BadInput as error:
-            raise artefact.refusal(str(error)) from None
+            raise artifact.refusal(str(error)) from None
         return arbiter
 
     def check(self, tensors: TensorValidator) -> None:
@@ -190,23 +190,23 @@ class FittedArbiter(Arbiter):
 
     @property
     def name(self) -> str:
-        return self.artefact.path.name
+        return self.artifact.path.name
 
     @property
     def fingerprint(self) -> str:
-        return str(self.artefact.manifest["checksum"])
+        return str(self.artifact.manifest["checksum"])
 
     @property
     def needs(self) -> frozenset[Signal]:
-        return frozenset(Signal(word) for word in self.artefact.manifest["needs"])
+        return frozenset(Signal(word) for word in self.artifact.manifest["needs"])
 
     @property
-    def wants_passages(self) -> bool:
-        return bool(self.artefact.manifest["wants_passages"])
+    def needs_passages(self) -> bool:
+        return bool(self.artifact.manifest["wants_passages"])
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         """Refuse another model or wording than it was fitted on, unless as a plug-in; then say so."""
-        made = self.artefact.manifest
+        made = self.artifact.manifest
         if (made["model"]["fingerprint"], made["prompts"]) == (model.fingerprint, prompts):
             return replace(self, llm=model)
         if not self.plug_in:
@@ -221,13 +221,13 @@ class FittedArbiter(Arbiter):
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
         """One row per pair: P(right) of the answer from memory and of the one with passages, before calibration."""
 
-    def believe(self, answers: Sequence[AnswerPair]) -> list[Belief]:
+    def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
         if not answers:
             return []
         raw = self.raw(answers)
         if raw.shape != (len(answers), 2) or not np.isfinite(raw).all():
             raise ModelError(f"the fitted arbiter '{self.name}' gave no two numbers for each pair of answers.")
-        sides = self.artefact.manifest["calibration"]
+        sides = self.artifact.manifest["calibration"]
         closed, opened = (
             np.clip(apply_calibration(np.clip(raw[:, place], 0.0, 1.0), sides[side]), 0.0, 1.0)
             for place, side in enumerate(("closed", "open"))

@@ -40,14 +40,14 @@ class LoraArbiter(FittedArbiter):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(LoraArbiterOptions, self.artefact.options, "options", others=True)
+        read_record(LoraArbiterOptions, self.artifact.options, "options", others=True)
 
     @functools.cached_property
     def judge(self) -> CausalJudge:
-        return load_judge(self.artefact.path / ADAPTER_FOLDER, self.artefact.options, ARBITER_TEMPLATES, self.llm)
+        return load_judge(self.artifact.path / ADAPTER_FOLDER, self.artifact.options, ARBITER_TEMPLATES, self.llm)
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
-        options = self.artefact.options
+        options = self.artifact.options
         known = [
             self.judge.known(encode_answer_pairs(self.judge, answers, side, options["tokens"], options["passages"]))
             for side in ARBITER_SIDES

@@ -1,1 +1,1 @@
-"""What fitted gates share: the artefact, its network or judge, and the map from score to probability."""
+"""What fitted gates share: the artifact, its network or judge, and the map from score to probability."""

@@ -157,9 +157,9 @@ def build_reference_files(
     return {REFERENCE_FILE: data}
 
 
-def read_reference_states(artefact: Artifact) -> ReferenceStates | None:
+def read_reference_states(artifact: Artifact) -> ReferenceStates | None:
     """What was kept; None with gates of earlier versions, or of packed runs."""
-    file = artefact.path / REFERENCE_FILE
+    file = artifact.path / REFERENCE_FILE
     if not file.is_file():
         return None
     try:
@@ -168,9 +168,9 @@ def read_reference_states(artefact: Artifact) -> ReferenceStates | None:
             asked = parse_json((opened.metadata() or {})[QUESTIONS_KEY], REFERENCE_FILE)
         questions = [_question(one) for one in asked]
     except (SafetensorError, BadInput, KeyError, TypeError, ValueError, AttributeError):
-        raise artefact.refusal(f"{REFERENCE_FILE} is broken") from None
+        raise artifact.refusal(f"{REFERENCE_FILE} is broken") from None
     if not questions or any(block.ndim != 2 or len(block) != len(questions) for block in states.values()):
-        raise artefact.refusal(f"{REFERENCE_FILE} is broken")
+        raise artifact.refusal(f"{REFERENCE_FILE} is broken")
     return ReferenceStates(questions, states)
 
 
@@ -180,13 +180,13 @@ def _question(one: Mapping[str, Any]) -> Question:
     return Question(one["text"], lang=one["lang"], choices=tuple(one["choices"]))
 
 
-def check_state_agreement(artefact: Artifact, model: Model, prompts: AnswerPrompts, want: SignalRequest) -> str:
+def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPrompts, want: SignalRequest) -> str:
     """Refuse a server whose states are not those the gate was fitted on; else what is to be said of it."""
-    made = artefact.manifest["model"]["name"]
-    reference = read_reference_states(artefact)
+    made = artifact.manifest["model"]["name"]
+    reference = read_reference_states(artifact)
     if reference is None or not set(want.layers) <= set(reference.states):
         raise ArtifactError(
-            f"the gate '{artefact.path.name}' was fitted on {made} and holds no states to compare those of "
+            f"the gate '{artifact.path.name}' was fitted on {made} and holds no states to compare those of "
             f"{model.name} with. Fit it again with this version, or give --plug-in if you know that they agree."
         )
     asked = [prompts.closed(question) for question in reference.questions]
@@ -194,7 +194,7 @@ def check_state_agreement(artefact: Artifact, model: Model, prompts: AnswerPromp
     measured = measure_state_agreement(reference, found, want.layers)
     if not measured.holds:
         raise ArtifactError(
-            f"the gate '{artefact.path.name}' was fitted on {made}, and the hidden states of {model.name} are not "
+            f"the gate '{artifact.path.name}' was fitted on {made}, and the hidden states of {model.name} are not "
             f"those: on {measured.n} prompts the least cosine is {measured.cosine:.4f} (at least {MIN_COSINE} is needed), "
             f"and {measured.nearest} of {measured.n} lie nearest to their own. Serve the same weights, name the "
             "server's layers in its order (vLLM's last one is that before the final norm), or fit on the server."

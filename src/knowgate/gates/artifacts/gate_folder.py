@@ -146,7 +146,7 @@ def write_artifact(
 
 
 def revise_artifact(
-    artefact: Artifact,
+    artifact: Artifact,
     manifest: Mapping[str, Any],
     texts: Mapping[str, str],
     out: Path,
@@ -158,12 +158,12 @@ def revise_artifact(
     In place too the whole folder is made anew and then takes the old one's place, so that a manifest never stands
     beside files it does not know.
     """
-    in_place = out.exists() and out.resolve() == artefact.path.resolve()
+    in_place = out.exists() and out.resolve() == artifact.path.resolve()
     if not in_place:
         check_replaceable(out, GATE_MANIFEST, GATE_KIND)
     with atomic_folder(out.resolve()) as folder:
         shutil.copytree(
-            artefact.path,
+            artifact.path,
             folder,
             ignore=shutil.ignore_patterns(*(folders or {})),
             dirs_exist_ok=True,
@@ -196,16 +196,16 @@ def compute_checksum(manifest: Mapping[str, Any]) -> str:
     return sha256_text(*parts)[:16]
 
 
-def check_binding(artefact: Artifact, model: str, prompts: str, *, plug_in: bool) -> str:
+def check_binding(artifact: Artifact, model: str, prompts: str, *, plug_in: bool) -> str:
     """Refuse another model or wording than the gate was fitted on, unless as a plug-in; then say so."""
-    made = artefact.manifest["model"]
-    same = made["fingerprint"] == model and artefact.manifest["prompts"] == prompts
+    made = artifact.manifest["model"]
+    same = made["fingerprint"] == model and artifact.manifest["prompts"] == prompts
     if same:
         return ""
     if not plug_in:
         raise ArtifactError(
-            f"the gate '{artefact.path.name}' was fitted on {made['name']} (model {made['fingerprint']}, prompts "
-            f"{artefact.manifest['prompts']}), not on this model ({model}, prompts {prompts}). "
+            f"the gate '{artifact.path.name}' was fitted on {made['name']} (model {made['fingerprint']}, prompts "
+            f"{artifact.manifest['prompts']}), not on this model ({model}, prompts {prompts}). "
             f"{explain_model_mismatch(made['name'])}"
         )
     return f"plug-in, fitted on {made['name']}"

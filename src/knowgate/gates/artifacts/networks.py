@@ -23,7 +23,7 @@ Shape = tuple[int | None, ...]
 
 
 class TensorValidator:
-    """Tensors of an artefact that wait to be claimed."""
+    """Tensors of an artifact that wait to be claimed."""
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]]):
         self._waiting = dict(tensors)

@@ -70,7 +70,7 @@ def _proof(gate: Gate) -> Mapping[str, Any] | None:
     """The evidence for a gate's guarantee; proven is what the calibrated need does, not a gate's own verdict."""
     if not isinstance(gate, FittedGate) or gate.verdict == "own":
         return None
-    evidence: Mapping[str, Any] | None = gate.artefact.manifest.get("guarantee")
+    evidence: Mapping[str, Any] | None = gate.artifact.manifest.get("guarantee")
     return evidence
 
 

@@ -20,16 +20,16 @@ CARD_SECTION = re.compile(r"\n## Threshold\n.*?(?=\n## |\Z)", flags=re.DOTALL)
 
 
 def save_threshold(
-    artefact: Artifact, threshold: float, kind: TargetKind, evidence: Mapping[str, Any], keys: Sequence[str], out: Path
+    artifact: Artifact, threshold: float, kind: TargetKind, evidence: Mapping[str, Any], keys: Sequence[str], out: Path
 ) -> None:
     """Replace the gate's threshold, and with it the evidence for an earlier one."""
-    kept = {key: value for key, value in artefact.manifest.items() if key not in TARGET_KINDS}
+    kept = {key: value for key, value in artifact.manifest.items() if key not in TARGET_KINDS}
     manifest = {**kept, "threshold": threshold, kind: dict(evidence)}
-    file = artefact.path / CARD_FILE
+    file = artifact.path / CARD_FILE
     card = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     section = render_card_section(threshold, kind, evidence)
     texts = {CARD_FILE: replace_card_section(card, section), CALIBRATION_KEYS_FILE: "\n".join(sorted(set(keys))) + "\n"}
-    revise_artifact(artefact, manifest, texts, out)
+    revise_artifact(artifact, manifest, texts, out)
 
 
 def replace_card_section(card: str, section: str) -> str:

@@ -122,8 +122,8 @@ def find_threshold(
     if not 0 <= share < 1:
         raise BadSetting(f"the share held out is {share}; it must be at least 0 and below 1.")
     folder = get_gate_folder(gate)
-    artefact = read_artifact(folder) if folder is not None else None
-    trial, left_out = select_usable_rows(load_calibration_rows(runs), artefact, get_arbiter_folder(arbiter))
+    artifact = read_artifact(folder) if folder is not None else None
+    trial, left_out = select_usable_rows(load_calibration_rows(runs), artifact, get_arbiter_folder(arbiter))
     keys = [fingerprint_question(question) for question in trial.questions]
     back = mark_held_out(keys, share, seed)
     check_enough_questions(int((~back).sum()), len(keys), target, left_out)
@@ -148,9 +148,9 @@ def find_threshold(
 
 def save_calibration(calibration: Calibration, gate: str, out: Path | None = None) -> Path:
     """Write the threshold into the fitted gate, or into a copy of it."""
-    artefact = read_artifact(gate)
-    folder = out or artefact.path
-    save_threshold(artefact, calibration.threshold, calibration.kind, calibration.evidence, calibration.keys, folder)
+    artifact = read_artifact(gate)
+    folder = out or artifact.path
+    save_threshold(artifact, calibration.threshold, calibration.kind, calibration.evidence, calibration.keys, folder)
     return folder
 
 
@@ -169,7 +169,7 @@ def choose_threshold(outcomes: GateOutcomes, target: CalibrationTarget) -> tuple
 
 def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
     """Rows of one model, wording and retriever, answered both ways."""
-    trial = load_label_table(runs, same=REQUIRED_EQUAL)
+    trial = load_label_table(runs, required_equal=REQUIRED_EQUAL)
     if trial.open_right is None:
         raise BadInput(
             f"no row of {', '.join(map(str, runs))} has an open-book answer, so what skipping loses cannot be seen. "
@@ -191,14 +191,14 @@ def check_same_passages(runs: Sequence[Path]) -> None:
 
 
 def select_usable_rows(
-    trial: LabelTable, artefact: Artifact | None, arbiter: str | None = None
+    trial: LabelTable, artifact: Artifact | None, arbiter: str | None = None
 ) -> tuple[LabelTable, dict[str, int]]:
     """Each question once, and none that the gate or the arbiter (its folder) was fitted on; with what was left out."""
-    if artefact:
-        check_gate_matches_runs(artefact, trial)
+    if artifact:
+        check_gate_matches_runs(artifact, trial)
     keys = [fingerprint_question(question) for question in trial.questions]
     first = {key: number for number, key in reversed(list(enumerate(keys)))}
-    folders = [folder for folder in (artefact.path if artefact else None, arbiter) if folder is not None]
+    folders = [folder for folder in (artifact.path if artifact else None, arbiter) if folder is not None]
     fitted = np.zeros(len(keys), dtype=bool)
     for folder in folders:
         fitted |= np.array(mark_seen_rows(trial, folder), dtype=bool)
@@ -239,22 +239,22 @@ def check_any_harm(outcomes: GateOutcomes, target: CalibrationTarget) -> None:
         )
 
 
-def check_gate_matches_runs(artefact: Artifact, trial: LabelTable) -> None:
+def check_gate_matches_runs(artifact: Artifact, trial: LabelTable) -> None:
     """Refuse rows of another model or wording than the gate's, and a gate that does not say what it was fitted on."""
-    made, settings = artefact.manifest, trial.settings
+    made, settings = artifact.manifest, trial.settings
     if (made["model"]["fingerprint"], made["prompts"]) != (
         settings["model_fingerprint"],
         settings["prompts_fingerprint"],
     ):
         raise BadSetting(
-            f"the gate '{artefact.path.name}' was fitted on {made['model']['name']} ({made['model']['fingerprint']}, "
+            f"the gate '{artifact.path.name}' was fitted on {made['model']['name']} ({made['model']['fingerprint']}, "
             f"prompts {made['prompts']}), the label runs are of {settings['model']} ({settings['model_fingerprint']}, "
             f"prompts {settings['prompts_fingerprint']}). Calibrate on labels of the gate's own model."
         )
     check_reading_lengths(made, settings)
-    if not (artefact.path / SEEN_FILE).is_file():
+    if not (artifact.path / SEEN_FILE).is_file():
         raise ArtifactError(
-            f"the gate '{artefact.path}' has no {SEEN_FILE}: what it was fitted on is unknown. Fit it again."
+            f"the gate '{artifact.path}' has no {SEEN_FILE}: what it was fitted on is unknown. Fit it again."
         )
 
 
@@ -298,7 +298,7 @@ def describe_setup(trial: LabelTable, outcomes: GateOutcomes, keys: Sequence[str
         "reranker": _reranker(settings),
         "grader": ", ".join(sorted({row.grader for row in trial.rows})),
         "runs": [Path(run).name for run in trial.runs],
-        "synthetic": int(trial.synthetic.sum()),
+        "synthetic": int(trial.is_synthetic.sum()),
         "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in sorted(lines)))[:16],
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }

@@ -73,14 +73,14 @@ class AnswerJudge(Protocol):
 
 
 def load_answer_judge(
-    asked: str, artefact: Path, options: Mapping[str, Any], llm: ModelIdentity | None = None
+    asked: str, artifact: Path, options: Mapping[str, Any], llm: ModelIdentity | None = None
 ) -> AnswerJudge:
     """The judge of a gate's folder. llm: who is judged, whose weights it may share."""
     if options.get("pairs"):
-        return load_encoder_judge(*check_adapters(artefact / ADAPTER_FOLDER, options))
+        return load_encoder_judge(*check_adapters(artifact / ADAPTER_FOLDER, options))
     if options.get("gguf"):
-        return load_llama_judge(*check_adapters(artefact / ADAPTER_FOLDER, options), options["gguf"])
-    return load_judge(artefact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[asked].templates, llm)
+        return load_llama_judge(*check_adapters(artifact / ADAPTER_FOLDER, options), options["gguf"])
+    return load_judge(artifact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[asked].templates, llm)
 
 
 def score_answers(

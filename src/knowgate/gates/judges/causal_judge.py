@@ -246,7 +246,7 @@ def load_judge_base(spec: str, fingerprint: str = "", adapter: Path | None = Non
 
 
 def load_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: ModelIdentity | None = None) -> CausalJudge:
-    """The judge of an artefact; shared by all gates that are loaded from the same files.
+    """The judge of an artifact; shared by all gates that are loaded from the same files.
 
     llm: who is judged. An adapter of its own weights is put into them: there is no second copy.
     """

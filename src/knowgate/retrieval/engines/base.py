@@ -30,7 +30,7 @@ from knowgate.core.frameworks import wrap_errors
 from knowgate.core.http_client import redact_message, redact_urls
 from knowgate.errors import AdapterError, BadSetting
 from knowgate.retrieval.embeddings import check_vectors, load_embedder
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Passage, Vector
 
 Scalar = str | int | float | bool
@@ -151,7 +151,7 @@ class EngineRetriever(ABC):
         return load_embedder(given) if isinstance(given, str) else given
 
     def filtered(self, where: RecordFilter) -> Self:
-        """The same engine, for records that also fit `where`: for one question, `rag.altered(retriever=...)`. A filter
+        """The same engine, for records that also fit `where`: for one question, `rag.replace(retriever=...)`. A filter
         only narrows: a field that is filtered already must fit both."""
         other, more = copy.copy(self), check_filter(where)
         both = {name: [one for one in self.where[name] if one in more[name]] for name in self.where if name in more}

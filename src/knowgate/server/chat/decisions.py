@@ -38,7 +38,7 @@ class QuestionDecider:
         if decision is not None:
             return decision
         draft = None
-        if self._forwarder is not None and not self._gate_service.get_signal_request(self._rag).is_nothing:
+        if self._forwarder is not None and not self._gate_service.get_signal_request(self._rag).is_empty:
             draft = await self._request_draft(self._forwarder, question, trace)
         return await self._gate_service.decide(self._rag, question, draft, trace)
 
@@ -50,9 +50,9 @@ class QuestionDecider:
         body = {
             "model": model,
             "messages": [{"role": "user", "content": question.text}],
-            "max_tokens": self._rag.bound.want.draft_tokens,
+            "max_tokens": self._rag.bound_gate.request.draft_tokens,
         }
-        content = json.dumps(build_draft_request(body, self._rag.bound)).encode()
+        content = json.dumps(build_draft_request(body, self._rag.bound_gate)).encode()
         with trace.measure("draft"):
             response = await forwarder.upstream.send("POST", CHAT_PATH, content, self._headers)
             return (await read_draft(response)).completion if response.status == 200 else None

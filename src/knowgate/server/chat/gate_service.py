@@ -94,18 +94,18 @@ class GateService:
         if self.experiment is not None and options.arm:
             rag = self.experiment.arms[options.arm].get_pipeline(options.shadow)
         if options.threshold is not None:
-            rag = rag.altered(threshold=options.threshold)
+            rag = rag.replace(threshold=options.threshold)
         if options.filter is not None and rag.retriever is not None:
-            rag = rag.altered(retriever=FilteredRetriever(rag.retriever, options.filter))
+            rag = rag.replace(retriever=FilteredRetriever(rag.retriever, options.filter))
         if options.max_loss is None or options.retrieve == "always":
             return rag
         return require_guarantee(rag, options.max_loss)
 
     def _get_named_pipeline(self, gate_name: str) -> AdaptiveRAG:
         if gate_name not in self._pipelines_by_gate:
-            rag = self.rag.altered(gate=load_gate(gate_name), threshold=None)
+            rag = self.rag.replace(gate=load_gate(gate_name), threshold=None)
             try:
-                _ = rag.bound
+                _ = rag.bound_gate
             except KnowgateError as error:
                 message = f"the gate '{gate_name}' does not work on this server: {error}"
                 raise ApiError(404, message, "model_not_found") from None
@@ -119,13 +119,13 @@ class GateService:
     def get_signal_request(self, rag: AdaptiveRAG) -> SignalRequest:
         """Return what the gate has to read from the LLM before it can decide."""
         is_unusable = self.is_stale(rag) or self.gate_breaker.state == "open"
-        return SignalRequest() if is_unusable else rag.bound.want
+        return SignalRequest() if is_unusable else rag.bound_gate.request
 
     # --- decisions --------------------------------------------------------------------------------
 
     def apply_rules(self, rag: AdaptiveRAG, question: Question) -> Decision | None:
         """Return the decision of a rule, which needs no reading; None if the gate must decide."""
-        if rag.rules is None or self.is_stale(rag) or not rag.bound.may_be_overruled:
+        if rag.rules is None or self.is_stale(rag) or not rag.bound_gate.obeys_rules:
             return None
         ruling = rag.rules.judge(question.text)
         if ruling is None:
@@ -163,8 +163,8 @@ class GateService:
 
     async def _run_gate(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
         """Run the gate in its thread, or right here if it is faster than a change of threads."""
-        has_signals = draft is not None or rag.bound.want.is_nothing
-        if rag.bound.is_quick and has_signals:
+        has_signals = draft is not None or rag.bound_gate.request.is_empty
+        if rag.bound_gate.is_pure and has_signals:
             return rag.decide(question)
         return await self.run_in_gate_thread(lambda: rag.decide(question))
 
@@ -196,7 +196,7 @@ class GateService:
             return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
         try:
             with trace.measure("retrieve"):
-                passages = await self.run_in_search_thread(lambda: search_rag.find(question))
+                passages = await self.run_in_search_thread(lambda: search_rag.retrieve(question))
         except asyncio.CancelledError:
             self.retriever_breaker.record_cancellation()
             raise
@@ -262,12 +262,12 @@ def describe_staleness(rag: AdaptiveRAG) -> str:
         KnowgateError: The gate does not work with this pipeline at all.
     """
     try:
-        gate = rag.bound
+        gate = rag.bound_gate
     except ArtifactError as error:
         return f"the gate's calibration does not apply here. {error}"
-    if not isinstance(gate, FittedGate) or gate.artefact.path.is_relative_to(PACKAGED_GATES):
+    if not isinstance(gate, FittedGate) or gate.artifact.path.is_relative_to(PACKAGED_GATES):
         return ""  # packaged gates guarantee nothing about anybody's documents
-    guarantee = gate.artefact.manifest.get("guarantee")
+    guarantee = gate.artifact.manifest.get("guarantee")
     if not guarantee or rag.retriever is None:
         return ""
     calibrated, actual = guarantee["retriever"]["fingerprint"], rag.retriever.fingerprint
@@ -280,8 +280,8 @@ class UnprovenGate(Gate):
 
     name: str = ""
     max_loss: float = 0.0
-    may_be_overruled = False
-    is_quick = True
+    obeys_rules = False
+    is_pure = True
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [1.0 for _ in questions]
@@ -300,7 +300,7 @@ def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
         proven_loss = None
     if proven_loss is not None and proven_loss <= max_loss:
         return rag
-    return rag.altered(gate=UnprovenGate(rag.gate.name, max_loss), threshold=None)
+    return rag.replace(gate=UnprovenGate(rag.gate.name, max_loss), threshold=None)
 
 
 class FingerprintCachingRetriever:

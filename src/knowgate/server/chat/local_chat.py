@@ -195,7 +195,7 @@ class LocalChat:
             self._pipelines.clear()
         if (options, max_tokens) not in self._pipelines:
             rag = self.gate_service.select_pipeline(options)
-            self._pipelines[options, max_tokens] = rag.altered(max_tokens=max_tokens)
+            self._pipelines[options, max_tokens] = rag.replace(max_tokens=max_tokens)
         return self._pipelines[options, max_tokens]
 
     def _check_supported(self, body: Mapping[str, Any]) -> None:
@@ -255,13 +255,13 @@ class LocalChat:
         if not progress.has_text and failed_stage == "gate" and rag.gate.name not in ("always", "never"):
             self.gate_service.bypass_failed_gate(rag, progress.trace, reason)
             if rag.retriever is not None:
-                return rag.altered(gate=self.gate_service.always_gate, threshold=None)
+                return rag.replace(gate=self.gate_service.always_gate, threshold=None)
         if not progress.has_text and failed_stage == "retrieve":
             self.gate_service.bypass_retriever(progress.trace, reason)
         if progress.has_text or failed_stage == "answer" or rag.gate.name == "never":
             log.error("The model failed: %s", reason)
             raise ApiError(500, "the model failed.", "model_failed", progress.trace.headers) from error
-        return rag.altered(gate=self.gate_service.never_gate, threshold=None, arbiter=None)
+        return rag.replace(gate=self.gate_service.never_gate, threshold=None, arbiter=None)
 
     # --- responses --------------------------------------------------------------------------------
 

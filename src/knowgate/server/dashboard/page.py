@@ -79,7 +79,7 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
         "model": rag.model.name,
         "retriever": rag.retriever.name if rag.retriever else None,
         "stale": service.gate_service.staleness,
-        "promise": "" if service.gate_service.staleness else rag.promise,
+        "promise": "" if service.gate_service.staleness else rag.guarantee,
         "breakers": {breaker.name: breaker.state for breaker in service.breakers},
         "keeps_texts": service.recent.stores_texts,
         "takes_feedback": service.decision_log is not None,

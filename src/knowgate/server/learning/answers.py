@@ -189,7 +189,7 @@ class CounterfactualAnswerer:
 
     async def _answer_in_process(self, question: str, *, retrieve: bool) -> str:
         gate = self.gate_service.always_gate if retrieve else self.gate_service.never_gate
-        rag = self.gate_service.rag.altered(gate=gate, threshold=None, rules=None, log=None)
+        rag = self.gate_service.rag.replace(gate=gate, threshold=None, rules=None, log=None)
         return (await rag.aanswer(question)).text
 
     async def _answer_upstream(

@@ -120,7 +120,7 @@ class ExperimentArm:
         if shadow not in self._shadow_pipelines:
             if len(self._shadow_pipelines) > 2:  # the reason of an alarm changes from time to time
                 self._shadow_pipelines.clear()
-            self._shadow_pipelines[shadow] = self.rag.altered(shadow=shadow)
+            self._shadow_pipelines[shadow] = self.rag.replace(shadow=shadow)
         return self._shadow_pipelines[shadow]
 
 

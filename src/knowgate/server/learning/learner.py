@@ -18,7 +18,7 @@ from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import GateService, describe_staleness
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, capture_answer
@@ -117,7 +117,7 @@ class TrafficLearner:
             "canary": experiment.canary,
             "audit": self.audit_share,
             "budget_left": int(self.auditor.budget.remaining),
-            "labelled": history.labelled if history is not None else None,
+            "labelled": history.n_labeled if history is not None else None,
         }
 
     def _arm_to_json(self, arm: ExperimentArm) -> dict[str, Any]:
@@ -156,7 +156,7 @@ async def record_feedback(
 
 
 def build_learner(
-    settings: Settings,
+    settings: PipelineOptions,
     options: ServeOptions,
     gate_service: GateService,
     forwarder: UpstreamForwarder | None,
@@ -199,12 +199,12 @@ def _check_options(options: ServeOptions) -> None:
         raise BadSetting("`threshold_b` needs `gate_b`.")
 
 
-def _build_second_pipeline(settings: Settings, options: ServeOptions, rag: AdaptiveRAG) -> AdaptiveRAG:
+def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag: AdaptiveRAG) -> AdaptiveRAG:
     gate = load_gate(str(options.gate_b), plug_in=settings.plug_in)
-    second_rag = rag.altered(gate=gate, threshold=options.threshold_b)
+    second_rag = rag.replace(gate=gate, threshold=options.threshold_b)
     if staleness := describe_staleness(second_rag):
         raise BadSetting(f"`gate_b` cannot be used: {staleness}.")
-    if options.way == "question" and not second_rag.bound.want.is_nothing:
+    if options.way == "question" and not second_rag.bound_gate.request.is_empty:
         raise BadSetting(
             f"gate_b='{gate.name}' reads a draft: set `way` to draft or race, or use a gate that reads none."
         )
@@ -213,8 +213,13 @@ def _build_second_pipeline(settings: Settings, options: ServeOptions, rag: Adapt
 
 def _build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> ExperimentArm:
     guaranteed_loss = options.max_loss
-    guarantee = rag.gate.artefact.manifest.get("guarantee") if isinstance(rag.gate, FittedGate) else None
-    if guaranteed_loss is None and guarantee is not None and not describe_staleness(rag) and not rag.objections:
+    guarantee = rag.gate.artifact.manifest.get("guarantee") if isinstance(rag.gate, FittedGate) else None
+    if (
+        guaranteed_loss is None
+        and guarantee is not None
+        and not describe_staleness(rag)
+        and not rag.guarantee_violations
+    ):
         guaranteed_loss = float(guarantee["epsilon"])
     if guaranteed_loss is None and options.audit:
         log.warning("Gate %s guarantees no loss, so there is no alarm. Set `max_loss` for one.", rag.gate.name)
@@ -223,7 +228,7 @@ def _build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> Experiment
 
 def _compute_scope(rag: AdaptiveRAG) -> str:
     """Hash everything that the loss depends on: gate, threshold, k, index, LLM and prompts."""
-    manifest = rag.gate.artefact.manifest if isinstance(rag.gate, FittedGate) else {}
+    manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
     threshold = rag.gate.threshold if rag.threshold is None else rag.threshold
     index = rag.retriever.fingerprint if rag.retriever else ""
     gate = (rag.gate.name, json.dumps(manifest, sort_keys=True, default=str), f"{threshold}", f"{rag.k}", str(index))

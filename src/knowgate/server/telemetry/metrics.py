@@ -102,7 +102,7 @@ class LearningCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         auditor = self.learner.auditor
         monitors = {name: arm.monitor for name, arm in auditor.experiment.arms.items()}
-        gauges = {
+        gauges: dict[str, tuple[str, dict[str, float | None]]] = {
             "loss": ("Share of answers that skipping loses.", {k: m.loss.mean for k, m in monitors.items()}),
             "loss_low": ("Its lower bound, valid at all times.", {k: m.loss.low for k, m in monitors.items()}),
             "loss_high": ("Its upper bound, valid at all times.", {k: m.loss.high for k, m in monitors.items()}),

@@ -242,7 +242,8 @@ class SnapshotExchange:
     async def read_others(self) -> list[str]:
         """Return the serialized statistics of the other live server processes."""
         values = [self._worker_id, self._server_id, time.time() - WORKER_TIMEOUT_SECONDS]
-        rows = await self._run(lambda store: store.fetch_rows(SELECT_OTHER_SNAPSHOTS, values), [])
+        no_rows: list[tuple[Any, ...]] = []
+        rows = await self._run(lambda store: store.fetch_rows(SELECT_OTHER_SNAPSHOTS, values), no_rows)
         return [str(row[0]) for row in rows]
 
     async def _run(self, work: Callable[[Store], Result], default: Result) -> Result:

@@ -58,7 +58,7 @@ class RequestSpans:
 
         end = time.time_ns()
         start = end - int((time.perf_counter() - trace.start) * NANOSECONDS)
-        http = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
+        http: dict[str, Any] = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
         request_span = self._tracer.start_span(
             f"{method} {route}",
             extract(dict(headers)),

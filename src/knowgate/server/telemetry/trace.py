@@ -119,7 +119,7 @@ class RequestTrace:
     def _choice_json(self) -> dict[str, Any]:
         if self.choice is None:
             return {"unweighed": self.arbitration_gap} if self.arbitration_gap else {}
-        source = "draft" if self.choice.from_memory else "passages"
+        source = "draft" if self.choice.is_closed_book else "passages"
         return {"choice": {"given": source, "arbiter": self.choice.arbiter, "reason": self.choice.reason}}
 
     @property

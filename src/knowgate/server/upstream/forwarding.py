@@ -117,7 +117,7 @@ class UpstreamForwarder:
         trace, search = request.trace, None
         trace.question, trace.way = question.text, "question"
         trace.decision = self.gate_service.apply_rules(rag, question)
-        if trace.decision is None and self.gate_service.get_signal_request(rag).is_nothing:
+        if trace.decision is None and self.gate_service.get_signal_request(rag).is_empty:
             await self.gate_service.decide(rag, question, None, trace)
         elif trace.decision is None:
             trace.way = "race" if self.options.way == "race" else "draft"
@@ -143,7 +143,7 @@ class UpstreamForwarder:
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
         """Ask for a draft and let the gate decide; return the response if it is the draft, None to retrieve."""
-        body = build_draft_request(request.upstream_body, rag.bound)
+        body = build_draft_request(request.upstream_body, rag.bound_gate)
         with request.trace.measure("draft"):
             response = await self._post(body, request)
         if response.status != 200:
@@ -153,7 +153,7 @@ class UpstreamForwarder:
             reason = f"the upstream returns no log-probabilities (status {response.status})"
             self.gate_service.bypass_failed_gate(rag, request.trace, reason)
             return None
-        token_count = rag.bound.want.draft_tokens
+        token_count = rag.bound_gate.request.draft_tokens
         reading = read_first_tokens(response, token_count) if request.is_streaming else read_draft(response)
         draft = await _await_reading(response, request.trace, reading, "draft")
         draft.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
@@ -163,7 +163,7 @@ class UpstreamForwarder:
         decision = await self.gate_service.decide(rag, question, draft.completion, request.trace)
         if not decision.retrieve or rag.retriever is None:
             return _send_draft(draft, request)
-        if draft.has_ended and rag.weighing is not None:
+        if draft.has_ended and rag.bound_arbiter is not None:
             await draft.read_to_end()
         draft.close()
         request.draft = draft
@@ -176,12 +176,12 @@ class UpstreamForwarder:
         if not request.trace.passages:
             return await self.forward(request)
         request.changed_body = insert_passages(request.upstream_body, request.trace.passages, self.options.place)
-        if request.draft is None or rag.weighing is None:
+        if request.draft is None or rag.bound_arbiter is None:
             return await self.forward(request)
         if not request.draft.is_complete:
             request.trace.arbitration_gap = PARTIAL_DRAFT_REASON
             return await self.forward(request)
-        return await self._answer_with_arbiter(request, rag.weighing, question, request.draft)
+        return await self._answer_with_arbiter(request, rag.bound_arbiter, question, request.draft)
 
     async def _answer_with_arbiter(
         self, request: ForwardedRequest, arbiter: Arbiter, question: Question, draft: UpstreamDraft
@@ -192,7 +192,7 @@ class UpstreamForwarder:
             response = await self._post(body, request)
         if response.status != 200:
             return await forward_response(response, request.trace)
-        reading = read_until(response, arbiter.lets_out) if request.is_streaming else read_draft(response)
+        reading = read_until(response, arbiter.accepts_beginning) if request.is_streaming else read_draft(response)
         answer = await _await_reading(response, request.trace, reading, "answer")
         answer.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
         if request.is_streaming and not answer.has_ended:
@@ -212,7 +212,7 @@ class UpstreamForwarder:
         except Exception as error:  # noqa: BLE001 - whatever the arbiter raises, there is an answer
             self.gate_service.bypass_arbiter(trace, error)
             return answer
-        return draft if trace.choice.from_memory else answer
+        return draft if trace.choice.is_closed_book else answer
 
     # --- forwarding -------------------------------------------------------------------------------
 

@@ -65,13 +65,13 @@ def make_soft_labels(examples: Examples, teacher: str, places: Iterable[int]) ->
     needs = gate.score([examples.questions[i] for i in taught], [examples.readings[i] for i in taught])
     shares[taught] = GOLD_LABEL_WEIGHT * shares[taught] + (1 - GOLD_LABEL_WEIGHT) * (1 - np.array(needs))
     seen = sum(mark_seen_rows(examples.trial.subset(taught), teacher))
-    heard = f"taught by the gate '{gate.artefact.path.name}': its word counts half, the grade half"
+    heard = f"taught by the gate '{gate.artifact.path.name}': its word counts half, the grade half"
     known = f"; it had learnt from {seen} of the {len(taught)} rows itself, where its word adds less" if seen else ""
     return SoftLabels(shares, [heard + known])
 
 
 def _check(folder: str, gate: FittedGate) -> None:
-    target = gate.artefact.manifest.get("target")
+    target = gate.artifact.manifest.get("target")
     if target == "benefit":
         raise BadSetting(
             f"the teacher '{folder}' was fitted on 'benefit': it says whether retrieval helps, not whether an answer "

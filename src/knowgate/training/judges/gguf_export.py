@@ -71,8 +71,8 @@ def export_judge(
     """Write the gate in a folder anew, with a judge that llama.cpp runs."""
     fitted = load_fitted_gate(str(gate))
     _check(fitted, out)
-    options = fitted.artefact.options
-    folders, _ = check_adapters(fitted.artefact.path / ADAPTER_FOLDER, options)
+    options = fitted.artifact.options
+    folders, _ = check_adapters(fitted.artifact.path / ADAPTER_FOLDER, options)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         made = list_adapter_folders(Path(scratch) / ADAPTER_FOLDER, len(folders))
@@ -80,8 +80,8 @@ def export_judge(
         about = _options(told, kind)
         digests = [compute_adapter_digest(folder) for folder in made]
         megabytes = sum((folder / GGUF_FILE).stat().st_size for folder in made) / 1e6
-        manifest = _manifest(fitted.artefact.manifest, about, digests)
-        revise_artifact(fitted.artefact, manifest, _texts(fitted, kind), out, {each.name: each for each in made})
+        manifest = _manifest(fitted.artifact.manifest, about, digests)
+        revise_artifact(fitted.artifact, manifest, _texts(fitted, kind), out, {each.name: each for each in made})
     return ExportedJudge(out, megabytes, _off_by(out))
 
 
@@ -96,7 +96,7 @@ class _Written:
 
 
 def _check(gate: FittedGate, out: Path) -> None:
-    options, folder = gate.artefact.options, gate.artefact.path
+    options, folder = gate.artifact.options, gate.artifact.path
     if gate.name not in JUDGE_PROMPTS or "base" not in options:
         raise BadSetting(
             f"'{folder}' is a fitted {gate.name} and has no judge of answers; judge, gain and ik (lora) have."
@@ -113,7 +113,7 @@ def _check(gate: FittedGate, out: Path) -> None:
 
 
 def _write(gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch: ExportProgressCallback) -> _Written:
-    options = gate.artefact.options
+    options = gate.artifact.options
     model = merge_adapter(source, options)
     check_exportable(model.loaded.model.config)
     judge = CausalJudge(model, (options["labels"][0], options["labels"][1]))
@@ -161,10 +161,10 @@ def _note(kind: str) -> str:
 
 
 def _texts(gate: FittedGate, kind: GgufFormat) -> dict[str, str]:
-    file = gate.artefact.path / CARD_FILE
+    file = gate.artifact.path / CARD_FILE
     card = file.read_text(encoding="utf-8", errors="replace").rstrip() if file.is_file() else ""
     lost = ""
-    if gate.artefact.manifest.get("guarantee"):
+    if gate.artifact.manifest.get("guarantee"):
         lost = " The guarantee above was proven for the judge as it was and is not kept: `knowgate calibrate` it again."
     return {CARD_FILE: f"{card}\n\n## Written for llama.cpp\n\nT{_note(kind)[1:]}.{lost}\n"}
 
@@ -176,7 +176,7 @@ def _off_by(folder: Path) -> float | None:
 
     gate = load_fitted_gate(str(folder))
     try:
-        judge = load_answer_judge(JUDGE_PROMPTS[gate.name], gate.artefact.path, gate.artefact.options)
+        judge = load_answer_judge(JUDGE_PROMPTS[gate.name], gate.artifact.path, gate.artifact.options)
     except MissingExtra:
         return None
     assert isinstance(judge, LlamaJudge)

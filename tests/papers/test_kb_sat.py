@@ -1,0 +1,72 @@
+"""The balanced self-assessment set and its stress sets."""
+
+import pytest
+
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
+from knowgate.errors import BadInput
+from knowgate.papers.kb_sat import build_kb_sat
+
+
+def row(number, correct, question=None, lang="en"):
+    text = question or f"Which film did Anna Smith{number} make in 19{number:02d}?"
+    return LabelRow(id=str(number), question=text, lang=lang, answers=("x",), closed=GradedAnswer("a", correct=correct))
+
+
+ROWS = [row(i, i < 4) for i in range(10, 20)] + [row(i, True) for i in range(20, 23)]
+
+
+def test_the_set_has_as_many_right_as_wrong_questions():
+    sets = build_kb_sat(ROWS)
+    known = [record["meta"]["known"] for record in sets.balanced]
+    assert known.count(True) == known.count(False) == 3
+
+
+def test_known_means_answered_right():
+    right = {row.id for row in ROWS if row.closed.correct}
+    assert all((record["id"] in right) == record["meta"]["known"] for record in build_kb_sat(ROWS).balanced)
+
+
+def test_the_same_seed_gives_the_same_sets():
+    assert build_kb_sat(ROWS, seed=3) == build_kb_sat(ROWS, seed=3)
+
+
+def test_a_swapped_question_has_an_entity_of_another_one_and_is_unknown():
+    originals = {row.id: row.question for row in ROWS}
+    swapped = build_kb_sat(ROWS).swapped
+    assert len(swapped) == 3
+    for record in swapped:
+        assert record["question"] != originals[record["meta"]["source"]]
+        assert not record["meta"]["known"]
+        assert record["answers"] == []
+
+
+def test_a_rare_word_is_put_in_front_and_the_question_stays_known():
+    for record in build_kb_sat(ROWS).rare:
+        word, _, question = record["question"].partition(" | ")
+        assert word.isalpha()
+        assert question == next(row.question for row in ROWS if row.id == record["meta"]["source"])
+        assert record["meta"]["known"]
+
+
+def test_chinese_titles_are_entities():
+    rows = [row(1, True, "《红楼梦》的作者是谁?", "zh"), row(2, False, "《三国演义》的作者是谁?", "zh")]
+    assert build_kb_sat(rows).swapped[0]["question"] == "《三国演义》的作者是谁?"
+
+
+def test_an_empty_swapped_set_is_explained():
+    nameless = build_kb_sat([row(1, True, "who wrote it?"), row(2, False)])
+    assert nameless.swapped == []
+    assert "none of the 1 known questions has one" in nameless.explain_no_swaps()
+    alone = build_kb_sat([row(1, True), row(2, False, "who wrote it?")])
+    assert alone.swapped == []
+    assert "1 of the 1 known questions have one, but no other question" in alone.explain_no_swaps()
+
+
+def test_failed_and_ungraded_rows_are_left_out():
+    rows = [row(1, True), row(2, False), LabelRow("3", "q", "en", error="bad"), row(4, None)]
+    assert len(build_kb_sat(rows).balanced) == 2
+
+
+def test_one_kind_of_answer_is_not_enough():
+    with pytest.raises(BadInput, match="2 right and 0 wrong"):
+        build_kb_sat([row(1, True), row(2, True)])

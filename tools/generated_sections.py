@@ -1,0 +1,46 @@
+"""Write the generated sections of README, CONTRIBUTING and docs into their files: `make readme`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from benchmarks.tables.judge import short_table
+from benchmarks.tables.judge_advice import amount_table, label_table, size_table
+from knowgate.gates import render_gate_table
+from tools.pages import EXAMPLES
+from tools.structure import ROOT, layer_table
+
+
+def example() -> str:
+    """The example gate of the documentation as a code block."""
+    return f"```python\n{(EXAMPLES / 'long_answer_gate.py').read_text(encoding='utf-8').strip()}\n```"
+
+
+SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"black box": short_table},
+    "docs/which-gate.md": {"gates": render_gate_table},
+    "docs/cascade.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
+    "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
+}
+
+
+def filled(page: str) -> str:
+    """The text of a page with its generated sections brought up to date; each stands between two markers."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name, make in SECTIONS[page].items():
+        before, start, rest = text.partition(f"<!-- {name} -->")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not (start and end):
+            raise ValueError(f"{page} has no markers <!-- {name} --> and <!-- /{name} -->.")
+        text = f"{before}{start}\n{make()}\n{end}{after}"
+    return text
+
+
+def main() -> None:
+    """Write every page."""
+    for page in SECTIONS:
+        (ROOT / page).write_text(filled(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
