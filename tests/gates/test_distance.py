@@ -148,7 +148,7 @@ def test_a_gate_that_cannot_measure_its_distances_is_refused(fitted, changed, sa
     tensors = {**artifact.tensors, **{f"distance.{name}": block for name, block in changed.items()}}
     kept = {name: block for name, block in tensors.items() if block is not None}
     with pytest.raises(ArtifactError, match=said):
-        ProbeGate.opened(replace(artifact, tensors=kept))
+        ProbeGate.from_artifact(replace(artifact, tensors=kept))
 
 
 def test_a_distance_of_states_that_are_not_read_is_refused(fitted, tmp_path):
