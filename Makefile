@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo serve-demo test test-integrations fuzz check format docs readme bench results clean
+.PHONY: install demo serve-demo test test-fast test-all test-integrations fuzz check format docs readme bench results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,11 +22,22 @@ demo: install
 serve-demo: install
 	$(BIN)/knowgate serve --demo
 
-# One process for each core, one thread for each process: more would only wait for each other.
-# Files stay together for the sake of their fixtures, and so do all tests of the embedded model (see tests/conftest.py).
+# One process per core, one thread per process. Files stay together for their fixtures, and so do all tests of the
+# embedded model (see tests/conftest.py). TESTS=path runs a part.
+RUN_TESTS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder --durations=50
+
+# Everything that matters, in minutes.
 test: install
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder $(TESTS)
+	$(RUN_TESTS) -m "not slow" $(TESTS)
+
+# For the edit loop: no embedded model, no other processes, no benchmark records.
+test-fast: install
+	$(RUN_TESTS) --durations=10 -m "not slow and not model and not process and not records" $(TESTS)
+
+# Everything, including the tests marked `slow`: part of the release checklist.
+test-all: install
+	$(RUN_TESTS) $(TESTS)
 
 # Every adapter with its real framework, in an environment of its own (about 1.5 GB). Minutes.
 INTEGRATIONS := .venv-integrations
@@ -41,7 +52,7 @@ test-integrations: $(INTEGRATIONS)/.installed
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(INTEGRATIONS)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder tests/integrations tests/datasets
 
-# Many bad inputs at every door, other ones each time, and the table of them in the documentation. Minutes.
+# Many invalid inputs for every reader, different ones each time; writes the table of them in the documentation. Minutes.
 fuzz: install
 	KNOWGATE_FUZZ=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile -q tests/fuzz
@@ -51,18 +62,18 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
-	$(BIN)/python -m tests.support.audit
+	$(BIN)/python -m tools.audit
 
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# into site/; strict: a broken link fails. The variable silences a notice on the end of mkdocs-material in 2027.
+# Into site/; a broken link fails. The variable silences a notice on the end of mkdocs-material in 2027.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 readme: install
-	$(BIN)/python -m tests.support.readme_tables
+	$(BIN)/python -m tools.generated_sections
 
 bench: install
 	$(BIN)/python benchmarks/foundation.py

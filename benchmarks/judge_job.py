@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.judge_recipes import FOLDS, KINDS, Case, Recipe, load_cases, own_cases, recipes
-from benchmarks.judge_train import LABELS, mean_scores
+from benchmarks.judge_recipes import FOLDS, KINDS, LABELS, Case, Recipe, load_cases, mean_scores, own_cases, recipes
 from knowgate.core.files import write_json
 from knowgate.data.signals.vectors import text_features
 from knowgate.gates.judges import ANSWER_LABELS

@@ -11,6 +11,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from knowgate.core.text import normalize
 from knowgate.data.questions import load_questions
@@ -22,6 +25,7 @@ from knowgate.models.prompts.judges import (
 )
 from knowgate.types import Question
 
+LABELS = "labels"  # the job that lets the untrained big model speak
 FOLDS = 5
 KEYS = {
     "closed": ("pred_no_retrieval", "nor"),
@@ -191,3 +195,15 @@ def own_cases(runs: Path, known: Sequence[Case], limit: int | None = None) -> li
 def _own(question: Question, row: Mapping[str, dict[str, object]]) -> Case:
     texts = {side: str(row[side]["text"]) for side in ("closed", "open")}
     return Case(question, texts, {side: bool(row[side].get("correct")) for side in texts})
+
+
+def mean_scores(found: Sequence[dict[str, Any]], split: str) -> dict[str, dict[str, float]]:
+    """Column -> id -> mean over the trainings that scored it."""
+    columns = list(found[0][split])
+    ids = {key: None for one in found for key in one[split][columns[0]]}
+    return {
+        column: {
+            key: float(np.mean([one[split][column][key] for one in found if key in one[split][column]])) for key in ids
+        }
+        for column in columns
+    }

@@ -28,13 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.judge_recipes import FOLDS, Case, Recipe, load_cases, recipes
+from benchmarks.judge_recipes import FOLDS, LABELS, Case, Recipe, load_cases, mean_scores, recipes
 from knowgate.core.files import write_json, write_text
 from knowgate.stats.metrics import auroc
 
 SIDE = {"known": "closed", "found": "open", "closed": "closed", "open": "open"}  # whose answer a column is about
 SPAWN = multiprocessing.get_context("spawn")
-LABELS = "labels"  # the job that lets the untrained big model speak
 
 
 @dataclass(frozen=True)
@@ -164,18 +163,6 @@ _CASES: dict[str, list[Case]] = {}
 
 def _cases(split: str, limit: int | None) -> list[Case]:
     return _CASES.setdefault(split, load_cases(split, limit))
-
-
-def mean_scores(found: Sequence[dict[str, Any]], split: str) -> dict[str, dict[str, float]]:
-    """Column -> id -> mean over the trainings that scored it."""
-    columns = list(found[0][split])
-    ids = {key: None for one in found for key in one[split][columns[0]]}
-    return {
-        column: {
-            key: float(np.mean([one[split][column][key] for one in found if key in one[split][column]])) for key in ids
-        }
-        for column in columns
-    }
 
 
 def _lines(recipe: Recipe, found: Sequence[dict[str, Any]]) -> list[str]:

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from tests.support.running_server import running
-from tests.support.stub_upstream import running_stub
 
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
+from tools.local_server import running
+from tools.stub_upstream import running_stub
 
 BODY = {"model": "stub-llm", "messages": [{"role": "user", "content": "Who wrote Emma?"}]}
 SHORT = [f"What is the capital of {name}?" for name in ("France", "Peru", "Kenya", "Japan", "Norway", "Chad", "Cuba")]
@@ -46,7 +46,7 @@ def serve_stub(wire: Connection) -> None:
         wire.recv()
 
 
-def serve_ours(wire: Connection, settings: Settings, options: ServeOptions) -> None:
+def serve_ours(wire: Connection, settings: PipelineOptions, options: ServeOptions) -> None:
     """Says what it took when it is asked: seconds of CPU, megabytes now."""
     with running(create_app(settings, options)) as address:
         wire.send(f"{address}/v1")
@@ -154,7 +154,7 @@ def measure_adding(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         stub = stack.enter_context(process(serve_stub))
         direct = stub.recv()
-        settings, options = Settings(gate="never", docs=docs), ServeOptions(upstream=direct, waiting=1000)
+        settings, options = PipelineOptions(gate="never", docs=docs), ServeOptions(upstream=direct, waiting=1000)
         ours = stack.enter_context(process(serve_ours, settings, options))
         urls = {"direct": direct, "knowgate": ours.recv()}
         if given.litellm:
@@ -189,7 +189,7 @@ def measure_batching(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     bodies = [{"model": "knowgate", "messages": [{"role": "user", "content": text}]} for text in SHORT]
     found = {}
     for batch in (16, 1):
-        settings, options = Settings(model=given.model, gate="never"), ServeOptions(batch=batch)
+        settings, options = PipelineOptions(model=given.model, gate="never"), ServeOptions(batch=batch)
         with process(serve_ours, settings, options) as wire:
             found[f"batch_{batch}"] = asyncio.run(load(wire.recv(), 16, given.asked, bodies))
     return {**found, "gain": found["batch_16"]["per_second"] / found["batch_1"]["per_second"]}

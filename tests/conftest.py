@@ -1,13 +1,14 @@
-"""Shared by all tests: the embedded model, loaded once; properties tried without a clock; who runs with whom."""
+"""Shared by all tests: the embedded model, loaded once per process, and how tests are spread over processes."""
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# how long an example takes tells about the machine, not about the code
+# A deadline per example would test the machine, not the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-FIRST = ("test_results.py",)  # what takes longest begins first, so that no process waits for it at the end
+# The longest files start first, so that no process works alone at the end.
+LONGEST_FILES = ("test_results.py", "test_ray.py", "test_docs.py", "test_judge.py", "test_llama.py")
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +21,7 @@ def smollm():
 
 @pytest.fixture(scope="session")
 def smollm_llamacpp():
-    """The same weights, run by llama.cpp in-process; only for tests marked `model`."""
+    """The same weights, run by llama.cpp in this process; only for tests marked `model`."""
     pytest.importorskip("xllamacpp", reason="needs the extra 'llamacpp'")
     from knowgate.models import load_model
 
@@ -29,16 +30,18 @@ def smollm_llamacpp():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """In parallel (`make test`) a file stays in one process; the tests of the embedded model share one process, too."""
+    """With `--dist loadgroup`, a file stays in one process, and all tests of the embedded model share one process."""
     if getattr(config.option, "loadgroup", False):
         for item in items:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
-        items.sort(key=_turn)
+        items.sort(key=_start_order)
 
 
 def _group(item):
-    return "model" if item.get_closest_marker("model") else f"{item.path.parent.name}-{item.path.stem}"
+    return "model" if item.get_closest_marker("model") else str(item.path.relative_to(item.config.rootpath))
 
 
-def _turn(item):
-    return 0 if item.path.name in FIRST else 1 if item.get_closest_marker("model") else 2
+def _start_order(item):
+    if item.get_closest_marker("model"):
+        return 0
+    return 1 if item.path.name in LONGEST_FILES else 2

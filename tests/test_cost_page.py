@@ -8,8 +8,8 @@ import shlex
 import pytest
 
 from knowgate.cli.main import run
-from tests.support.house import ROOT
-from tests.support.markdown_pages import blocks
+from tools.pages import blocks
+from tools.structure import ROOT
 
 PAGE = ROOT / "docs" / "cost.md"
 PROSE = " ".join(PAGE.read_text(encoding="utf-8").split())

@@ -16,9 +16,9 @@ from knowgate.data.runs.records import RecordedBeliefs, RecordedNeeds
 from knowgate.data.runs.rows import LabelRow
 from knowgate.gates import FITTED_GATES, GATES
 from knowgate.gates.arbiters.fitted_arbiter import ArbiterManifest
-from knowgate.pipeline.settings import Settings
-from tests.support import house
-from tests.support.house import ROOT
+from knowgate.pipeline.settings import PipelineOptions
+from tools import structure
+from tools.structure import ROOT
 
 OLD = ROOT / "tests" / "fixtures" / "old"
 
@@ -52,19 +52,12 @@ def page(site: Path, name: str) -> str:
 
 def test_every_public_name_is_described(site):
     text = page(site, "api")
-    described = set(re.findall(r'id="knowgate\.(\w+)"', text)) | set(re.findall(r"<td><code>(\w+)</code>", text))
+    described = set(re.findall(r'id="knowgate\.[\w.]*?(\w+)"', text))
     assert set(knowgate.__all__) <= described
 
 
-@pytest.mark.parametrize("package", sorted(house.packages() - {"cli"}))
-def test_every_name_of_a_face_is_on_the_page_of_its_package(site, package):
-    names = house.handed_on(package)
-    text = page(site, f"packages/{package}") if names else ""
-    assert [name for name in names if name not in text] == []
-
-
 def test_every_command_is_there_with_its_options(site):
-    from docs.from_code import commands
+    from tools.docs import commands
 
     text = page(site, "command-line")
     for command in commands.walk(commands.root()):
@@ -83,16 +76,14 @@ def test_every_gate_is_there_with_what_it_needs(site):
 
 
 def test_every_setting_is_there_and_says_what_it_means(site):
-    from docs.from_code.settings import meaning
-
     text = page(site, "settings")
-    assert [key for key in Settings.model_fields if f"<code>{key}</code>" not in text] == []
-    assert [key for key in Settings.model_fields if not meaning(key)] == []
+    assert [key for key in PipelineOptions.model_fields if f"<code>{key}</code>" not in text] == []
+    assert [key for key in PipelineOptions.model_fields if not PipelineOptions.model_fields[key].description] == []
 
 
 def test_the_layers_are_those_of_the_code(site):
     text = page(site, "layout")
-    assert [part for part in house.packages() if f"<code>{part}/</code>" not in text] == []
+    assert [part for part in structure.top_level() if f"<code>{part}</code>" not in text] == []
 
 
 def test_no_place_is_left_to_be_filled(site):
@@ -124,28 +115,8 @@ def test_a_broken_link_fails(tmp_path):
     assert "nowhere.md" in done.stderr
 
 
-# --- docstrings -----------------------------------------------------------------------------------
-
-
-def test_lines_with_a_name_become_a_list_and_examples_code():
-    needs("griffe")
-    from docs.from_code.docstrings import as_markdown
-
-    told = "What: it does.\n\nk: how many\nof them. n: more.\nExample:\n    >>> 1\n    1"
-    expected = "What: it does.\n\n- **k**: how many\n  of them.\n- **n**: more.\n\n```pycon\n>>> 1\n1\n```"
-    assert as_markdown(told) == expected
-
-
-def test_a_line_of_a_sentence_with_a_colon_is_no_item():
-    needs("griffe")
-    from docs.from_code.docstrings import as_markdown
-
-    told = "It does.\n\nk: how many, and not more,\nfor that would be too much of it: so few."
-    assert as_markdown(told).endswith("- **k**: how many, and not more,\n  for that would be too much of it: so few.")
-
-
 def test_a_cell_of_a_table_stays_in_its_column():
-    from docs.from_code.tables import table
+    from tools.docs.markdown import table
 
     assert table(("a", "b", "c"), [("x|y", "", "1 < 2 `<3`")]) == "| a | c |\n| --- | --- |\n| x\\|y | 1 &lt; 2 `<3` |"
 

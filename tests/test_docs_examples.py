@@ -21,9 +21,9 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval import load_retriever
 from knowgate.types import Prompt, SignalRequest, TextEvent
 from tests.support import entry_points
-from tests.support.house import ROOT
-from tests.support.markdown_pages import EXAMPLES
 from tests.support.planted_run import planted_row, write_run
+from tools.pages import EXAMPLES
+from tools.structure import ROOT
 
 QUESTIONS = ["What is it?", "What is the capital of the country that borders it in the far north?"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from benchmarks.judge_answers import ANSWERS, HOME, read_answers, read_judge
 from benchmarks.judge_cascade import best_rule, cascade_points, chosen_judge, headline, keep_predictions
 from benchmarks.judge_summary import summary
 from benchmarks.tables.judge import draw_judge, judge_tables
 from benchmarks.tables.judge_speed import speed_table
-
 from knowgate.errors import BadInput
 
 ROOT = Path(__file__).parents[1]

@@ -11,14 +11,14 @@ import sys
 import pytest
 
 import knowgate as kg
-from tests.support.house import ROOT, SOURCE
 from tests.support.invented import write_invented
+from tools.structure import ROOT, SOURCE
 
 TOUR = ROOT / "examples" / "library.py"
 ASK = ("AdaptiveRAG", "load_model", "load_gate", "default_gate", "load_retriever", "build_index")
 SERVE = ("Settings", "load_settings", "build_pipeline", "answer_record", "decision_record")
 LEARN = ("label", "open_run", "fit", "calibrate", "evaluate", "write_report", "load_questions")
-EXTEND = ("Gate", "Reading", "Signal", "Want", "Question", "Passage", "Answer", "Decision", "Completion")
+EXTEND = ("Gate", "Reading", "Signal", "SignalRequest", "Question", "Passage", "Answer", "Decision", "Completion")
 
 
 def test_the_names_to_ask_to_learn_to_serve_and_to_extend_are_public():
@@ -30,7 +30,7 @@ def test_no_public_name_is_hidden_by_a_module():
 
 
 def test_the_verbs_stay_functions_after_their_packages_are_loaded():
-    for package in ("labels", "fitting", "thresholds", "evaluation", "report"):
+    for package in ("labels", "training", "gates", "evaluation", "papers"):
         importlib.import_module(f"knowgate.{package}")
     assert all(inspect.isfunction(getattr(kg, name)) for name in LEARN)
 

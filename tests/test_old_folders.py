@@ -118,7 +118,7 @@ def test_a_label_run_has_its_rows_and_what_is_on_record(name: str, trials: dict[
     rows = list(RunFolder(Path(name)).rows())
     assert [row.id for row in rows] == expected["ids"]
     assert len(trials[name].rows) == expected["rows"]
-    assert sorted(trials[name].recorded) == expected["recorded"]
+    assert sorted(trials[name].recorded_needs) == expected["recorded"]
 
 
 def test_a_label_run_has_its_verdicts(trials: dict[str, LabelTable]):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.house import SOURCE, files, modules, tree
 from tests.support.processes import python
+from tools.structure import SOURCE, files, modules, tree
 
 # Libraries are loaded before: they have their own ways on Windows, which are not what is tested. `os.name` cannot be
 # 'nt', or `pathlib` would make Windows paths; what is neither is enough for code that asks for 'posix'.

@@ -7,7 +7,7 @@ import pytest
 
 from knowgate.training.examples import MIN_GRADED_ROWS, MIN_ROWS_PER_CLASS
 from tests.support import command_lines
-from tests.support.house import ROOT
+from tools.structure import ROOT
 
 PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 SECTIONS = {

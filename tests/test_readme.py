@@ -18,11 +18,12 @@ from knowgate.cli.error_messages import CommandLineError
 from knowgate.cli.main import run
 from knowgate.core.files import read_jsonl
 from knowgate.core.registry import load_target
-from knowgate.pipeline.settings import Settings
-from tests.support import command_lines, entry_points, readme_tables
-from tests.support.house import ROOT
+from knowgate.pipeline.settings import PipelineOptions
+from tests.support import command_lines, entry_points
 from tests.support.invented import write_invented
-from tests.support.markdown_pages import EXAMPLES, Block, blocks, inline_code
+from tools import generated_sections
+from tools.pages import EXAMPLES, Block, blocks, inline_code
+from tools.structure import ROOT
 
 CONSOLE, PYTHON, TOML = blocks("console"), blocks("python"), blocks("toml")
 PAGES_WITH_PYTHON = sorted({block.page for block in PYTHON})
@@ -56,9 +57,9 @@ def examples(tmp_path, monkeypatch):
 # --- parts made from code -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", readme_tables.PARTS)
+@pytest.mark.parametrize("page", generated_sections.SECTIONS)
 def test_parts_made_from_the_code_are_up_to_date(page):
-    assert readme_tables.filled(page) == (ROOT / page).read_text(encoding="utf-8"), "run `make readme`"
+    assert generated_sections.filled(page) == (ROOT / page).read_text(encoding="utf-8"), "run `make readme`"
 
 
 # --- shell ----------------------------------------------------------------------------------------
@@ -188,6 +189,6 @@ def test_the_library_example_runs(docs, capsys):
 def test_every_toml_block_names_what_is_there(block, examples):
     points = listed_points(block)
     if not points:
-        Settings(**tomllib.loads(block.text))
+        PipelineOptions(**tomllib.loads(block.text))
     for names in points.values():
         assert all(callable(load_target(target, "it", "")) for target in names.values())

@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 
 import pytest
+
+import knowgate as kg
 from benchmarks.recording.packing import pack, packed
 from benchmarks.recording.printed import keep_printed
 from benchmarks.recording.said import said_already
 from benchmarks.tables import common, dhicl, kbm, kbm_plugged
 from benchmarks.tables.names import recorded_name, with_names
-
-import knowgate as kg
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import RecordedNeeds, read_needs, write_needs
 from knowgate.data.runs.rows import GradedAnswer, LabelRow

@@ -89,7 +89,7 @@ def _betas() -> Iterator[str]:
     found = {}
     for name in (*OPEN, *CHOICE):
         trial = trial_of(QWEN, name)
-        probe = next((one for one in PROBES if trial is not None and one in trial.recorded), None)
+        probe = next((one for one in PROBES if trial is not None and one in trial.recorded_needs), None)
         if probe is not None and trial.open_right is not None:
             found[name] = (trial, score_gate(trial, probe))
     if not found:

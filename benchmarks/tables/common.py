@@ -61,7 +61,7 @@ def trial_of(model: str, name: str) -> Any:
     if not run.is_dir():
         return None
     trial = load_label_table([run], layers=())
-    return replace(trial, recorded=with_names(trial.recorded))
+    return replace(trial, recorded_needs=with_names(trial.recorded_needs))
 
 
 @cache

@@ -32,7 +32,7 @@ LATENCY = RUNS / "latency.md"  # printed by `knowgate sweep latency --markdown` 
 
 def dhicl_section() -> Iterator[str]:
     trials = {name: trial for name in (*OPEN, *CHOICE, FRESH) if (trial := trial_of(QWEN, name)) is not None}
-    trials = {name: trial for name, trial in trials.items() if "dhicl" in trial.recorded}
+    trials = {name: trial for name, trial in trials.items() if "dhicl" in trial.recorded_needs}
     if not trials:
         return
     yield "## DH-ICL, beside the paper\n"
@@ -71,7 +71,7 @@ def dhicl_section() -> Iterator[str]:
 
 def _log_of(trials: dict[str, Any]) -> str:
     """What the needs on record say of their log."""
-    return " or ".join(sorted({trial.recorded["dhicl"].about for trial in trials.values()} - {""}))
+    return " or ".join(sorted({trial.recorded_needs["dhicl"].about for trial in trials.values()} - {""}))
 
 
 def _cell(trial: Any, gate: str) -> str:
@@ -89,7 +89,7 @@ def _cell(trial: Any, gate: str) -> str:
 def _variants(trials: dict[str, Any]) -> Iterator[str]:
     """Every variant on record, with the paper's figure on TriviaQA where it has one."""
     names = dict.fromkeys(
-        name for trial in trials.values() for name in (*trial.recorded, "prompt") if _is_variant(name)
+        name for trial in trials.values() for name in (*trial.recorded_needs, "prompt") if _is_variant(name)
     )
     if len(names) <= 2:
         return
@@ -98,7 +98,7 @@ def _variants(trials: dict[str, Any]) -> Iterator[str]:
         'Each cell: accuracy (retrieval rate) / random as often, AUROC of "does not know". sign=none: not calibrated; '
         "sign=code: the released code's sign; prompt: no history at all.\n"
     )
-    wide = [name for name, trial in trials.items() if sum(map(_is_variant, trial.recorded)) > 1]
+    wide = [name for name, trial in trials.items() if sum(map(_is_variant, trial.recorded_needs)) > 1]
     rows = [
         (name, PAPER_VARIANTS.get(name, "–"), *(_with_auroc(trials[one], name) for one in wide))
         for name in sorted(names, key=_order)

@@ -22,12 +22,12 @@ def guarantee_table() -> Iterator[str]:
     from knowgate.gates.offline_scoring import score_gate
 
     names = [name for name in DATA if trial_of(QWEN, name) is not None]
-    judges = [set(trial_of(QWEN, name).recorded) for name in names]
+    judges = [set(trial_of(QWEN, name).recorded_needs) for name in names]
     if not names:
         return
     trial = load_label_table([RUNS / QWEN / f"{name}-test" for name in names], layers=())
-    trial = replace(trial, recorded=with_names(trial.recorded))
-    shared = [gate for gate in trial.recorded if all(gate in had for had in judges)]
+    trial = replace(trial, recorded_needs=with_names(trial.recorded_needs))
+    shared = [gate for gate in trial.recorded_needs if all(gate in had for had in judges)]
     assert trial.open_right is not None
     yield "## The guarantee, kept?\n"
     yield (

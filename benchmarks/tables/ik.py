@@ -44,7 +44,7 @@ def ik_section() -> Iterator[str]:
 
 def judges(trial: Any) -> list[str]:
     """IK's gates on record, the head over embeddings last."""
-    names = [name for name in trial.recorded if name.startswith("ik")]
+    names = [name for name in trial.recorded_needs if name.startswith("ik")]
     return sorted(names, key=lambda name: name.startswith("ik, text"))
 
 

@@ -71,7 +71,7 @@ def _pair(name: str, trial: Any) -> Rows:
 
 def judge_of(trial: Any, head: str) -> str | None:
     """The gate on record that is KBM's judge of this head, by its own verdict where that is known."""
-    names = [name for name in trial.recorded if name.startswith("kbm") and ANOTHER not in name]
+    names = [name for name in trial.recorded_needs if name.startswith("kbm") and ANOTHER not in name]
     names = [name for name in names if ("certainty" in name) == (head == "certainty")]
     return next((name for name in names if name.endswith(OWN)), next(iter(names), None))
 
@@ -117,7 +117,7 @@ def _fresh() -> Iterator[str]:
         "Closed-book: there is no corpus of these questions, so rates only. Gates that need fitting were fitted on "
         "TriviaQA. The last line is how often the LLM's answer is right.\n"
     )
-    fresh, counted = trial.part_of("freshness"), trial.part_of("hops")
+    fresh, counted = trial.get_slice_values("freshness"), trial.get_slice_values("hops")
     hops = sorted({hop for hop in counted if hop is not None})
     inside = [fresh == kind for kind in KINDS] + [counted == hop for hop in hops]
     counts = tuple(f"{name} ({int(part.sum())})" for name, part in zip((*KINDS, *hops), inside, strict=True))
@@ -158,7 +158,7 @@ def _thirds(name: str, trial: Any) -> Rows:
     scored, asked = score_gate(trial, judge), score_gate(trial, "prompt")
     rows: Rows = []
     for third in THIRDS:
-        places = np.flatnonzero(trial.part_of("answer frequency") == third)
+        places = np.flatnonzero(trial.get_slice_values("answer frequency") == third)
         if len(places):
             part = trial.subset(places)
             cells = (decided(part, (one.needs > one.threshold)[places]) for one in (scored, asked))
@@ -192,7 +192,7 @@ def _second(name: str, trial: Any, use: Any) -> Iterator[tuple[str, ...]]:
     from knowgate.gates.offline_scoring import score_gate
 
     useful = np.array([bool(use.useful.get(row.id, True)) for row in trial.rows])
-    judge = next((one for one in trial.recorded if one.startswith(use.judge) and one.endswith(OWN)), None)
+    judge = next((one for one in trial.recorded_needs if one.startswith(use.judge) and one.endswith(OWN)), None)
     every = np.ones(len(trial.rows), dtype=bool)
     decisions: dict[str, Any] = {"always": every}
     if judge is not None:

@@ -43,7 +43,7 @@ def _lines(llm: str, run: Path) -> Rows:
     """A line for each LLM whose judges were asked about the run; none where no foreign one was."""
     name = run.name.removesuffix("-test")
     trial = trial_of(llm, name)
-    asked = [gate for gate in trial.recorded if gate.startswith("kbm") and gate.endswith(OWN)]
+    asked = [gate for gate in trial.recorded_needs if gate.startswith("kbm") and gate.endswith(OWN)]
     teachers = list(dict.fromkeys(_teacher(gate) or llm for gate in asked))
     if not set(teachers) - {llm}:
         return []
@@ -71,7 +71,7 @@ def _judge(trial: Any, head: str, llm: str, teacher: str) -> str | None:
     """The gate on record that is this LLM's judge of this head."""
     called = "kbm" if head == "mastery" else f"kbm-{head}"
     name = f"{called}{'' if teacher == llm else ANOTHER + teacher}{OWN}"
-    return name if name in trial.recorded else None
+    return name if name in trial.recorded_needs else None
 
 
 def _cell(trial: Any, gate: str | None) -> str:

@@ -58,9 +58,11 @@ def with_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
     for spec, said in recorded.items():
         name = recorded_name(spec)
         found[name] = replace(said, gate=name)
-    own = {f"{name}{OWN}": said for name, said in found.items() if said.raw and _judges(name)}
+    own = {
+        f"{name}{OWN}": said for name, said in found.items() if said.raw is not None and len(said.raw) and _judges(name)
+    }
     for name, said in own.items():
-        found.setdefault(name, replace(said, gate=name, needs=said.raw, raw={}, threshold=0.5))
+        found.setdefault(name, replace(said, gate=name, needs=said.raw, raw=None, threshold=0.5))
     return found
 
 

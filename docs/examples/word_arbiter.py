@@ -1,4 +1,4 @@
-"""An arbiter of your own: an answer of few words is believed more than one that talks around it."""
+"""An arbiter of your own: prefer the answer with fewer words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from knowgate.types import AnswerPair, Arbiter, Belief
 
 @dataclass(frozen=True)
 class WordArbiter(Arbiter):
-    """Believes the shorter answer.
+    """Believe the shorter answer more.
 
     Example:
         >>> from knowgate import Completion, Question
-        >>> both = BothAnswers(Question("Who?"), Completion("Goethe"), Completion("It may have been him."))
+        >>> both = AnswerPair(Question("Who?"), Completion("Goethe"), Completion("It may have been him."))
         >>> WordArbiter().estimate([both])[0].prefers_closed
         True
     """
 
     name = "word"
-    fingerprint = "word-1"  # another one for whatever chooses otherwise
+    fingerprint = "word-1"  # change it whenever the choice changes
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
         return [Belief(1 / (1 + words(both.closed.text)), 1 / (1 + words(both.open.text))) for both in answers]

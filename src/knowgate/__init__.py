@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter
     from knowgate.gates.calibration.threshold_calibration import Calibration, calibrate
     from knowgate.gates.fitted_gate import FittedGate
+    from knowgate.gates.rules.rule_set import load_rules
     from knowgate.labels.labeling import label
     from knowgate.models import load_model
     from knowgate.models.backend import Backend
     from knowgate.pipeline.adaptive_rag import AdaptiveRAG
     from knowgate.pipeline.answer_json import answer_record, decision_record
     from knowgate.pipeline.builder import build_pipeline
-    from knowgate.pipeline.settings import Settings, load_settings
+    from knowgate.pipeline.settings import PipelineOptions, load_settings
     from knowgate.pipeline.traffic_log import TrafficLog
     from knowgate.retrieval import load_retriever
     from knowgate.retrieval.index import build_index
@@ -53,10 +54,13 @@ if TYPE_CHECKING:
         DecisionEvent,
         DecisionNote,
         Gate,
+        Model,
         Passage,
         PassagesEvent,
         Question,
         Reading,
+        Reranker,
+        Retriever,
         Sampling,
         Signal,
         SignalRequest,
@@ -76,13 +80,14 @@ _MODULES = {
     "knowgate.gates.arbiters.fitted_arbiter": ["FittedArbiter"],
     "knowgate.gates.calibration.threshold_calibration": ["Calibration", "calibrate"],
     "knowgate.gates.fitted_gate": ["FittedGate"],
+    "knowgate.gates.rules.rule_set": ["load_rules"],
     "knowgate.labels.labeling": ["label"],
     "knowgate.models": ["load_model"],
     "knowgate.models.backend": ["Backend"],
     "knowgate.pipeline.adaptive_rag": ["AdaptiveRAG"],
     "knowgate.pipeline.answer_json": ["answer_record", "decision_record"],
     "knowgate.pipeline.builder": ["build_pipeline"],
-    "knowgate.pipeline.settings": ["Settings", "load_settings"],
+    "knowgate.pipeline.settings": ["PipelineOptions", "load_settings"],
     "knowgate.pipeline.traffic_log": ["TrafficLog"],
     "knowgate.retrieval": ["load_retriever"],
     "knowgate.retrieval.index": ["build_index"],
@@ -100,10 +105,13 @@ _MODULES = {
         "DecisionEvent",
         "DecisionNote",
         "Gate",
+        "Model",
         "Passage",
         "PassagesEvent",
         "Question",
         "Reading",
+        "Reranker",
+        "Retriever",
         "Sampling",
         "Signal",
         "SignalRequest",
@@ -112,7 +120,13 @@ _MODULES = {
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 # Names of version 0.1 and what they are called now. They warn, and go away in 0.4.
-_RENAMED = {"BothAnswers": "AnswerPair", "Choice": "ArbiterChoice", "Note": "DecisionNote", "Want": "SignalRequest"}
+_RENAMED = {
+    "BothAnswers": "AnswerPair",
+    "Choice": "ArbiterChoice",
+    "Note": "DecisionNote",
+    "Want": "SignalRequest",
+    "Settings": "PipelineOptions",
+}
 
 __version__ = VERSION
 __all__ = [
@@ -134,13 +148,16 @@ __all__ = [
     "FittedGate",
     "Gate",
     "KnowgateError",
+    "Model",
     "Passage",
     "PassagesEvent",
     "Question",
     "Reading",
+    "Reranker",
+    "Retriever",
     "RunFolder",
     "Sampling",
-    "Settings",
+    "PipelineOptions",
     "Signal",
     "SignalRequest",
     "TextEvent",
@@ -160,6 +177,7 @@ __all__ = [
     "load_model",
     "load_questions",
     "load_retriever",
+    "load_rules",
     "load_settings",
     "open_run",
     "write_report",

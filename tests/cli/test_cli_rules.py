@@ -94,6 +94,6 @@ def test_a_json_line_that_says_nothing_is_named(call: Call, tmp_path: Path, line
 
 
 def test_what_makes_no_sense_is_said(call: Call, own: Path):
-    assert "exclude each other" in call("decide", "x", "--rules", own, "--no-rules", "--model", "fake").err
+    assert "mutually exclusive" in call("decide", "x", "--rules", own, "--no-rules", "--model", "fake").err
     assert "cannot read the rules" in call("decide", "x", "--rules", "none.toml", "--model", "fake").err
     assert call("rules", "test", "none.txt").code == 1

@@ -12,7 +12,7 @@ import pytest
 from knowgate import errors
 from knowgate.cli.error_messages import explain_library_error, has_next_step, translate_arguments
 from tests.cli.conftest import Call
-from tests.support import house
+from tools import structure
 
 KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 COMPUTED = {"MissingExtra", "UnknownName"}  # their classes write the message, with what to type or what is known
@@ -20,8 +20,8 @@ COMPUTED = {"MissingExtra", "UnknownName"}  # their classes write the message, w
 
 def raised_messages() -> Iterator[tuple[str, str]]:
     """Where the command line raises an error of ours, and the source of its message."""
-    for path in sorted((house.SOURCE / "cli").rglob("*.py")):
-        for node in ast.walk(house.tree(path)):
+    for path in sorted((structure.SOURCE / "cli").rglob("*.py")):
+        for node in ast.walk(structure.tree(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in KINDS - COMPUTED and node.args:
                 yield f"{path.name}:{node.lineno}", ast.unparse(node.args[0])
 

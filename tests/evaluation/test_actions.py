@@ -83,7 +83,7 @@ def test_a_row_that_found_nothing_counts_as_it_was_answered(tmp_path):
     rows[0] = replace(rows[0], open=None, iterative=None, benefit=None)
     trial = load_label_table([write_rows(tmp_path / "run", rows)])
     assert trial.iterative_right[0] == trial.closed_right[0]
-    assert trial.rounds == 3.0
+    assert trial.mean_rounds == 3.0
 
 
 def test_evaluating_loads_no_scikit_learn_unless_actions_are_priced():

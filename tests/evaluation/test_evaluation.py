@@ -63,7 +63,7 @@ def test_never_always_and_oracle_are_always_there(tmp_path):
 def test_where_nothing_was_found_the_answer_is_the_closed_book_one(tmp_path):
     rows = [*four_rows(), row("q4", side(True), None)]
     trial = load_label_table([trial_run(tmp_path / "run", rows)])
-    assert trial.unopened == 1
+    assert trial.n_without_passages == 1
     assert trial.open_right is not None
     assert bool(trial.open_right[-1]) is True
 

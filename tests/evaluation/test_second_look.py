@@ -23,7 +23,7 @@ GOOD, BAD = (Passage("g", "good one two three"),), (Passage("b", "bad one two th
 class FirstWord:
     asked: list = field(default_factory=list)
 
-    def useful(self, questions, passages):
+    def are_useful(self, questions, passages):
         self.asked += [question.id for question in questions]
         return [bool(shown) and shown[0].text.startswith("good") for shown in passages]
 

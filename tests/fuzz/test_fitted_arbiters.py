@@ -34,7 +34,7 @@ PAIRS = [get_answer_pair(row) for row in pair_rows(8, seed=5)]
 def used(folder: Path, answers: list[AnswerPair] = PAIRS) -> list[Belief]:
     arbiter = load_arbiter(str(folder))
     assert repr(arbiter)
-    assert isinstance(arbiter.wants_passages, bool)
+    assert isinstance(arbiter.needs_passages, bool)
     assert arbiter.needs >= frozenset()
     return arbiter.estimate(answers)
 

@@ -16,13 +16,13 @@ from knowgate.core.http_client import create_client
 from knowgate.core.validation import check_integer, check_number
 from knowgate.models import load_model
 from knowgate.models.prompts.templates import load_packaged_templates, load_templates
-from knowgate.pipeline.settings import Settings, load_settings
+from knowgate.pipeline.settings import PipelineOptions, load_settings
 from knowgate.retrieval.engines.http import HttpRetriever
 from knowgate.types import Prompt
 from tests.support.fuzz import attempt, attempt_command, trying
 
 DOOR = "settings"
-KEYS = [*Settings.model_fields, "nosuch", "k.x", "__class__"]
+KEYS = [*PipelineOptions.model_fields, "nosuch", "k.x", "__class__"]
 NUMBERS = ["nan", "-inf", "inf", "1e999", "-1", "0", "1", "0.5", "2", "9" * 30, "9" * 5000, "0x10", "1_0", "true"]
 TEXTS = [
     '""',

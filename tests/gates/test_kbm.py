@@ -74,7 +74,7 @@ def test_a_new_process_gives_the_same_scores(made):
 def test_the_second_look_keeps_passages_that_help_and_drops_the_others(made):
     good, bad = [Passage("1", "x x x")], [Passage("2", "a b c")]
     questions = [Question("901 a c e b d?"), Question("902 a c e b d?"), Question("903 f g h i j?")]
-    assert made.gate().useful(questions, [good, bad, []]) == [True, False, False]
+    assert made.gate().are_useful(questions, [good, bad, []]) == [True, False, False]
 
 
 def test_its_own_verdict_is_what_the_judge_says_of_its_own_label(made):
@@ -100,14 +100,14 @@ def test_a_judge_that_never_saw_a_passage_is_no_second_look(made, tmp_path):
     with pytest.raises(BadSetting, match=r"never saw a passage.*knowgate fit kbm"):
         load_second_look(str(tmp_path / "bare"), load_model("fake"), AnswerPrompts())
     with pytest.raises(BadSetting, match="never saw a passage"):
-        load_gate(str(tmp_path / "bare")).useful([Question("a?")], [[Passage("1", "x")]])
+        load_gate(str(tmp_path / "bare")).are_useful([Question("a?")], [[Passage("1", "x")]])
 
 
 def test_a_judge_of_before_this_was_kept_may_look(made):
     artifact = made.gate().artifact
     options = {key: value for key, value in artifact.options.items() if key != "passage_lessons"}
     old = replace(made.gate(), artifact=replace(artifact, manifest={**artifact.manifest, "options": options}))
-    assert old.second_look is old
+    assert old.passage_filter is old
 
 
 def test_the_pipeline_answers_closed_book_when_the_second_look_drops_the_passages(made):

@@ -78,7 +78,7 @@ def test_another_gate_in_the_folder_of_that_name_is_asked_itself(tmp_path, monke
     write_gate(tmp_path / "mine", calibration={"kind": "platt", "a": 2.0, "b": 0.1})
     [found] = score_gates(trial, ["mine"])
     assert asked == ["mine"]
-    assert found.needs.tolist() != list(trial.recorded["mine"].needs.values())
+    assert found.needs.tolist() != trial.recorded_needs["mine"].needs.tolist()
 
 
 def test_without_a_folder_the_record_speaks(tmp_path, monkeypatch, asked):

@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from tests.integrations.conftest import KNOWN, TABLE, UNKNOWN
-from tests.support.house import ROOT
+from tools.structure import ROOT
 
 FOLDER = ROOT / "docs" / "examples" / "integrations"
 PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.artifacts.gate_folder import REFERENCE_FILE
 from knowgate.integrations.hub import pull_artifact, push_artifact
 from knowgate.training.gate import fit
-from tests.support.house import ROOT
 from tests.support.planted_run import planted_rows, write_run
+from tools.structure import ROOT
 
 GATE = PACKAGED_GATES / "smollm"
 RERANKER = ROOT / "tests" / "fixtures" / "old" / "reranker"

@@ -57,7 +57,7 @@ class Judge:
 
     verdict: bool
 
-    def useful(self, questions, passages):
+    def are_useful(self, questions, passages):
         return [self.verdict for _ in questions]
 
 
@@ -373,23 +373,23 @@ def test_a_retrieved_question_has_the_times_of_its_stages():
 
 def test_specs_in_the_place_of_things_are_refused_with_what_makes_them():
     model, gate = load_model("fake"), load_gate("never")
-    with pytest.raises(BadSetting, match=r"give a model, load_model\('fake'\)"):
+    with pytest.raises(BadSetting, match=r"model='fake' is a text: pass the object, load_model\('fake'\)"):
         AdaptiveRAG("fake", gate)
-    with pytest.raises(BadSetting, match="the gate is 'logprob:mean': give a gate"):
+    with pytest.raises(BadSetting, match="gate='logprob:mean' is not a gate: pass one"):
         AdaptiveRAG(model, "logprob:mean")
-    with pytest.raises(BadSetting, match="the retriever is the text 'index'"):
+    with pytest.raises(BadSetting, match="retriever='index' is a text"):
         AdaptiveRAG(model, gate, "index")
 
 
 def test_what_is_no_question_is_refused():
     rag = AdaptiveRAG(load_model("fake"), load_gate("never"))
-    with pytest.raises(BadInput, match="a question is a text or a Question, not 3"):
+    with pytest.raises(BadInput, match="a question must be a text or a Question, got 3"):
         rag.answer(3)
-    with pytest.raises(BadInput, match="questions are a list"):
+    with pytest.raises(BadInput, match="questions must be a list"):
         rag.answer_many("Who?")
-    with pytest.raises(BadInput, match="questions are a list"):
+    with pytest.raises(BadInput, match="questions must be a list"):
         rag.decide_many("Who?")
-    with pytest.raises(BadInput, match="questions are a list"):
+    with pytest.raises(BadInput, match="questions must be a list"):
         asyncio.run(rag.aanswer_many("Who?"))
 
 

@@ -34,7 +34,7 @@ PASSAGES = [
 class Judge:
     verdict: bool
 
-    def useful(self, questions, passages):
+    def are_useful(self, questions, passages):
         return [self.verdict for _ in questions]
 
 
@@ -47,7 +47,7 @@ class SeveralRounds(Gate):
     def score(self, questions, readings):
         return [1.0 for _ in questions]
 
-    def steps(self, questions, readings):
+    def count_rounds(self, questions, readings):
         return [self.rounds for _ in questions]
 
 

@@ -16,7 +16,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import answer_record
 from knowgate.pipeline.builder import build_arbiter
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.traffic_log import label_by_agreement
 from knowgate.retrieval.bm25 import Bm25Retriever
 from knowgate.training.arbiter import fit_arbiter
@@ -52,7 +52,7 @@ def streamed(rag, question):
 def test_an_answer_that_abstains_gives_way_to_the_draft():
     answer = build().answer(LOST)
     assert (answer.text, answer.open_text) == ("it was memory", "not mentioned in the passages")
-    assert answer.choice.from_memory
+    assert answer.choice.is_closed_book
     assert DecisionNote.DRAFT_GIVEN in answer.decision.notes
     assert "the arbiter rules gives the answer from memory: the answer with passages says it cannot tell" in (
         answer.decision.reason
@@ -61,7 +61,7 @@ def test_an_answer_that_abstains_gives_way_to_the_draft():
 
 def test_other_answers_are_as_they_were_and_nothing_is_said():
     answer = build().answer(FOUND)
-    assert (answer.text, answer.choice.from_memory) == ("it is green", False)
+    assert (answer.text, answer.choice.is_closed_book) == ("it is green", False)
     assert "arbiter" not in answer.decision.reason
 
 
@@ -79,8 +79,8 @@ def test_they_can_be_told_to_have_drafts_made():
 
 def test_they_can_be_switched_off():
     assert build(arbiter=None).answer(LOST).text == "not mentioned in the passages"
-    assert build_arbiter(Settings(arbiter="none")) is None
-    assert build_arbiter(Settings()) is RULES_ARBITER
+    assert build_arbiter(PipelineOptions(arbiter="none")) is None
+    assert build_arbiter(PipelineOptions()) is RULES_ARBITER
 
 
 def test_a_skipped_question_is_not_weighed():
@@ -138,7 +138,7 @@ class SeveralRounds(Gate):
     def score(self, questions, readings):
         return [1.0 for _ in questions]
 
-    def steps(self, questions, readings):
+    def count_rounds(self, questions, readings):
         return [3 for _ in questions]
 
 

@@ -18,21 +18,21 @@ def made(tmp_path, monkeypatch):
 
 
 def test_settings_become_a_pipeline(made):
-    rag = kg.build_pipeline(kg.Settings(model=made.model, gate="prompt", docs=made.docs, k=1))
+    rag = kg.build_pipeline(kg.PipelineOptions(model=made.model, gate="prompt", docs=made.docs, k=1))
     answers = rag.answer_many(made.questions)
     assert [answer.decision.retrieve for answer in answers] == [False, True, False, True]
     assert [answer.text for answer in answers] == [question.answers[0] for question in made.questions]
 
 
 def test_without_a_file_settings_are_the_defaults(made):
-    assert kg.load_settings() == kg.Settings()
+    assert kg.load_settings() == kg.PipelineOptions()
 
 
 def test_a_file_is_found_here_or_named_by_a_text(made, tmp_path):
     (tmp_path / "knowgate.toml").write_text('gate = "never"\nk = 2\n')
     (tmp_path / "other.toml").write_text("k = 5\n")
-    assert kg.load_settings(k=4) == kg.Settings(gate="never", k=4)
-    assert kg.load_settings(str(tmp_path / "other.toml")) == kg.Settings(k=5)
+    assert kg.load_settings(k=4) == kg.PipelineOptions(gate="never", k=4)
+    assert kg.load_settings(str(tmp_path / "other.toml")) == kg.PipelineOptions(k=5)
 
 
 @pytest.mark.parametrize(("flag", "other"), [("index", "docs"), ("docs", "index")])
@@ -45,7 +45,7 @@ def test_a_flag_takes_the_place_of_the_other_way_to_name_documents(tmp_path, mon
 
 
 def test_an_answer_as_a_record_is_plain_json(made):
-    rag = kg.build_pipeline(kg.Settings(model=made.model, gate="always", docs=made.docs, k=1))
+    rag = kg.build_pipeline(kg.PipelineOptions(model=made.model, gate="always", docs=made.docs, k=1))
     answer = rag.answer(made.questions[1].text)
     record = json.loads(json.dumps(kg.answer_record(answer, rag)))
     assert record["answer"] == made.questions[1].answers[0]
@@ -55,8 +55,8 @@ def test_an_answer_as_a_record_is_plain_json(made):
 
 
 def test_a_preset_that_lacks_its_parts_is_refused(made):
-    with pytest.raises(kg.KnowgateError, match="--preset cbdr decides by a fitted probe"):
-        kg.build_pipeline(kg.Settings(model=made.model, preset="cbdr", docs=made.docs))
+    with pytest.raises(kg.KnowgateError, match="preset='cbdr' decides by a fitted probe"):
+        kg.build_pipeline(kg.PipelineOptions(model=made.model, preset="cbdr", docs=made.docs))
 
 
 def write_probe(folder, **changes):
@@ -65,19 +65,21 @@ def write_probe(folder, **changes):
 
 def test_the_preset_takes_a_probe_of_knowing_and_says_what_to_type(tmp_path):
     helped = write_probe(tmp_path / "helped", target="benefit")
-    with pytest.raises(kg.KnowgateError, match="Fit one: knowgate fit probe --target known --balanced"):
-        apply_preset(kg.Settings(preset="cbdr", gate=str(helped)))
+    with pytest.raises(kg.KnowgateError, match=r"Fit one: fit\('probe', .*target='known', balanced=True"):
+        apply_preset(kg.PipelineOptions(preset="cbdr", gate=str(helped)))
 
 
 def test_the_preset_decides_by_the_raw_score_above_beta(tmp_path):
     probe = write_probe(tmp_path / "probe", target="known")
     (tmp_path / "aligned").mkdir()
     (tmp_path / "aligned" / "reranker.json").write_text("{}")
-    settings = apply_preset(kg.Settings(preset="cbdr", gate=str(probe), beta=0.98, rerank=str(tmp_path / "aligned")))
+    settings = apply_preset(
+        kg.PipelineOptions(preset="cbdr", gate=str(probe), beta=0.98, rerank=str(tmp_path / "aligned"))
+    )
     assert (settings.gate, settings.threshold) == (f"{probe},verdict=own", 0.02)
 
 
 def test_a_pipeline_says_what_it_is_made_of(made):
-    rag = kg.build_pipeline(kg.Settings(model=made.model, gate="prompt", docs=made.docs, threshold=0.25))
+    rag = kg.build_pipeline(kg.PipelineOptions(model=made.model, gate="prompt", docs=made.docs, threshold=0.25))
     assert repr(rag) == "<AdaptiveRAG: fake, gate prompt with threshold 0.25, 3 passages from bm25>"
     assert repr(kg.AdaptiveRAG(rag.model, kg.load_gate("never"))).endswith("no documents>")

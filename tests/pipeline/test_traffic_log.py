@@ -80,7 +80,7 @@ def test_retrieved_questions_are_logged_and_skipped_ones_are_not(store):
     }
     assert {entry.source for entry in found.values()} == {LabelSource.AGREEMENT}
     assert {entry.scope.model for entry in found.values()} == {rag.model.fingerprint}
-    assert (log.asked, log.labelled) == (3, 2)
+    assert (log.n_questions, log.n_labeled) == (3, 2)
 
 
 def test_an_answer_that_is_streamed_is_logged_too(store):
@@ -137,7 +137,7 @@ def test_many_threads_log_every_question_once(store):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: rag.answer(f"badge colour of number {i:03d}?"), range(100)))
     log.close()
-    assert len({entry.question for entry in store.entries()}) == log.labelled == 100
+    assert len({entry.question for entry in store.entries()}) == log.n_labeled == 100
 
 
 def test_a_log_that_was_closed_can_be_written_again(store):
@@ -156,7 +156,7 @@ def test_what_cannot_be_logged_is_said_and_the_answer_is_given(store, caplog):
     log = TrafficLog(store)
     assert build(log).answer(QUESTIONS[1]).text == "green"
     log.close()
-    assert "What was asked could not be logged: the log" in caplog.text
+    assert "Questions could not be logged: the log" in caplog.text
 
 
 def test_an_agreement_never_outranks_a_person(store):
@@ -175,5 +175,5 @@ def test_drafts_without_a_log_are_refused(tmp_path):
     from knowgate.pipeline.settings import load_settings
 
     (tmp_path / "a.txt").write_text("something to find")
-    with pytest.raises(BadSetting, match="--log-drafts needs --log"):
+    with pytest.raises(BadSetting, match="`log_drafts` needs a log"):
         build_pipeline(load_settings(model="fake", gate="always", docs=tmp_path, log_drafts=True))

@@ -8,8 +8,8 @@ import knowgate as kg
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
 from tests.support.invented import write_invented
-from tests.support.running_server import running
-from tests.support.stub_upstream import running_stub
+from tools.local_server import running
+from tools.stub_upstream import running_stub
 
 KNOWN, UNKNOWN = "What is the capital of Bababaland?", "What is the capital of Babakoland?"
 
@@ -41,7 +41,7 @@ def serve(made, stub):
         def start(*, upstream=True, options=None, change=None, **settings):
             given = {"model": made.model, "docs": made.docs, "k": 1, **settings}
             address = {"upstream": stub.url} if upstream else {}
-            app = create_app(kg.Settings(**given), ServeOptions(**address, **(options or {})))
+            app = create_app(kg.PipelineOptions(**given), ServeOptions(**address, **(options or {})))
             if change is not None:
                 change(app.state.service)
             return stack.enter_context(running(app)), app

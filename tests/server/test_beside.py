@@ -57,7 +57,7 @@ def test_a_file_of_keys_holds_no_key(tmp_path):
 
 def test_without_keys_a_server_does_not_listen_to_the_outside(made):
     with pytest.raises(kg.KnowgateError, match="needs API keys"):
-        run_server(kg.Settings(), ServeOptions(host="0.0.0.0"))
+        run_server(kg.PipelineOptions(), ServeOptions(host="0.0.0.0"))
 
 
 def test_without_keys_the_clients_own_key_goes_to_the_upstream(serve, stub):
@@ -118,7 +118,7 @@ def test_a_file_that_is_no_database_is_refused_at_the_start(made, stub, tmp_path
     (tmp_path / "d.db").write_text("no database" * 100)
     options = ServeOptions(upstream=stub.url, decisions=str(tmp_path / "d.db"))
     with pytest.raises(kg.KnowgateError, match="log of decisions"):
-        create_app(kg.Settings(gate="always", docs=made.docs), options)
+        create_app(kg.PipelineOptions(gate="always", docs=made.docs), options)
 
 
 def test_what_happened_is_counted_without_a_word_of_a_question(serve):

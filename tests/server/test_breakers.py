@@ -28,7 +28,7 @@ class MoodyRetriever:
 
 def with_parts(seconds=30, **parts):
     def change(service):
-        with_keeper(service, GateService(service.keeper.rag.altered(**parts), seconds=seconds, strict=False))
+        with_keeper(service, GateService(service.keeper.rag.replace(**parts), seconds=seconds, strict=False))
 
     return change
 

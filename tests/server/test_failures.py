@@ -40,7 +40,7 @@ def with_gate(gate):
     """Puts a gate into a service that was built with another one."""
 
     def change(service):
-        with_keeper(service, GateService(service.keeper.rag.altered(gate=gate), seconds=0.5, strict=False))
+        with_keeper(service, GateService(service.keeper.rag.replace(gate=gate), seconds=0.5, strict=False))
 
     return change
 
@@ -54,7 +54,7 @@ class BrokenRetriever:
 
 def with_retriever(strict):
     def change(service):
-        rag = service.keeper.rag.altered(retriever=BrokenRetriever())
+        rag = service.keeper.rag.replace(retriever=BrokenRetriever())
         with_keeper(service, GateService(rag, seconds=0.5, strict=strict))
 
     return change

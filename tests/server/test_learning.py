@@ -327,7 +327,7 @@ def test_two_gates_have_figures_of_their_own(serve, stub, tmp_path):
 )
 def test_settings_that_do_not_go_together_are_refused(made, stub, options, words):
     with pytest.raises(kg.KnowgateError, match=words):
-        create_app(kg.Settings(gate="always", docs=made.docs), ServeOptions(upstream=stub.url, **options))
+        create_app(kg.PipelineOptions(gate="always", docs=made.docs), ServeOptions(upstream=stub.url, **options))
 
 
 def test_nothing_is_learnt_until_it_is_switched_on(serve, stub, tmp_path):
@@ -430,7 +430,7 @@ def test_questions_unlike_those_of_the_fit_are_seen_as_drift_and_the_others_are_
 
 def test_how_far_questions_lie_from_those_of_the_fit_is_shown_per_gate(serve, tmp_path, monkeypatch):
     address, app = serve(upstream=False, gate="prompt", options={"canary": 1.0})
-    gate = type(app.state.service.keeper.rag.bound)
+    gate = type(app.state.service.keeper.rag.bound_gate)
     monkeypatch.setattr(gate, "distances", lambda self, questions, readings: [2.0 for _ in questions])
     ask(address, KNOWN, model="knowgate")
     drift = learnt(address)["a"]["drift"]

@@ -19,8 +19,8 @@ from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
 from tests.support.postgres_server import postgres_server
 from tests.support.processes import until
-from tests.support.running_server import running
 from tests.support.served import served
+from tools.local_server import running
 
 
 @pytest.fixture
@@ -181,21 +181,21 @@ def test_settings_are_read_again_at_a_signal_while_requests_keep_theirs(stub, ma
 
 
 def test_settings_that_cannot_be_used_change_nothing(made, stub):
-    given = [kg.Settings(gate="nosuch", docs=made.docs)]
-    settings, options = kg.Settings(gate="never", docs=made.docs), ServeOptions(upstream=stub.url)
+    given = [kg.PipelineOptions(gate="nosuch", docs=made.docs)]
+    settings, options = kg.PipelineOptions(gate="never", docs=made.docs), ServeOptions(upstream=stub.url)
     app = create_app(settings, options, read=lambda: given[0])
     with running(app) as address:
         assert reload(app, address) is False
         assert ask(address).json()["knowgate"]["gate"] == "never"
-        given[0] = kg.Settings(gate="always", docs=made.docs, threshold=0.25)
+        given[0] = kg.PipelineOptions(gate="always", docs=made.docs, threshold=0.25)
         assert reload(app, address) is True
         assert ask(address).json()["knowgate"]["threshold"] == 0.25
 
 
 def test_what_was_learnt_of_one_gate_does_not_count_for_the_one_that_takes_its_place(made, stub, tmp_path):
     options = ServeOptions(upstream=stub.url, decisions=str(tmp_path / "d.db"), audit=1.0)
-    again = kg.Settings(gate="always", docs=made.docs)
-    app = create_app(kg.Settings(gate="never", docs=made.docs), options, read=lambda: again)
+    again = kg.PipelineOptions(gate="always", docs=made.docs)
+    app = create_app(kg.PipelineOptions(gate="never", docs=made.docs), options, read=lambda: again)
     with running(app) as address:
         ask(address)
         until(lambda: httpx.get(f"{address}/v1/learning").json()["arms"]["a"]["loss"]["drawn"] == 1)
@@ -214,8 +214,8 @@ def reload(app, address):
 
 
 def test_a_model_in_this_process_stays_loaded(made):
-    settings = kg.Settings(model=made.model, docs=made.docs, gate="never")
-    again = kg.Settings(model=made.model, docs=made.docs, gate="always")
+    settings = kg.PipelineOptions(model=made.model, docs=made.docs, gate="never")
+    again = kg.PipelineOptions(model=made.model, docs=made.docs, gate="always")
     app = create_app(settings, ServeOptions(), read=lambda: again)
     model = app.state.service.keeper.rag.model
     with running(app) as address:

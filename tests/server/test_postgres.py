@@ -184,7 +184,7 @@ def test_refitting_from_a_database_without_questions_says_so_without_its_passwor
 def test_a_database_that_cannot_be_used_is_said_at_the_start_without_its_password(made, stub, address):
     options = ServeOptions(upstream=stub.url, decisions=address.format(PASSWORD))
     with pytest.raises(kg.KnowgateError, match=r"cannot reach the database|its name must be small") as caught:
-        create_app(kg.Settings(gate="always", docs=made.docs), options)
+        create_app(kg.PipelineOptions(gate="always", docs=made.docs), options)
     assert PASSWORD not in str(caught.value)
     assert PASSWORD not in repr(options)
 

@@ -10,7 +10,7 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.upstream.client import UpstreamPool, WeightedAddress, parse_weighted_address
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
-from tests.support.stub_upstream import running_stub
+from tools.stub_upstream import running_stub
 
 
 @pytest.fixture

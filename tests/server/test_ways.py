@@ -39,7 +39,7 @@ class WatchedRetriever:
 
 def with_retriever(retriever):
     def change(service):
-        rag = service.keeper.rag.altered(retriever=retriever)
+        rag = service.keeper.rag.replace(retriever=retriever)
         service.keeper = service.forwarding.keeper = GateService(rag, seconds=30, strict=False)
 
     return change
@@ -80,14 +80,14 @@ def test_by_the_question_alone_one_call_is_made(serve, stub):
 
 
 def test_a_gate_that_reads_a_draft_cannot_go_by_the_question_alone(made, stub):
-    settings = kg.Settings(gate="logprob:mean", docs=made.docs)
+    settings = kg.PipelineOptions(gate="logprob:mean", docs=made.docs)
     with pytest.raises(kg.KnowgateError, match="reads a draft: use --way draft or race"):
         create_app(settings, ServeOptions(upstream=stub.url, way="question"))
 
 
 def test_a_gate_that_needs_what_an_upstream_does_not_give_is_refused_at_the_start(made, stub):
     with pytest.raises(kg.KnowgateError, match="needs labels"):
-        create_app(kg.Settings(gate="prompt", docs=made.docs), ServeOptions(upstream=stub.url))
+        create_app(kg.PipelineOptions(gate="prompt", docs=made.docs), ServeOptions(upstream=stub.url))
 
 
 def test_a_follow_up_is_searched_with_the_question_before_it(serve, stub):

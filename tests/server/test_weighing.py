@@ -32,7 +32,7 @@ class FirmArbiter(Arbiter):
 
 def with_arbiter(arbiter):
     def change(service):
-        service.keeper.rag = service.keeper.rag.altered(arbiter=arbiter)
+        service.keeper.rag = service.keeper.rag.replace(arbiter=arbiter)
 
     return change
 
@@ -131,6 +131,6 @@ def test_by_default_an_answer_with_passages_that_cannot_tell_gives_way(serve, st
 
 
 def test_an_arbiter_has_nothing_to_weigh_where_the_gate_reads_no_draft(made, stub):
-    settings = kg.Settings(gate="always", docs=made.docs, arbiter="rules")
+    settings = kg.PipelineOptions(gate="always", docs=made.docs, arbiter="rules")
     with pytest.raises(kg.KnowgateError, match="weighs drafts"):
         create_app(settings, ServeOptions(upstream=stub.url))

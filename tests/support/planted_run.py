@@ -36,7 +36,7 @@ SETTINGS = {
 RESCORE = """
 import json, sys
 from pathlib import Path
-from knowgate.fitting.examples import load_examples
+from knowgate.training.examples import load_examples
 from knowgate.gates import load_gate
 examples = load_examples([Path(sys.argv[2])])
 print(json.dumps(load_gate(sys.argv[1]).score(examples.questions, examples.readings)))

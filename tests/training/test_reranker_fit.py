@@ -31,7 +31,7 @@ from tests.support.tiny_models import save_tiny_cross_encoder
 TRAIN, TEST = planted_preferences(96), planted_preferences(60, "test", seed=1)
 RESCORE = """
 import json, sys
-from knowgate.rerank import load_reranker
+from knowgate.retrieval.rerankers import load_reranker
 from knowgate.types import Passage
 texts = json.loads(sys.argv[2])
 print(json.dumps(load_reranker(sys.argv[1]).score(["what is the apple"], [[Passage("1", text) for text in texts]])[0]))

@@ -20,7 +20,7 @@ client.create_collection("handbook", vectors_config=size)
 client.upsert("handbook", [models.PointStruct(id=1, vector=vector, payload={"text": text, "team": "office"})])
 
 retriever = QdrantRetriever(client, "handbook", embedder=embedder).filtered({"team": "office"})
-rag = build_pipeline(load_settings(), retrieves=False).altered(retriever=retriever)
+rag = build_pipeline(load_settings(), retrieves=False).replace(retriever=retriever)
 for question in sys.argv[1:]:
     answer = rag.answer(question)
     print(question, [one.text for one in answer.passages], answer.text, sep=" | ")

@@ -13,44 +13,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from knowgate.cli.answer_output import (
-    TruncationNotice,
-    decision_label,
-    show_answer,
-    show_decision_basis,
-    show_rewritten_question,
-    show_streamed_answer,
-)
+from knowgate.cli import answer_output
 from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
-from knowgate.cli.options import (
-    JsonOption,
-    LangOption,
-    ModelOption,
-    PromptsOption,
-    RerankMarginOption,
-    RetrieverOption,
-    parse_path,
-)
-from knowgate.cli.pipeline_options import (
-    ArbiterSpec,
-    Beta,
-    ConfigFile,
-    Docs,
-    GateSpec,
-    Index,
-    K,
-    Log,
-    LogDrafts,
-    MaxTokens,
-    NoRules,
-    PlugIn,
-    Preset,
-    Rerank,
-    RulesFile,
-    SecondLook,
-    Threshold,
-    combine_rule_flags,
-)
+from knowgate.cli.options import JsonOption, parse_path
+from knowgate.cli.pipeline_options import ConfigFile, NoRules, load_command_settings
 from knowgate.cli.questions import QuestionStream, read_arguments
 from knowgate.core.display import sanitize_text
 from knowgate.core.validation import parse_json
@@ -60,100 +26,34 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import answer_record, decision_record
 from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.conversation import Conversation, question_from_messages
-from knowgate.pipeline.settings import load_settings
+from knowgate.pipeline.settings import DecisionOptions, PipelineOptions
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.types import Answer, Decision, DecisionNote, Model, Question
-
-MESSAGES_KEY = "messages"
-
-
-def run_conversation(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, as_json: bool) -> None:
-    """One question after the other until an empty line; what was given on the command line comes first."""
-    conversation, cut = Conversation(rag), TruncationNotice(rag.max_tokens)
-    for number, text in enumerate(_said(first), start=1):
-        question = conversation.understand(text, str(number) if as_json else "")
-        if as_json:
-            answer = rag.answer(question)
-            print_json(answer_record(answer, rag))
-        else:
-            show_rewritten_question(question)
-            answer = show_streamed_answer(rag, question)
-            cut.see(answer)
-            if explain:
-                show_decision_basis(answer.decision)
-        conversation.remember(answer)
-
-
-def _said(first: Sequence[str]) -> Iterator[str]:
-    yield from first
-    while text := _next_line():
-        yield text
-
-
-def _next_line() -> str:
-    """'' at the end: an empty line, or nothing more to read."""
-    if sys.stdin.isatty():
-        STDERR_CONSOLE.print("> ", end="")
-    return sys.stdin.readline().strip()
-
-
-def parse_question_line(model: Model, question: Question) -> Question:
-    """A line that is JSON with messages is a conversation, whose last question is meant; one with 'question', as in the
-    files that are labelled, is that question; any other is a question as it stands."""
-    if not (question.text.startswith("{") and f'"{MESSAGES_KEY}"' in question.text):
-        return _named(question)
-    record = parse_json(question.text, f"line {question.id or 1}")
-    messages = record.get(MESSAGES_KEY)
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise BadInput(f"line {question.id or 1}: 'messages' must be a list of objects with 'role' and 'content'.")
-    return question_from_messages(model, messages, question.id)
-
-
-def _named(question: Question) -> Question:
-    if not (question.text.startswith("{") and '"question"' in question.text):
-        return question
-    try:
-        asked = parse_json(question.text, "the line").get("question")
-    except BadInput:  # words in braces are words
-        return question
-    return replace(question, text=asked) if isinstance(asked, str) and asked.strip() else question
-
 
 QuestionArguments = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
 RecordFolder = Annotated[
     Path | None,
+    typer.Option(parser=parse_path, metavar="DIR", help="Record the model's outputs here, for --model replay:DIR."),
+]
+Interactive = Annotated[
+    bool,
+    typer.Option("--interactive", "-i", help="A conversation with follow-up questions. An empty line ends it."),
+]
+Explain = Annotated[
+    bool,
     typer.Option(
-        parser=parse_path, metavar="DIR", help="Keep the model's outputs in this folder, for --model replay:DIR."
+        help="Show what a decision is based on: a fitted gate's raw score, the distance from its training questions, "
+        "similar logged questions (dhicl, skr), and the guarantee of the threshold."
     ),
 ]
-Interactive = Annotated[bool, typer.Option("--interactive", "-i", help="A conversation: one question after the other, follow-ups understood. An empty line ends it.")]  # fmt: skip  # noqa: E501
-Explain = Annotated[bool, typer.Option(help="Show what a decision rests on: a fitted gate's raw score and how far the question lies from those it learnt from, logged questions (dhicl, skr), what is proven about the threshold.")]  # fmt: skip  # noqa: E501
 
 
 def ask(
     questions: QuestionArguments = None,
-    model: ModelOption = None,
-    gate: GateSpec = None,
-    plug_in: PlugIn = None,
-    threshold: Threshold = None,
-    docs: Docs = None,
-    index: Index = None,
-    retriever: RetrieverOption = None,
-    rerank: Rerank = None,
-    rerank_margin: RerankMarginOption = None,
-    preset: Preset = None,
-    beta: Beta = None,
-    arbiter: ArbiterSpec = None,
-    rules: RulesFile = None,
+    *,
+    options: PipelineOptions,
     no_rules: NoRules = False,
-    second_look: SecondLook = None,
-    k: K = None,
-    max_tokens: MaxTokens = None,
-    lang: LangOption = None,
-    prompts: PromptsOption = None,
     config: ConfigFile = None,
-    log: Log = None,
-    log_drafts: LogDrafts = None,
     record: RecordFolder = None,
     interactive: Interactive = False,
     explain: Explain = False,
@@ -164,47 +64,88 @@ def ask(
     A line of standard input may be JSON: {"question": ...}, or a conversation,
     {"messages": [{"role": "user", "content": ...}, ...]}.
     """
-    settings = load_settings(
-        config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, docs=docs, index=index,
-        retriever=retriever, rerank=rerank, rerank_margin=rerank_margin, preset=preset, beta=beta,
-        arbiter=arbiter, rules=combine_rule_flags(rules, no_rules),
-        second_look=second_look, k=k, max_tokens=max_tokens, lang=lang,
-        prompts=prompts, log=log, log_drafts=log_drafts,
-    )  # fmt: skip
-    asked = None if interactive else read_arguments(questions)  # what is wrong with it is said before anything loads
+    settings = load_command_settings(config, options, no_rules)
+    stream = None if interactive else read_arguments(questions)  # bad input is reported before a model is loaded
     rag = build_pipeline(settings, record)
-    _say_promise(rag, explain)
-    with _logging(rag.log):
-        if asked is None:
-            run_conversation(rag, questions or [], explain=explain, as_json=as_json)
+    _print_guarantee(rag, explain)
+    with _closing_log(rag.log):
+        if stream is None:
+            _run_conversation(rag, questions or [], explain=explain, as_json=as_json)
         else:
             live = not as_json and len(questions or ()) == 1 and sys.stdout.isatty()
-            _answer_all(rag, asked, live=live, explain=explain, as_json=as_json)
+            _answer_all(rag, stream, live=live, explain=explain, as_json=as_json)
 
 
-def _answer_all(rag: AdaptiveRAG, asked: QuestionStream, *, live: bool, explain: bool, as_json: bool) -> None:
-    """live: each answer is shown while it is made."""
-    sure, far, cut = RerankSkipCounter(), DistanceMonitor(), TruncationNotice(rag.max_tokens)
-    understood = (parse_question_line(rag.model, question) for question in asked)
-    for answer in map(partial(show_streamed_answer, rag), understood) if live else rag.stream(understood, first=1):
-        sure.see(answer)
-        far.see(answer.decision)
+def _answer_all(rag: AdaptiveRAG, stream: QuestionStream, *, live: bool, explain: bool, as_json: bool) -> None:
+    """Answer questions and print the results; with `live`, print each answer while it is generated."""
+    skips, outliers = RerankSkipCounter(), OutlierCounter()
+    truncation = answer_output.TruncationNotice(rag.max_tokens)
+    questions = (_parse_question_line(rag.model, question) for question in stream)
+    show_live = partial(answer_output.show_streamed_answer, rag)
+    for answer in map(show_live, questions) if live else rag.stream(questions, first=1):
+        skips.count(answer)
+        outliers.count(answer.decision)
         if not live:
-            _tell_skipped(asked, answer.question, as_json)
-            print_json(answer_record(answer, rag)) if as_json else show_answer(answer)
+            _print_skipped_lines(stream, answer.question, as_json)
+            print_json(answer_record(answer, rag)) if as_json else answer_output.show_answer(answer)
         if not as_json:
-            cut.see(answer)
-        if explain and not as_json:
-            show_decision_basis(answer.decision)
-    _tell_skipped(asked, None, as_json)
-    far.say()
+            truncation.check(answer)
+            if explain:
+                answer_output.show_decision_basis(answer.decision)
+    _print_skipped_lines(stream, None, as_json)
+    outliers.print_warning()
     if rag.rerank_margin is not None and rag.reranker is not None:
-        STDERR_CONSOLE.print(f"{sure.skipped} of {sure.retrieved} retrieved questions were not reranked: margin.")
+        STDERR_CONSOLE.print(f"{skips.skipped} of {skips.retrieved} retrieved questions were not reranked: margin.")
+
+
+def decide(
+    questions: QuestionArguments = None,
+    *,
+    options: DecisionOptions,
+    no_rules: NoRules = False,
+    config: ConfigFile = None,
+    record: RecordFolder = None,
+    explain: Explain = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say for each question whether to retrieve; answer nothing, retrieve nothing."""
+    settings = load_command_settings(config, options, no_rules)
+    stream = read_arguments(questions)
+    rag = build_pipeline(settings, record, retrieves=False)
+    _print_guarantee(rag, explain)
+    outliers = OutlierCounter()
+    for question, decision in rag.decide_stream((_parse_question_line(rag.model, each) for each in stream), first=1):
+        outliers.count(decision)
+        _print_skipped_lines(stream, question, as_json)
+        if as_json:
+            number = {"id": question.id} if question.id else {}
+            print_json({**number, "question": question.text, **decision_record(decision), "model": rag.model.name})
+            continue
+        label, reason = answer_output.format_verdict(decision), (sanitize_text(decision.reason), "dim")
+        create_console().print(Text.assemble(label, f"  {sanitize_text(question.text)}  ", reason))
+        if explain:
+            answer_output.show_decision_basis(decision)
+    outliers.print_warning()
+
+
+def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
+    """Print the guarantee if `explain` is set, or if it does not hold for this pipeline."""
+    if (explain or rag.guarantee_violations) and rag.guarantee:
+        STDERR_CONSOLE.print(rag.guarantee)
+
+
+def _print_skipped_lines(stream: QuestionStream, question: Question | None, as_json: bool) -> None:
+    """With JSON output, print a record for each empty line before this question, or up to the end if it is None."""
+    number = int(question.id) if question is not None and question.id else None
+    if not as_json or (question is not None and number is None):
+        return
+    for skipped in stream.skipped_before(number):
+        print_json({"id": str(skipped), "question": "", "skipped": "the line is empty"})
 
 
 @contextmanager
-def _logging(log: TrafficLog | None) -> Iterator[None]:
-    """What was asked is written whatever happens, and how much of it has a label is said."""
+def _closing_log(log: TrafficLog | None) -> Iterator[None]:
+    """Write pending entries of the log whatever happens, then print how many questions were logged."""
     try:
         yield
     finally:
@@ -212,91 +153,93 @@ def _logging(log: TrafficLog | None) -> Iterator[None]:
             log.close()
     if log is not None:
         STDERR_CONSOLE.print(
-            f"{log.labelled} of {log.asked} questions were logged: answered both with and without passages."
+            f"{log.n_labeled} of {log.n_questions} questions were logged: answered both with and without passages."
         )
 
 
 @dataclass
 class RerankSkipCounter:
-    """How often the margin rule held."""
+    """Counts how often the margin rule skipped reranking."""
 
     retrieved: int = 0
     skipped: int = 0
 
-    def see(self, answer: Answer) -> None:
+    def count(self, answer: Answer) -> None:
+        """Count one answer."""
         self.retrieved += bool(answer.passages)
         self.skipped += DecisionNote.NOT_RERANKED in answer.decision.notes
 
 
 @dataclass
-class DistanceMonitor:
-    """How many questions lie far from those the gate was fitted on."""
+class OutlierCounter:
+    """Counts questions that lie far from those the gate was fitted on."""
 
     gate: str = ""
     distances: list[float | None] = field(default_factory=list)
 
-    def see(self, decision: Decision) -> None:
+    def count(self, decision: Decision) -> None:
+        """Count one decision."""
         self.gate = decision.gate
         self.distances.append(decision.distance)
 
-    def say(self) -> None:
-        if said := format_far_warning(self.gate, compute_far_share(self.distances), len(self.distances)):
-            STDERR_CONSOLE.print(said)
+    def print_warning(self) -> None:
+        """Print a warning if too many questions are outliers."""
+        share = compute_far_share(self.distances)
+        if warning := format_far_warning(self.gate, share, len(self.distances)):
+            STDERR_CONSOLE.print(warning)
 
 
-def decide(
-    questions: QuestionArguments = None,
-    model: ModelOption = None,
-    gate: GateSpec = None,
-    plug_in: PlugIn = None,
-    threshold: Threshold = None,
-    rules: RulesFile = None,
-    no_rules: NoRules = False,
-    lang: LangOption = None,
-    prompts: PromptsOption = None,
-    config: ConfigFile = None,
-    record: RecordFolder = None,
-    explain: Explain = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Say for each question whether to retrieve; answer nothing, retrieve nothing."""
-    settings = load_settings(
-        config, model=model, gate=gate, plug_in=plug_in, threshold=threshold, lang=lang, prompts=prompts,
-        rules=combine_rule_flags(rules, no_rules),
-    )  # fmt: skip
-    asked = read_arguments(questions)
-    rag = build_pipeline(settings, record, retrieves=False)
-    _say_promise(rag, explain)
-    far = DistanceMonitor()
-    understood = (parse_question_line(rag.model, question) for question in asked)
-    for question, decision in rag.decide_stream(understood, first=1):
-        far.see(decision)
-        _tell_skipped(asked, question, as_json)
+# --- conversations --------------------------------------------------------------------------------
+
+
+def _run_conversation(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, as_json: bool) -> None:
+    """Answer the given questions, then lines of standard input until an empty one, as one conversation."""
+    conversation, truncation = Conversation(rag), answer_output.TruncationNotice(rag.max_tokens)
+    for number, text in enumerate(_read_turns(first), start=1):
+        question = conversation.rewrite(text, str(number) if as_json else "")
         if as_json:
-            number = {"id": question.id} if question.id else {}
-            print_json({**number, "question": question.text, **decision_record(decision), "model": rag.model.name})
+            answer = rag.answer(question)
+            print_json(answer_record(answer, rag))
         else:
-            line = (
-                decision_label(decision),
-                f"  {sanitize_text(question.text)}  ",
-                (sanitize_text(decision.reason), "dim"),
-            )
-            create_console().print(Text.assemble(*line))
-        if explain and not as_json:
-            show_decision_basis(decision)
-    far.say()
+            answer_output.show_rewritten_question(question)
+            answer = answer_output.show_streamed_answer(rag, question)
+            truncation.check(answer)
+            if explain:
+                answer_output.show_decision_basis(answer.decision)
+        conversation.remember(answer)
 
 
-def _say_promise(rag: AdaptiveRAG, explain: bool) -> None:
-    """What is proven, to who asks; that it does not hold here, to everybody."""
-    if (explain or rag.objections) and (said := rag.promise):
-        STDERR_CONSOLE.print(said)
+def _read_turns(first: Sequence[str]) -> Iterator[str]:
+    yield from first
+    while text := _read_turn():
+        yield text
 
 
-def _tell_skipped(asked: QuestionStream, question: Question | None, as_json: bool) -> None:
-    """Empty lines before this question (None: to the end) keep their number; programs are told of them."""
-    before = int(question.id) if question is not None and question.id else None
-    if not as_json or (question is not None and before is None):
-        return
-    for number in asked.skipped_before(before):
-        print_json({"id": str(number), "question": "", "skipped": "the line is empty"})
+def _read_turn() -> str:
+    """Read a line of standard input; return '' at its end."""
+    if sys.stdin.isatty():
+        STDERR_CONSOLE.print("> ", end="")
+    return sys.stdin.readline().strip()
+
+
+def _parse_question_line(model: Model, question: Question) -> Question:
+    """Interpret a line as JSON with "messages" or "question"; any other line is the question itself."""
+    if not question.text.startswith("{"):
+        return question
+    if '"messages"' not in question.text:
+        return _parse_question_record(question)
+    where = f"line {question.id or 1}"
+    messages = parse_json(question.text, where).get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise BadInput(f"{where}: 'messages' must be a list of objects with 'role' and 'content'.")
+    return question_from_messages(model, messages, question.id)
+
+
+def _parse_question_record(question: Question) -> Question:
+    if '"question"' not in question.text:
+        return question
+    try:
+        text = parse_json(question.text, "the line").get("question")
+    except BadInput:  # text in braces that is not JSON is a question
+        return question
+    return replace(question, text=text) if isinstance(text, str) and text.strip() else question

@@ -25,7 +25,7 @@ from knowgate.core.files import cache_dir
 from knowgate.core.http_client import redact_urls
 from knowgate.errors import KnowgateError, WeightsError
 from knowgate.models import embedded_weights as weights
-from knowgate.pipeline.settings import Settings, load_settings
+from knowgate.pipeline.settings import PipelineOptions, load_settings
 from knowgate.server.auth.api_keys import read_keys
 from knowgate.server.options import ServeOptions, load_serve_options
 
@@ -75,7 +75,7 @@ def _packages() -> Iterator[Finding]:
         yield Finding("server", "all packages are here")
 
 
-def _documents(settings: Settings) -> Finding:
+def _documents(settings: PipelineOptions) -> Finding:
     if settings.index is None and settings.docs is None:
         return Finding("documents", "none named", "knowgate serve --docs FOLDER, or docs = ... in knowgate.toml")
     if settings.docs is not None and not settings.docs.exists():

@@ -9,6 +9,7 @@ import typer
 
 from knowgate.cli.options import parse_path
 from knowgate.errors import BadSetting
+from knowgate.pipeline.settings import DecisionOptions, PipelineOptions, load_settings
 
 GateSpec = Annotated[str | None, typer.Option("--gate", help="Gate with options, e.g. logprob:mean; folder of a fitted one (DIR,verdict=own: by its raw score). See `knowgate gates`.")]  # fmt: skip  # noqa: E501
 PlugIn = Annotated[
@@ -34,5 +35,13 @@ LogDrafts = Annotated[bool | None, typer.Option("--log-drafts", help="With --log
 def combine_rule_flags(rules: str | None, no_rules: bool) -> str | None:
     """The setting that the two flags make."""
     if rules is not None and no_rules:
-        raise BadSetting("--rules and --no-rules exclude each other: leave one away.")
+        raise BadSetting("--rules and --no-rules are mutually exclusive; use one.")
     return "none" if no_rules else rules
+
+
+def load_command_settings(config: Path | None, options: DecisionOptions, no_rules: bool) -> PipelineOptions:
+    """Combine the settings file with the flags that were typed, which take precedence."""
+    if no_rules and "rules" in options.model_fields_set:
+        raise BadSetting("--rules and --no-rules are mutually exclusive; use one.")
+    values = {name: getattr(options, name) for name in options.model_fields_set}
+    return load_settings(config, **values, **({"rules": "none"} if no_rules else {}))

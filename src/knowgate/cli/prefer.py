@@ -21,7 +21,7 @@ from knowgate.cli.options import (
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.data.preferences import PreferenceFolder
 from knowgate.pipeline.builder import build_prompts
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.training.preference_run import DEFAULT_SOURCE, PreferenceProgress
 from knowgate.training.preference_run import measure_preferences as prefer_labelled
 
@@ -70,7 +70,7 @@ def prefer(
 
     Example: knowgate prefer --labels run --index my-index --out pref
     """
-    wording = build_prompts(Settings(lang=lang, prompts=prompts))
+    wording = build_prompts(PipelineOptions(lang=lang, prompts=prompts))
     try:
         with show_progress("measuring", "questions", STDERR_CONSOLE) as show:
             counts = prefer_labelled(

@@ -18,7 +18,7 @@ from knowgate.errors import BadSetting, KnowgateError
 from knowgate.evaluation.first_run.options import DEFAULT_MAX_LOSS, FirstRunOptions
 from knowgate.evaluation.first_run.runner import FirstRunResult, first_run
 from knowgate.evaluation.server_log import is_server_log, read_logged_questions
-from knowgate.pipeline.settings import Settings, load_settings
+from knowgate.pipeline.settings import PipelineOptions, load_settings
 from knowgate.server.options import load_serve_options
 
 DEFAULT_REFIT_COUNT, DEFAULT_REFIT_OUT = 500, Path("knowgate-refit")
@@ -84,7 +84,9 @@ def _written(log: Path | DatabaseAddress, count: int, out: Path) -> Path:
     return out / "questions.jsonl"
 
 
-def _wishes(settings: Settings, questions: Path, count: int, max_loss: float, out: Path, seed: int) -> FirstRunOptions:
+def _wishes(
+    settings: PipelineOptions, questions: Path, count: int, max_loss: float, out: Path, seed: int
+) -> FirstRunOptions:
     return FirstRunOptions(
         docs=str(settings.docs or ""),
         index=settings.index or "",
@@ -98,7 +100,7 @@ def _wishes(settings: Settings, questions: Path, count: int, max_loss: float, ou
     )
 
 
-def served_model_spec(settings: Settings) -> str:
+def served_model_spec(settings: PipelineOptions) -> str:
     """The LLM that answers: the upstream's, where the settings of the server name one."""
     options = load_serve_options(settings)
     if not options.upstream:

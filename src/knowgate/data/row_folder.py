@@ -99,10 +99,10 @@ class RowFolder:
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each row's record in file order, with where it stands; memory stays flat."""
-        for where, record, _ in self.placed_records():
+        for where, record, _ in self.records_with_offsets():
             yield where, record
 
-    def placed_records(self) -> Iterator[tuple[str, dict[str, Any], int]]:
+    def records_with_offsets(self) -> Iterator[tuple[str, dict[str, Any], int]]:
         """The same, each with its place: the byte of the rows, unpacked, at which its line begins."""
         self.manifest()
         place = 0

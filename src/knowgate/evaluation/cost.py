@@ -194,7 +194,7 @@ class QuestionCost:
 
 
 def estimate_always_cost(trial: LabelTable) -> QuestionCost:
-    written = _mean(_opened(trial)) if trial.has_lengths else None
+    written = _mean(_opened(trial)) if trial.has_answer_lengths else None
     return QuestionCost(1.0, _mean(count_passage_tokens(trial)), written)
 
 
@@ -206,25 +206,25 @@ def estimate_never_cost(trial: LabelTable) -> QuestionCost:
 def estimate_gated_cost(trial: LabelTable, skips: BoolArray, gate: GateResult | None) -> QuestionCost:
     """What retrieving for all but these questions takes; gate: None for one that reads nothing, as never does."""
     drafts, extra = (gate.drafts, gate.extra_tokens) if gate else (False, 0.0)
-    drafted = trial.closed_tokens() * drafts
-    written = np.where(skips, trial.closed_tokens(), drafted + _opened(trial)).mean() + extra
+    drafted = trial.closed_tokens * drafts
+    written = np.where(skips, trial.closed_tokens, drafted + _opened(trial)).mean() + extra
     read = count_passage_tokens(trial)
     return QuestionCost(
         float((~skips).mean()),
         None if read is None else float((read * ~skips).mean()),
-        float(written) if trial.has_lengths else None,
+        float(written) if trial.has_answer_lengths else None,
         gate.cost.seconds if gate else 0.0,
     )
 
 
 def count_passage_tokens(trial: LabelTable) -> FloatArray | None:
     """Of the passages that each question is answered with; None where no row holds their texts."""
-    return trial.passage_lengths if trial.passage_lengths.any() else None
+    return trial.passage_tokens if trial.passage_tokens.any() else None
 
 
 def _opened(trial: LabelTable) -> FloatArray:
     """Tokens of the answer with passages; without any, of the other one."""
-    return np.where(trial.opened, trial.open_tokens(), trial.closed_tokens())
+    return np.where(trial.has_open_answer, trial.open_tokens, trial.closed_tokens)
 
 
 def _mean(values: FloatArray | None) -> float | None:

@@ -93,7 +93,7 @@ def summarize_evaluation(evaluation: Evaluation, advice: Recommendation, name: s
     gates |= _behind(evaluation)
     if evaluation.trial.open_right is not None:
         gates[RECOMMENDED] = _as_recommended(evaluation, advice)
-    keys = evaluation.trial.question_keys.tolist()
+    keys = evaluation.trial.question_fingerprints.tolist()
     arbiter = evaluation.cascade.arbiter if evaluation.cascade else ""
     model = str(evaluation.trial.settings["model"])
     return EvaluationSummary(name, model, len(keys), gates, keys, _words(asdict(advice)), arbiter)

@@ -163,7 +163,7 @@ def _promised(trial: LabelTable, gate: Gate, arbiter: str | None) -> GateGuarant
     chosen = set(read_text(file).split()) if file.is_file() else set()
     loss = float((gate.artifact.manifest.get("guarantee") or {}).get("epsilon", 0.0))
     return GateGuarantee(
-        describe_guarantee(gate, used), holds, loss, sum(str(key) in chosen for key in trial.question_keys)
+        describe_guarantee(gate, used), holds, loss, sum(str(key) in chosen for key in trial.question_fingerprints)
     )
 
 
@@ -263,7 +263,7 @@ def _pair(first: GateResult, second: GateResult) -> PairedComparison:
 def _slices(trial: LabelTable, gates: Sequence[GateResult]) -> list[SliceTable]:
     tables = []
     for dimension in SLICE_DIMENSIONS:
-        values = trial.part_of(dimension)
+        values = trial.get_slice_values(dimension)
         kinds = sorted({value for value in values if value is not None})
         kinds = list(FREQUENCY_THIRDS) if dimension == ANSWER_FREQUENCY and kinds else kinds
         if len(kinds) < 2:
@@ -286,9 +286,9 @@ def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
         "model": trial.settings["model"],
         "runs": trial.runs,
         "questions": len(trial.rows),
-        "synthetic": int(trial.synthetic.sum()),
+        "synthetic": int(trial.is_synthetic.sum()),
         "left_out": trial.left_out,
-        "answered closed-book for want of passages": trial.unopened,
+        "answered closed-book for want of passages": trial.n_without_passages,
         "grader": trial.settings["grader"],
         "resamples": evaluation.resamples,
         "majority": compute_majority_share(trial),

@@ -104,7 +104,7 @@ def evaluate(
             asked, resolve_run_paths(runs or []), model=model, prompts=wording, plug_in=plug_in, runner=runner
         )
     try:
-        trial = load_label_table(resolve_run_paths(runs or []), held=MAX_ROWS_IN_MEMORY)
+        trial = load_label_table(resolve_run_paths(runs or []), max_in_memory=MAX_ROWS_IN_MEMORY)
         looking = [] if second_look is None else [str(second_look)]
         weighing = str(arbiter) if isinstance(arbiter, Path) else arbiter
         trial = drop_seen_rows(trial, [*asked, *looking], get_arbiter_folder(weighing)) if drop_seen else trial

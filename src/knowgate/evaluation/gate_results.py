@@ -242,7 +242,7 @@ def _derived(means: dict[str, FloatArray]) -> dict[str, FloatArray]:
 
 def tune_threshold(trial: LabelTable, open_right: BoolArray, needs: FloatArray) -> TunedThreshold | None:
     """The threshold for accuracy on the dev rows, tried on the rows it has not seen."""
-    dev, outcomes = trial.dev, GateOutcomes(needs, trial.closed_right, open_right)
+    dev, outcomes = trial.is_dev, GateOutcomes(needs, trial.closed_right, open_right)
     if not dev.any() or dev.all():
         return None
     threshold = choose_for_accuracy(outcomes.at(dev))
@@ -261,12 +261,12 @@ def tune_threshold(trial: LabelTable, open_right: BoolArray, needs: FloatArray) 
 
 def _cost(trial: LabelTable, gate: GateScores, retrieve: BoolArray) -> GateCost:
     """A skipped question goes on with its draft; a retrieved one pays for the draft it read, and an answer more."""
-    closed, opened = trial.closed_tokens(), trial.open_tokens()
+    closed, opened = trial.closed_tokens, trial.open_tokens
     drafted = closed if gate.drafts else np.zeros_like(closed)
     tokens = np.where(retrieve, drafted + opened, closed).mean() + gate.extra_tokens
     rate = float(retrieve.mean())
     calls = 1 + gate.calls + (rate if gate.drafts else 0.0)
-    return GateCost(calls, rate, float(tokens) if trial.has_lengths else None, gate.seconds)
+    return GateCost(calls, rate, float(tokens) if trial.has_answer_lengths else None, gate.seconds)
 
 
 def build_baselines(trial: LabelTable) -> list[GateScores]:

@@ -165,7 +165,7 @@ def judge_trial_passages(trial: LabelTable, folder: str) -> BoolArray:
 
 
 def _judge(folder: str) -> PassageFilter:
-    looks = load_gate(folder, plug_in=True).second_look
+    looks = load_gate(folder, plug_in=True).passage_filter
     if looks is None:
         raise BadSetting(f"the gate '{folder}' cannot judge passages; --second-look takes a fitted kbm gate.")
     return looks
@@ -183,7 +183,7 @@ def judge_run_passages(run: Path, rows: Sequence[LabelRow], folder: str, judge: 
         log.info("%s looks at the passages of %d questions", name, len(waiting))
     for start in range(0, len(waiting), SECOND_LOOK_BATCH):
         part = waiting[start : start + SECOND_LOOK_BATCH]
-        said = judge.useful([question_from_row(row) for row in part], [row.passages for row in part])
+        said = judge.are_useful([question_from_row(row) for row in part], [row.passages for row in part])
         known |= dict(zip((row.id for row in part), said, strict=True))
     if waiting:
         write_usefulness(run, RecordedUsefulness(name, fingerprint, known))

@@ -259,14 +259,14 @@ def _doing_without(evaluation: Evaluation, answered: CorrectAnswers, max_loss: f
 
 def _different(evaluation: Evaluation) -> int:
     """A question asked many times is still one."""
-    return len(np.unique(evaluation.trial.question_keys))
+    return len(np.unique(evaluation.trial.question_fingerprints))
 
 
 def _rounds(
     evaluation: Evaluation, answered: CorrectAnswers, aim: float
 ) -> Sequence[tuple[BoolArray, GateChoice | None]]:
     """Each fifth of the questions with what is chosen on the others. The same question is always in one fifth."""
-    shares = (hash_to_unit("recommend", str(key)) for key in evaluation.trial.question_keys)
+    shares = (hash_to_unit("recommend", str(key)) for key in evaluation.trial.question_fingerprints)
     places = np.array([int(share * FOLDS) for share in shares])
     levers = _levers(evaluation)
     folds = [places == number for number in range(FOLDS) if (places == number).any() and (places != number).any()]

@@ -105,7 +105,7 @@ def evaluate_actions(
             "--price-retrieval chooses between skipping, one retrieval and several, and no row has an answer after "
             "several rounds. Label with --iterative, or import such answers: knowgate import-answers --iterative KEY"
         )
-    dev = trial.dev
+    dev = trial.is_dev
     if not dev.any() or dev.all():
         raise BadSetting(
             f"{len(trial.rows)} questions are too few to fit expected gains on some and try them on others. Label more."
@@ -113,7 +113,7 @@ def evaluate_actions(
     right = np.stack([trial.closed_right, given, several], axis=1)
     draws, lines = Bootstrap(int((~dev).sum()), resamples, seed), list[ActionResult]()
     for gate in gates:
-        rows = ActionOutcomes(gate.needs, right, trial.always_right, (0.0, 1.0, trial.rounds))
+        rows = ActionOutcomes(gate.needs, right, trial.always_right, (0.0, 1.0, trial.mean_rounds))
         lines += measure_actions(gate.name, rows.at(dev), rows.at(~dev), prices, draws)
     return lines
 

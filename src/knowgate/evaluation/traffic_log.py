@@ -204,7 +204,7 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
     if not trial.rows:
         raise BadInput(f"the gate '{gate}' was fitted on every question of '{path}': replay others.")
     scored = score_gate(trial, gate)
-    drafted = np.minimum(trial.closed_tokens(), _draft_limit(trial, gate, scored)) + scored.extra_tokens
+    drafted = np.minimum(trial.closed_tokens, _draft_limit(trial, gate, scored)) + scored.extra_tokens
     pace = _pace(path)
     given = trial.always_right if arbiter is None else arbitrate(trial, arbiter).right
     events = [
@@ -220,7 +220,7 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
 
 def _draft_limit(trial: LabelTable, gate: str, scored: GateScores) -> float:
     """Draft tokens the gate reads; of a recorded gate only whether it does is known."""
-    if gate in trial.recorded:
+    if gate in trial.recorded_needs:
         return math.inf if scored.drafts else 0.0
     return float(load_gate(gate).request.draft_tokens)
 

@@ -25,7 +25,7 @@ COMPLEXITY_CLASSES = ("no", "one", "multi")
 class AdaptiveGate(FittedGate):
     """Classifies the sentence embedding of the question: no retrieval, one round, or several.
 
-    need = 1 - P(no retrieval). `steps` returns the number of rounds, which the pipeline then takes.
+    need = 1 - P(no retrieval). `count_rounds` returns the number of rounds, which the pipeline then takes.
 
     Needs: nothing. Cost per question: one sentence embedding; works with any LLM, served or local.
     Reference: Jeong et al. 2024 (Adaptive-RAG), where the classifier is a fine-tuned T5.
@@ -58,7 +58,7 @@ class AdaptiveGate(FittedGate):
         needs: FloatArray = 1 - self.predict_classes(questions)[:, 0]
         return needs
 
-    def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
+    def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         if not questions:
             return []
         return [MAX_ROUNDS if several > one else 1 for _, one, several in self.predict_classes(questions)]

@@ -77,7 +77,7 @@ class DhiclGate(Gate):
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [
-            self._build_prompt(question, reading.neighbours[self.name])
+            self._build_prompt(question, reading.neighbors[self.name])
             for question, reading in zip(questions, readings, strict=True)
         ]
 
@@ -96,13 +96,13 @@ class DhiclGate(Gate):
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [
-            score_logits(reading.labels[self.name], get_known_flags(reading.neighbours[self.name]), self.sign)
+            score_logits(reading.labels[self.name], get_known_flags(reading.neighbors[self.name]), self.sign)
             for reading in readings
         ]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         needs = self.score(questions, readings)
-        examples = [get_known_flags(reading.neighbours[self.name]) for reading in readings]
+        examples = [get_known_flags(reading.neighbors[self.name]) for reading in readings]
         return [
             f"shown {len(known)} similar logged questions, {sum(known)} of them known, the LLM expects "
             f"{'not ' if need > 0.5 else ''}to know this one"

@@ -66,11 +66,11 @@ class KbmGate(FittedGate):
         return 1 - compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(item) for item in questions])
 
     @property
-    def second_look(self) -> Self:
+    def passage_filter(self) -> Self:
         self._check_passage_training()
         return self
 
-    def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
+    def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Return whether each question can be answered with its passages; False without passages."""
         self._check_passage_training()
         max_tokens = int(self.artifact.options["max_tokens"])

@@ -11,8 +11,8 @@ import numpy as np
 from knowgate.core.validation import expand_path, read_text
 from knowgate.data.runs.columns import TOKEN_STATISTICS
 from knowgate.data.runs.folder import RECORDED_PREFIX, suggest_label_options
-from knowgate.data.runs.records import RecordedNeeds, align_scores, write_needs
-from knowgate.data.runs.table import LabelTable, name_runs
+from knowgate.data.runs.records import RecordedNeeds, write_needs
+from knowgate.data.runs.table import GateColumn, LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END
 from knowgate.errors import BadInput, BadSetting, NotOffered
@@ -106,7 +106,7 @@ def score_gates(trial: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
     """Every gate given; 'auto' stands for those that these rows are enough for, recorded ones included."""
     asked = [one for gate in gates for one in (list_scorable_gates(trial) if gate == "auto" else [gate])]
     different = {gate if isinstance(gate, str) else id(gate): gate for gate in asked}  # weights cannot be compared
-    if not trial.is_held:
+    if not trial.is_in_memory:
         return number_duplicate_names(_score_together(trial, list(different.values()), plug_in))
     told: dict[str, GateScores] = {}
     return number_duplicate_names([_score_once(trial, gate, told, plug_in) for gate in different.values()])
@@ -128,9 +128,9 @@ def _score_once(trial: LabelTable, gate: str | Gate, told: dict[str, GateScores]
 
 def save_scores(trial: LabelTable, scores: Sequence[GateScores]) -> None:
     """Keep what these gates said beside the rows of the trial's runs."""
-    for run, name in zip(trial.runs, name_runs([Path(run) for run in trial.runs]), strict=True):
-        own = {place: row.id for place, row in enumerate(trial.rows) if trial.keys[place] == f"{name}/{row.id}"}
-        write_needs(Path(run), [_to_record(one, own) for one in scores])
+    for run in trial.split_by_run():
+        ids = {number: trial.rows[number].id for number in run.numbers.tolist()}
+        write_needs(run.path, [_to_record(one, ids) for one in scores])
 
 
 def _to_record(scores: GateScores, rows: Mapping[int, str]) -> RecordedNeeds:
@@ -153,7 +153,7 @@ def number_duplicate_names(scores: Sequence[GateScores]) -> list[GateScores]:
 
 def list_scorable_gates(trial: LabelTable) -> list[str]:
     """Gates without settings of their own whose signals the rows have, then what is on record."""
-    have, names = find_signals(trial), list(trial.recorded)
+    have, names = find_signals(trial), list(trial.recorded_needs)
     if Signal.LOGPROBS in have:
         names = ["logprob:first", "logprob:mean", "logprob:min", *_of_all_tokens(trial), "flare", *names]
     if Signal.LABELS in have:
@@ -165,7 +165,7 @@ def list_scorable_gates(trial: LabelTable) -> list[str]:
 
 def _of_all_tokens(trial: LabelTable) -> list[str]:
     """Statistics that a server which shows only the top tokens may lack."""
-    known = set(trial.token_facts.tolist())
+    known = set(trial.token_statistics.tolist())
     return [f"logprob:{name}" for name in TOKEN_STATISTICS if all(name in each for each in known)]
 
 
@@ -184,17 +184,17 @@ def find_signals(trial: LabelTable) -> frozenset[Signal]:
 def score_gate(trial: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> GateScores:
     """The needs of a gate: a spec, a folder, the name of one on record, or a gate itself."""
     if isinstance(gate, str) and _is_recorded(trial, gate):
-        found = _from_record(trial, trial.recorded[gate])
+        found = _from_record(trial.recorded_needs[gate])
         return found if parse_fitted_spec(gate) is None else replace(found, threshold=load_gate(gate).threshold)
     ready = _ready(trial, gate, plug_in)
-    return _as_scores(trial, ready, [_score_part(part, ready) for part in trial.parts()])
+    return _as_scores(trial, ready, [_score_part(part, ready) for part in trial.chunks()])
 
 
 def _score_together(trial: LabelTable, gates: Sequence[str | Gate], plug_in: bool) -> list[GateScores]:
     """All gates in one pass over rows that are on disk; what a gate lacks shows before it."""
     ready = {place: _ready(trial, gate, plug_in) for place, gate in enumerate(gates) if not _is_recorded(trial, gate)}
     said: dict[int, list[ChunkScores]] = {place: [] for place in ready}
-    for part in trial.parts() if ready else ():
+    for part in trial.chunks() if ready else ():
         for place, one in ready.items():
             said[place].append(_score_part(part, one))
     return [
@@ -205,12 +205,12 @@ def _score_together(trial: LabelTable, gates: Sequence[str | Gate], plug_in: boo
 
 def _is_recorded(trial: LabelTable, gate: str | Gate) -> bool:
     """Whether what a gate said is on record: a folder of that name here must be the gate that said it."""
-    if not isinstance(gate, str) or gate not in trial.recorded:
+    if not isinstance(gate, str) or gate not in trial.recorded_needs:
         return False
     if parse_fitted_spec(gate) is None:
         return True
     loaded = load_gate(gate)
-    return isinstance(loaded, FittedGate) and loaded.scoring == trial.recorded[gate].scoring
+    return isinstance(loaded, FittedGate) and loaded.scoring == trial.recorded_needs[gate].scoring
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _as_scores(trial: LabelTable, ready: BoundGate, parts: Sequence[ChunkScores]
         gate.threshold,
         calls=float(Signal.LABELS in gate.needs) + want.samples,
         drafts=want.draft_tokens > 0,
-        extra_tokens=want.samples * float(trial.closed_tokens().mean()),
+        extra_tokens=want.samples * float(trial.closed_tokens.mean()),
         note=gate.note,
         raw=np.concatenate(raw) if len(raw) == len(parts) else None,
         far=_far_of(parts),
@@ -315,14 +315,21 @@ def get_verdict(gate: str | Gate) -> Verdict:
     return gate.verdict if isinstance(gate, FittedGate) else "need"
 
 
-def _from_record(trial: LabelTable, said: RecordedNeeds) -> GateScores:
-    needs = align_scores(said.needs, trial.keys)
-    missing = int(np.isnan(needs).sum())
+def _from_record(column: GateColumn) -> GateScores:
+    """Scores read from the label table; a gate must have scored every row."""
+    missing = int(np.isnan(column.needs).sum())
     if missing:
-        raise BadSetting(f"the recorded gate '{said.gate}' lacks {missing} of {len(trial.rows)} questions.")
-    raw = align_scores(said.raw, trial.keys) if said.raw else None
-    found = GateScores(said.gate, needs, said.threshold, seconds=said.seconds, note=said.about, raw=raw, far=said.far)
-    return replace(found, scoring=said.scoring)
+        raise BadSetting(f"the recorded gate '{column.gate}' lacks {missing} of {len(column.needs)} questions.")
+    return GateScores(
+        column.gate,
+        column.needs,
+        column.threshold,
+        seconds=column.seconds,
+        note=column.about,
+        raw=column.raw,
+        far=column.far,
+        scoring=column.scoring,
+    )
 
 
 def _advice(missing: frozenset[Signal], trial: LabelTable) -> str:
@@ -355,7 +362,8 @@ def mark_seen_rows(trial: LabelTable, folder: str | Path) -> list[bool]:
     if not seen:
         return [False] * len(trial.rows)
     return [
-        str(key) in seen or str(loose) in seen for key, loose in zip(trial.question_keys, trial.loose_keys, strict=True)
+        str(key) in seen or str(loose) in seen
+        for key, loose in zip(trial.question_fingerprints, trial.loose_fingerprints, strict=True)
     ]
 
 
@@ -374,4 +382,4 @@ def drop_seen_rows(trial: LabelTable, gates: Sequence[str | Gate], *others: str 
             brief="no question is left",
         )
     kept = trial.subset(number for number, was_seen in enumerate(seen) if not was_seen)
-    return kept.but(left_out={**trial.left_out, "seen by a gate": sum(seen)})
+    return kept.with_changes(left_out={**trial.left_out, "seen by a gate": sum(seen)})

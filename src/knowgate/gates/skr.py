@@ -62,7 +62,7 @@ class SkrGate(Gate):
 
     Example:
         >>> neighbors = (Neighbor("a", "unknown", 0.9, "better"), Neighbor("b", "known", 0.8, "worse"))
-        >>> SkrGate(mode="vote").score([Question("?")], [Reading(neighbours={"skr": neighbors})])[0] > 0.5
+        >>> SkrGate(mode="vote").score([Question("?")], [Reading(neighbors={"skr": neighbors})])[0] > 0.5
         True
     """
 
@@ -99,13 +99,13 @@ class SkrGate(Gate):
         if self.classifier is not None:
             return self.classifier.predict(self._store.embed([item.text for item in questions])) if questions else []
         vote = majority_vote if self.mode == "vote" else smooth_vote
-        return [vote(reading.neighbours[self.name]) for reading in readings]
+        return [vote(reading.neighbors[self.name]) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         return [
             f"retrieval helped {sum(n.outcome == RetrievalOutcome.BETTER for n in neighbors)} and hurt "
             f"{sum(n.outcome == RetrievalOutcome.WORSE for n in neighbors)} of the nearest logged questions"
-            for neighbors in (reading.neighbours[self.name] for reading in readings)
+            for neighbors in (reading.neighbors[self.name] for reading in readings)
         ]
 
 

@@ -83,7 +83,7 @@ class KnowgateHook(CustomLogger):
         record = decision_record(decision)
         if not decision.retrieve:
             return _noted(data, record)
-        passages = run_in_model_thread(rag.model, lambda: rag.find(question))
+        passages = run_in_model_thread(rag.model, lambda: rag.retrieve(question))
         if not passages:
             return _noted(data, {**record, "notes": [*record["notes"], "nothing found"]})
         found = {**record, "passages": [one.id for one in passages]}

@@ -106,8 +106,8 @@ class McpTools:
             raise BadInput(f"k is {k}; it must be between 1 and {MAX_PASSAGES}.")
         if self.rag.retriever is None:
             raise BadSetting("there are no documents to search: start with --docs FOLDER or --index DIR.")
-        rag = self.rag if k is None else self.rag.altered(k=k)
-        found = await asyncio.to_thread(run_in_model_thread, rag.model, lambda: rag.find(query))
+        rag = self.rag if k is None else self.rag.replace(k=k)
+        found = await asyncio.to_thread(run_in_model_thread, rag.model, lambda: rag.retrieve(query))
         return SearchResult(passages=[_found(one) for one in found])
 
     async def ask(self, question: str) -> AnswerResult:
@@ -137,19 +137,19 @@ class McpTools:
         if label is None:
             return FeedbackResult(id=id, learnt=False, note="this says nothing about what the LLM knows by itself.")
         scope = HistoryScope(self.rag.model.fingerprint, self.rag.prompts.fingerprint, self.rag.log.tenant)
-        self.rag.log.put([LogEntry(answer.question.text, label, scope, LabelSource.HUMAN)])
+        self.rag.log.log_entries([LogEntry(answer.question.text, label, scope, LabelSource.HUMAN)])
         return FeedbackResult(id=id, learnt=True)
 
     def card(self) -> str:
         """The card of a fitted gate; of others what there is to say."""
-        gate, rag = self.rag.bound, self.rag
+        gate, rag = self.rag.bound_gate, self.rag
         readme = gate.artifact.path / "README.md" if isinstance(gate, FittedGate) else None
         if readme is not None and readme.is_file():
             return readme.read_text(encoding="utf-8", errors="replace")
         threshold = gate.threshold if rag.threshold is None else rag.threshold
         lines = [f"# Gate {gate.name}", "", f"- LLM: {rag.model.name}", f"- retrieves when need is above {threshold:g}"]
         lines += [f"- reads: {', '.join(sorted(gate.needs)) or 'nothing of the LLM'}"]
-        lines += [f"- {rag.promise}"] if rag.promise else ["- nothing is proven about its threshold"]
+        lines += [f"- {rag.guarantee}"] if rag.guarantee else ["- nothing is proven about its threshold"]
         return "\n".join(lines) + "\n"
 
 

@@ -98,7 +98,7 @@ def build_dhicl_tables(
     """All tables, a column for each run. model: decides now; None reads what is on record. others: gates beside it."""
     trials = {run.name: _decided(run, variants, model, prompts or AnswerPrompts(), say) for run in runs}
     scored = {
-        name: {one: score_gate(trial, one) for one in variants.all() if one in trial.recorded}
+        name: {one: score_gate(trial, one) for one in variants.all() if one in trial.recorded_needs}
         for name, trial in trials.items()
     }
     beside = {name: {one: score_gate(trial, one) for one in others} for name, trial in trials.items()}
@@ -119,7 +119,7 @@ def _decided(
         _decide_all(run, trial, variants, model, prompts, say)
         trial = load_label_table([run])
     plain = variants.name(variants.plain)
-    if plain not in trial.recorded:
+    if plain not in trial.recorded_needs:
         raise BadInput(
             f"{run} has no needs of {plain} on record. Let the LLM decide: --model {trial.settings['model']}"
         )
@@ -146,7 +146,7 @@ def _decide_all(
     """What is on record for a log of this size stays; variants that differ by their sign alone share a pass."""
     entries = open_history(variants.history, variants.embedder).count(scope_from_settings(trial.settings))
     about = f"log of {entries} questions" + (f", {variants.embedder}" if variants.embedder else "")
-    there = {name for name, said in trial.recorded.items() if said.about == about}
+    there = {name for name, said in trial.recorded_needs.items() if said.about == about}
     groups: dict[Gate, dict[str, Gate]] = {}
     for name, gate in variants.all().items():
         pass_of: Gate = PromptGate() if gate is None else replace(gate, sign="none")

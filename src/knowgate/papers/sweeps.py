@@ -77,10 +77,10 @@ def build_majority_row(trial: LabelTable) -> tuple[str, ...]:
 
 def sweep_variants(trial: LabelTable, start: str) -> TextTable:
     """Gates on record whose name begins alike: how many examples, which label words, which sign."""
-    names = [name for name in trial.recorded if name.startswith(start)]
+    names = [name for name in trial.recorded_needs if name.startswith(start)]
     if not names:
         raise BadInput(
-            f"no gate on record begins with '{start}'. On record: {', '.join(trial.recorded) or 'none'}. "
+            f"no gate on record begins with '{start}'. On record: {', '.join(trial.recorded_needs) or 'none'}. "
             "Record some: knowgate eval --data SPEC --gates dhicl:LOG,dhicl:LOG,k=5"
         )
     scored = [score_gate(trial, name) for name in names]

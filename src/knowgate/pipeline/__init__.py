@@ -1,3 +1,1 @@
-"""The way of a question, and how settings become one: `AdaptiveRAG`, settings, presets, assembly, answers as JSON."""
-
-from __future__ import annotations
+"""Answer questions and retrieve only when the gate asks for it: `AdaptiveRAG`, its options, and its JSON records."""

@@ -1,15 +1,13 @@
-"""The way of a question: read once, decide, then either go on generating or retrieve and answer open-book.
-
-Knows the roles (model, gate, retriever, reranker) by their protocols; builds none of them.
-"""
+"""AdaptiveRAG: read a question once, decide, then answer from memory or retrieve and answer with passages."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 from knowgate.core.text import normalize
@@ -17,33 +15,15 @@ from knowgate.core.validation import check_integer, check_number
 from knowgate.data.history.entries import HistoryScope
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
-from knowgate.gates.calibration.deployment import (
-    Deployment,
-    describe_guarantee,
-    find_violated_conditions,
-    get_proven_loss,
-)
-from knowgate.gates.rules.rule_set import RuleSet
+from knowgate.gates.calibration import deployment
+from knowgate.gates.rules.rule_set import RuleSet, load_rules
 from knowgate.gates.scoring import bind_gate, read_questions
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
-from knowgate.pipeline.decisions import apply_gate, apply_overrides, arbitrate, bind_arbiter, mark_replaceable_answers
-from knowgate.pipeline.execution import (
-    GenerateFunction,
-    GenerationTask,
-    as_question,
-    batch_async,
-    batch_questions,
-    check_not_text,
-    exhaust_generator,
-    generate_batch,
-    generate_stream,
-    iterate_in_model_thread,
-    run_in_model_thread,
-)
+from knowgate.pipeline import decisions, execution
+from knowgate.pipeline.execution import GenerateFunction, GenerationTask, as_question, batch_questions
 from knowgate.pipeline.question_state import QuestionState, measure_time
+from knowgate.pipeline.retrieval_stage import RERANK_CANDIDATES, RetrievalStage
 from knowgate.pipeline.traffic_log import CompleteDraftGate, TrafficLog
-from knowgate.retrieval.ranking import build_follow_up_query, has_new_passages, merge_passages
-from knowgate.retrieval.rerankers import can_skip_reranking, rerank
 from knowgate.types import (
     Answer,
     AnswerEvent,
@@ -64,11 +44,10 @@ from knowgate.types import (
 )
 
 BATCH_SIZE = 64  # questions read together; bounds the memory of their caches
-RERANK_CANDIDATES = 20  # passages fetched for a reranker to choose from
 
 
 class DecidedQuestion(NamedTuple):
-    """A question and what was decided on it."""
+    """A question and the decision on it."""
 
     question: Question
     decision: Decision
@@ -76,28 +55,43 @@ class DecidedQuestion(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class AdaptiveRAG:
-    """Answers questions, retrieving only where the gate says so.
+    """Answers questions, retrieving only where the gate asks for it.
 
-    threshold: retrieve when need is above it; the gate's own by default.
-    k: passages shown to the LLM. second_look: drops passages that turn out useless (None: keep all).
-    rerank_margin: nothing is reranked where the retriever's best score leads by this share of it (None: always).
-    log: keeps what was retrieved for, labelled by whether the answers with and without passages agree.
-    arbiter: chooses, after retrieval, between that answer and the draft (None: nobody). By default the rules do, where
-    the gate reads a whole draft anyhow and nothing is proven without them: it takes the place of one that abstains.
-    rules: what is retrieved for, or never, whatever the gate says (`load_rules`); None: the gate alone decides.
-    shadow: why everything is looked up whatever was decided, so that a gate can be watched; '' where it is obeyed.
+    Thread safety: the methods whose names start with `a` queue for the model by themselves. The others may be called
+    from as many threads at once as the model's `concurrency` allows; gate, retriever, reranker and second look are
+    then used by one thread at a time.
 
-    Threads: the methods that begin with `a` take turns by themselves. All others may be called from as many threads at
-    once as the model's `concurrency` says; gate, retriever, reranker and second look are then used by one at a time.
+    Args:
+        model: The LLM.
+        gate: Scores how much a question needs retrieval.
+        retriever: Where to search; may be missing if the gate never retrieves.
+        reranker: Reorders 20 candidates before the best `k` are shown.
+        threshold: Retrieve when need is above it. Default: the gate's own.
+        k: Passages shown to the LLM.
+        second_look: Drops passages that turn out useless. Default: keep all.
+        rerank_margin: Skip reranking if the best score leads the second by this share of it. Default: always rerank.
+        prompts: Wording of the answer prompts.
+        max_tokens: Longest answer in tokens.
+        log: Stores retrieved questions with a label: known if the answers with and without passages agree.
+        arbiter: Chooses between the open-book answer and the draft after retrieval. Default: the rules, which
+            replace an open-book answer that abstains; they apply if the gate reads a complete draft and has no
+            guarantee that was proven without them. None: always give the open-book answer.
+        rules: Decide before the gate for small talk, arithmetic, fresh events and the like (`load_rules`). Default:
+            the packaged rules. None: the gate alone decides.
+        shadow: Shadow mode: if not empty, retrieve for every question and give this text as the reason; what the
+            gate would have done is noted on the decision.
 
     Example:
-        >>> rag = AdaptiveRAG(load_model("smollm"), load_gate("logprob"), load_retriever("my-index"))
-        >>> rag.answer("What is the capital of France?").text  # doctest: +SKIP
+        >>> from knowgate import AdaptiveRAG, load_gate, load_model
+        >>> rag = AdaptiveRAG(load_model("fake"), load_gate("never"))
+        >>> rag.decide("Who wrote Faust?").retrieve
+        False
     """
 
     model: Model
     gate: Gate
     retriever: Retriever | None = None
+    _: KW_ONLY
     reranker: Reranker | None = None
     threshold: float | None = None
     k: int = 3
@@ -107,137 +101,186 @@ class AdaptiveRAG:
     max_tokens: int = 32
     log: TrafficLog | None = None
     arbiter: Arbiter | None = RULES_ARBITER
-    rules: RuleSet | None = None
+    rules: RuleSet | None = field(default_factory=load_rules)
     shadow: str = ""
+    _lock: threading.Lock = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, str):
-            raise BadSetting(f"the model is the text '{self.model}': give a model, load_model('{self.model}').")
+        for name, loader in (("model", "load_model"), ("retriever", "load_retriever"), ("arbiter", "load_arbiter")):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise BadSetting(f"{name}='{value}' is a text: pass the object, {loader}('{value}').")
         if not isinstance(self.gate, Gate):
-            raise BadSetting(f"the gate is {self.gate!r}: give a gate, as load_gate('logprob:mean') does.")
-        if isinstance(self.retriever, str):
-            raise BadSetting(f"the retriever is the text '{self.retriever}': give one, as load_retriever does.")
-        if isinstance(self.arbiter, str):
-            raise BadSetting(f"the arbiter is the text '{self.arbiter}': give one, load_arbiter('{self.arbiter}').")
+            raise BadSetting(f"gate={self.gate!r} is not a gate: pass one, such as load_gate('logprob:mean').")
         if self.threshold is not None:
             check_number(self.threshold, "the threshold")
         if self.rerank_margin is not None:
             check_number(self.rerank_margin, "the rerank margin")
         check_integer(self.k, "k")
         check_integer(self.max_tokens, "max_tokens")
+        # Stemmers, tokenizers and networks of gates and retrievers are not thread-safe.
+        object.__setattr__(self, "_lock", threading.Lock())
 
     def __repr__(self) -> str:
-        threshold = self.gate.threshold if self.threshold is None else self.threshold
-        parts = [self.model.name, f"gate {self.gate.name} with threshold {threshold:.3g}"]
+        parts = [self.model.name, f"gate {self.gate.name} with threshold {self._threshold:.3g}"]
         parts += [f"{self.k} passages from {self.retriever.name}"] if self.retriever else ["no documents"]
         parts += [f"reranked by {self.reranker.name}"] if self.reranker else []
         return f"<AdaptiveRAG: {', '.join(parts)}>"
 
     def answer(self, question: str | Question) -> Answer:
+        """Answer one question.
+
+        Returns:
+            The answer with its decision, the passages shown to the LLM, and the seconds of each stage.
+
+        Raises:
+            BadInput: The question is empty.
+            BadSetting: The gate decided to retrieve, but there is no retriever.
+
+        Example:
+            >>> from knowgate import AdaptiveRAG, load_gate, load_model
+            >>> rag = AdaptiveRAG(load_model("fake"), load_gate("never"))
+            >>> answer = rag.answer("Who wrote Faust?")
+            >>> (answer.decision.retrieve, answer.passages)
+            (False, ())
+        """
         return self.answer_many([question])[0]
 
     def answer_many(self, questions: Sequence[str | Question]) -> list[Answer]:
+        """Answer several questions in batches, which is faster than one by one.
+
+        Example:
+            >>> from knowgate import AdaptiveRAG, load_gate, load_model
+            >>> rag = AdaptiveRAG(load_model("fake"), load_gate("never"))
+            >>> [answer.question.text for answer in rag.answer_many(["Who?", "When?"])]
+            ['Who?', 'When?']
+        """
         return list(self.stream(questions))
 
     def decide(self, question: str | Question) -> Decision:
+        """Decide whether one question needs retrieval, without retrieving or answering.
+
+        Example:
+            >>> from knowgate import AdaptiveRAG, load_gate, load_model
+            >>> AdaptiveRAG(load_model("fake"), load_gate("always")).decide("Who wrote Faust?").retrieve
+            True
+        """
         return self.decide_many([question])[0]
 
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
-        """Decisions alone: nothing is retrieved, nothing generated beyond what the gate reads."""
+        """Decide for several questions. Nothing is generated beyond what the gate reads."""
         checked = [question for batch in batch_questions(questions, BATCH_SIZE) for question in batch]
         return [decided.decision for decided in self.decide_stream(checked)]
 
     def decide_stream(
         self, questions: Iterable[str | Question], batch: int = BATCH_SIZE, *, first: int | None = None
     ) -> Iterator[DecidedQuestion]:
-        """Decisions in order, a batch at a time, each with its question. first: size of the first batch."""
+        """Yield questions with their decisions in order, a batch at a time; see `stream` for the arguments."""
         for taken in batch_questions(questions, batch, first):
-            yield from (DecidedQuestion(case.question, case.decided) for case in self._decide(taken, [self.bound]))
+            states = self._decide(taken, [self.bound_gate])
+            yield from (DecidedQuestion(state.question, state.final_decision) for state in states)
 
     def stream(
         self, questions: Iterable[str | Question], batch: int = BATCH_SIZE, *, first: int | None = None
     ) -> Iterator[Answer]:
-        """Answers in order, a batch at a time, so that long inputs give early output and flat memory.
+        """Yield answers in order, a batch at a time, so that long inputs give early output and use little memory.
 
-        first: size of the first batch; they double from there. 1 for people who wait.
+        Args:
+            questions: Any iterable; it is read on demand.
+            batch: Questions per batch.
+            first: Size of the first batch; the following ones double up to `batch`. Use 1 for interactive output.
+
+        Example:
+            >>> from knowgate import AdaptiveRAG, load_gate, load_model
+            >>> rag = AdaptiveRAG(load_model("fake"), load_gate("never"))
+            >>> for answer in rag.stream(f"What is item {i}?" for i in range(2)):
+            ...     print(answer.question.text)
+            What is item 0?
+            What is item 1?
         """
         for taken in batch_questions(questions, batch, first):
             yield from self._answer(taken)
 
     def answer_stream(self, question: str | Question) -> Generator[StreamEvent, None, None]:
-        """One answer while it is made: decision, passages of each round, pieces of text, and what `answer` gives.
+        """Answer one question and yield events meanwhile.
 
-        Whoever stops listening (closes the iterator) stops the LLM.
+        Yields a `DecisionEvent`, a `PassagesEvent` for each round of retrieval, `TextEvent`s, and last an
+        `AnswerEvent` with what `answer` would return. Closing the iterator stops the LLM.
         """
-        (answer,) = yield from self._way([as_question(question)], generate_stream)
+        (answer,) = yield from self._process([as_question(question)], execution.generate_stream)
         yield AnswerEvent(answer)
 
-    def find(self, question: str | Question) -> tuple[Passage, ...]:
-        """The passages a question is answered with if it is looked up; whether it should be is not asked."""
-        case = QuestionState(as_question(question))
-        self._retrieve([case])
-        return case.passages
+    def retrieve(self, question: str | Question) -> tuple[Passage, ...]:
+        """Return the passages that would be shown for a question, whether or not the gate would retrieve."""
+        state = QuestionState(as_question(question))
+        self._retrieval.retrieve([state])
+        return state.passages
 
-    def altered(self, **changes: Any) -> AdaptiveRAG:
-        """The same with other settings, such as gate or threshold. Both take turns with the parts they share."""
-        other = replace(self, **changes)
-        other.__dict__["_lock"] = self._alone
+    def replace(self, **changes: Any) -> AdaptiveRAG:
+        """Return a copy with some arguments changed, such as gate or threshold; it shares this pipeline's lock."""
+        other = dataclasses.replace(self, **changes)
+        object.__setattr__(other, "_lock", self._lock)
         return other
 
-    # --- beside an event loop: the same, in the model's own threads -------------------------------
+    # --- asyncio ----------------------------------------------------------------------------------
 
     async def aanswer(self, question: str | Question) -> Answer:
-        return await run_in_model_thread(self.model, lambda: self.answer(question))
+        """Answer one question from an event loop."""
+        return await execution.run_in_model_thread(self.model, lambda: self.answer(question))
 
     async def aanswer_many(self, questions: Sequence[str | Question]) -> list[Answer]:
+        """Answer several questions from an event loop."""
         return [answer async for answer in self.astream(questions)]
 
     async def adecide(self, question: str | Question) -> Decision:
-        return await run_in_model_thread(self.model, lambda: self.decide(question))
+        """Decide on one question from an event loop."""
+        return await execution.run_in_model_thread(self.model, lambda: self.decide(question))
 
     async def astream(
         self, questions: Iterable[str | Question] | AsyncIterable[str | Question], batch: int = BATCH_SIZE
     ) -> AsyncGenerator[Answer, None]:
-        """Like `stream`. Cancelled, it stops after the batch that is being answered."""
-        check_not_text(questions)
-        async with aclosing(batch_async(questions, batch)) as waiting:
-            async for taken in waiting:
-                answers = functools.partial(self._answer, [as_question(question) for question in taken])
-                for answer in await run_in_model_thread(self.model, answers):
+        """Yield answers like `stream`, from an event loop. If cancelled, it stops after the current batch."""
+        execution.check_not_text(questions)
+        async with aclosing(execution.batch_async(questions, batch)) as batches:
+            async for taken in batches:
+                work = functools.partial(self._answer, [as_question(question) for question in taken])
+                for answer in await execution.run_in_model_thread(self.model, work):
                     yield answer
 
     def aanswer_stream(self, question: str | Question) -> AsyncGenerator[StreamEvent, None]:
-        """Like `answer_stream`. Cancelled or closed, it stops the LLM after the piece that is being made."""
-        return iterate_in_model_thread(self.model, self.answer_stream(question))
+        """Yield events like `answer_stream`, from an event loop. If cancelled, it stops after the current piece."""
+        return execution.iterate_in_model_thread(self.model, self.answer_stream(question))
+
+    # --- gate, arbiter and guarantee --------------------------------------------------------------
 
     @functools.cached_property
-    def bound(self) -> Gate:
-        """The gate, found to work with this model."""
+    def bound_gate(self) -> Gate:
+        """The gate, checked against this model and ready to score."""
         return bind_gate(self.gate, self.model, self.prompts)
 
     @functools.cached_property
-    def weighing(self) -> Arbiter | None:
-        """The arbiter, found to work with this model; None where the answer with passages is always given."""
-        return bind_arbiter(self.arbiter, self.bound, self.model, self.prompts)
+    def bound_arbiter(self) -> Arbiter | None:
+        """The arbiter, checked against this model; None if the open-book answer is always given."""
+        return decisions.bind_arbiter(self.arbiter, self.bound_gate, self.model, self.prompts)
 
     @property
-    def promise(self) -> str:
-        """What is proven about the gate's threshold and whether it holds here; '' where nothing is."""
-        return describe_guarantee(self.bound, self._deployment)
+    def guarantee(self) -> str:
+        """What is proven about the gate's threshold and whether it holds for this pipeline; '' without a guarantee."""
+        return deployment.describe_guarantee(self.bound_gate, self._deployment)
 
     @property
-    def objections(self) -> list[str]:
-        """What keeps that from holding here: another k, longer answers, other words; nothing where it holds."""
-        return find_violated_conditions(self.bound, self._deployment)
+    def guarantee_violations(self) -> list[str]:
+        """Why the guarantee does not hold here, such as another `k` or longer answers; empty if it holds."""
+        return deployment.find_violated_conditions(self.bound_gate, self._deployment)
 
     @property
     def proven_loss(self) -> float | None:
-        """The share of the answers that skipping loses at most, as far as that is proven and holds here."""
-        return get_proven_loss(self.bound, self._deployment)
+        """The largest share of answers that skipping may lose; None if nothing is proven or it does not hold here."""
+        return deployment.get_proven_loss(self.bound_gate, self._deployment)
 
     @property
-    def _deployment(self) -> Deployment:
-        return Deployment(
+    def _deployment(self) -> deployment.Deployment:
+        return deployment.Deployment(
             self.threshold,
             self.retriever.fingerprint if self.retriever else None,
             self.k,
@@ -247,159 +290,118 @@ class AdaptiveRAG:
             RERANK_CANDIDATES,
             at_times=self.rerank_margin is not None,
             looks_twice=self.second_look is not None,
-            arbiter=self.weighing.fingerprint if self.weighing else None,
+            arbiter=self.bound_arbiter.fingerprint if self.bound_arbiter else None,
         )
-
-    @property
-    def _alone(self) -> threading.Lock:
-        """Held by who uses what may be no good for two threads at once: stemmers, tokenizers and networks are not."""
-        lock: threading.Lock = self.__dict__.setdefault("_lock", threading.Lock())
-        return lock
 
     # --- stages -----------------------------------------------------------------------------------
 
-    def _answer(self, questions: Sequence[Question]) -> list[Answer]:
-        return exhaust_generator(self._way(questions, generate_batch))
-
-    def _way(
-        self, questions: Sequence[Question], speak: GenerateFunction
-    ) -> Generator[StreamEvent, None, list[Answer]]:
-        """The way of these questions, with what happens on it. Everything goes it; only how it speaks differs."""
-        cases = self._decide(questions, [self.bound, *self._drafting])
-        yield from (DecisionEvent(case.decided) for case in cases)
-        retrieving = [case for case in cases if case.decided.retrieve]
-        if retrieving:
-            self._retrieve(retrieving)
-            self._fit([case for case in retrieving if case.passages])
-            yield from (PassagesEvent(case.passages) for case in retrieving)
-        opened = [case for case in cases if case.passages]
-        mark_replaceable_answers(self.weighing, opened, self.max_tokens)
-        yield from self._answer_open(opened, speak)
-        yield from self._go_deeper([case for case in opened if case.steps > 1], speak)
-        yield from self._weigh(opened)
-        yield from self._answer_closed([case for case in cases if not case.passages], speak)
-        answers = [case.answer(len(cases)) for case in cases]
-        if self.log is not None:
-            scope = HistoryScope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
-            self.log.take(answers, scope, self.max_tokens)
-        return answers
-
-    def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
-        """readers: the gate, and whoever else reads the one pass."""
-        gate, cases = self.bound, [QuestionState(question) for question in questions]
-        with measure_time(cases, "read"):
-            readings = read_questions(self.model, readers, questions, self.prompts)
-        for case, reading in zip(cases, readings, strict=True):
-            case.reading = reading
-        with nullcontext() if gate.is_pure else self._alone, measure_time(cases, "gate"):
-            apply_gate(gate, self.gate.threshold if self.threshold is None else self.threshold, cases)
-        apply_overrides(cases, self.rules if gate.obeys_rules else None, self.shadow if self.retriever else "")
-        return cases
+    @property
+    def _threshold(self) -> float:
+        return self.gate.threshold if self.threshold is None else self.threshold
 
     @property
-    def _drafting(self) -> list[Gate]:
-        logging = self.log is not None and self.log.drafts
-        weighing = self.weighing is not None and self.weighing.makes_drafts and self.retriever is not None
-        return [CompleteDraftGate(self.max_tokens)] if logging or weighing else []
-
-    def _weigh(self, cases: list[QuestionState]) -> list[TextEvent]:
-        with self._alone:
-            return list(arbitrate(self.weighing, cases))
-
-    def _retrieve(self, cases: list[QuestionState]) -> None:
+    def _retrieval(self) -> RetrievalStage:
         if self.retriever is None:
             raise BadSetting(
                 f"gate '{self.gate.name}' decided to retrieve, but there is nothing to retrieve from: "
                 "give documents or an index, or use the gate 'never'."
             )
-        found = self._search(self.retriever, cases, [case.question.text for case in cases])
-        with self._alone, measure_time(cases, "second look"):
-            useful = self._useful([case.question for case in cases], found)
-        for case, passages, keep in zip(cases, found, useful, strict=True):
-            case.passages = tuple(passages) if keep else ()
-            if not passages or not keep:
-                case.notes.append(DecisionNote.PASSAGES_USELESS if passages else DecisionNote.NOTHING_FOUND)
+        return RetrievalStage(
+            self.retriever,
+            self.reranker,
+            self.second_look,
+            self.k,
+            self.rerank_margin,
+            lambda question, passages: fit_passages(self.model, self.prompts, question, passages, self.max_tokens),
+            self._lock,
+        )
 
-    def _search(self, retriever: Retriever, cases: list[QuestionState], queries: list[str]) -> list[list[Passage]]:
-        """For each case its k best passages: those found now and those it has."""
-        with self._alone, measure_time(cases, "retrieve"):
-            fresh = retriever.search(queries, self.k if self.reranker is None else RERANK_CANDIDATES)
-        found = [
-            merge_passages(case.passages, new) if case.passages else new for case, new in zip(cases, fresh, strict=True)
-        ]
-        if self.reranker is not None:
-            found = self._rerank(self.reranker, cases, queries, found)
-        return [passages[: self.k] for passages in found]
+    def _answer(self, questions: Sequence[Question]) -> list[Answer]:
+        return execution.exhaust_generator(self._process(questions, execution.generate_batch))
 
-    def _rerank(
-        self, reranker: Reranker, cases: list[QuestionState], queries: list[str], found: list[list[Passage]]
-    ) -> list[list[Passage]]:
-        """Reorder what the retriever is not sure of; later rounds mix its scores with others, so they are reordered."""
-        unsure = []
-        for number, case in enumerate(cases):
-            if not case.passages and found[number] and can_skip_reranking(found[number], self.rerank_margin):
-                case.notes.append(DecisionNote.NOT_RERANKED)
-            else:
-                unsure.append(number)
-        with self._alone, measure_time([cases[number] for number in unsure], "rerank"):
-            best = rerank(
-                reranker, [queries[number] for number in unsure], [found[number] for number in unsure], self.k
-            )
-        reordered = dict(zip(unsure, best, strict=True))
-        return [reordered.get(number, passages) for number, passages in enumerate(found)]
+    def _process(
+        self, questions: Sequence[Question], generate: GenerateFunction
+    ) -> Generator[StreamEvent, None, list[Answer]]:
+        """Take questions through all stages and yield events; batches and streams differ only in `generate`."""
+        states = self._decide(questions, [self.bound_gate, *self._draft_readers])
+        yield from (DecisionEvent(state.final_decision) for state in states)
+        retrieving = [state for state in states if state.final_decision.retrieve]
+        if retrieving:
+            self._retrieval.retrieve(retrieving)
+            self._retrieval.fit([state for state in retrieving if state.passages])
+            yield from (PassagesEvent(state.passages) for state in retrieving)
+        opened = [state for state in states if state.passages]
+        decisions.mark_replaceable_answers(self.bound_arbiter, opened, self.max_tokens)
+        yield from self._answer_open_book(opened, generate)
+        yield from self._retrieve_further([state for state in opened if state.max_rounds > 1], generate)
+        yield from self._arbitrate(opened)
+        yield from self._answer_closed_book([state for state in states if not state.passages], generate)
+        answers = [state.build_answer(len(states)) for state in states]
+        if self.log is not None:
+            scope = HistoryScope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
+            self.log.log_answers(answers, scope, self.max_tokens)
+        return answers
 
-    def _go_deeper(self, cases: list[QuestionState], speak: GenerateFunction) -> Iterator[StreamEvent]:
-        """Look up question and last answer together, answer again; until nothing new comes or the answer repeats."""
-        taken = 1
-        while self.retriever is not None and (going := [case for case in cases if case.steps > taken]):
-            taken += 1
-            queries = [build_follow_up_query(case.question.text, case.text) for case in going]
-            found = self._search(self.retriever, going, queries)
-            fresh = [self._has_new(case, passages) for case, passages in zip(going, found, strict=True)]
-            before = [normalize(case.text) for case in going]
-            for case in going:
-                case.rounds = taken
-            renewed = [case for case, new in zip(going, fresh, strict=True) if new]
-            yield from (PassagesEvent(case.passages) for case in renewed)
-            yield from self._answer_open(renewed, speak)
-            for case, new, text in zip(going, fresh, before, strict=True):
-                case.notes.append(DecisionNote.RETRIEVED_AGAIN)
-                was_spoken = new and taken == case.steps  # the last round there could be is answered as it comes
-                if not new or normalize(case.text) == text:
-                    case.steps = taken
-                if case.steps == taken and case.text and not (was_spoken or case.lets_out):
-                    yield TextEvent(case.text)  # it was not known before that this answer is the last one
+    def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
+        """Read all questions once for all `readers`, then decide by gate, rules and shadow mode."""
+        gate, states = self.bound_gate, [QuestionState(question) for question in questions]
+        with measure_time(states, "read"):
+            readings = read_questions(self.model, readers, questions, self.prompts)
+        for state, reading in zip(states, readings, strict=True):
+            state.reading = reading
+        with nullcontext() if gate.is_pure else self._lock, measure_time(states, "gate"):
+            decisions.apply_gate(gate, self._threshold, states)
+        if self.rules is not None and gate.obeys_rules:
+            decisions.apply_rules(self.rules, states)
+        if self.shadow and self.retriever:
+            decisions.force_retrieval(self.shadow, states)
+        return states
 
-    def _has_new(self, case: QuestionState, found: list[Passage]) -> bool:
-        """Whether these are other passages than the case has; if so it takes them, as far as they fit the window."""
-        fitting = fit_passages(self.model, self.prompts, case.question, found, self.max_tokens)
-        is_new = has_new_passages(case.passages, fitting)
-        case.passages = fitting if is_new else case.passages
-        return is_new
+    @property
+    def _draft_readers(self) -> list[Gate]:
+        """A reader of the complete draft, if the log or the arbiter needs one."""
+        log_needs_drafts = self.log is not None and self.log.drafts
+        arbiter_needs_drafts = (
+            self.bound_arbiter is not None and self.bound_arbiter.makes_drafts and self.retriever is not None
+        )
+        return [CompleteDraftGate(self.max_tokens)] if log_needs_drafts or arbiter_needs_drafts else []
 
-    def _fit(self, cases: list[QuestionState]) -> None:
-        with measure_time(cases, "fit"):
-            for case in cases:
-                case.passages = fit_passages(self.model, self.prompts, case.question, case.passages, self.max_tokens)
-                if not case.passages:
-                    case.notes.append(DecisionNote.NO_PASSAGE_FITS)
+    def _arbitrate(self, states: list[QuestionState]) -> list[TextEvent]:
+        with self._lock:
+            return list(decisions.arbitrate(self.bound_arbiter, states))
 
-    def _useful(self, questions: list[Question], found: list[list[Passage]]) -> list[bool]:
-        if self.second_look is None:
-            return [True] * len(questions)
-        return self.second_look.useful(questions, found)
+    def _retrieve_further(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
+        """Search with question and answer and answer again, until nothing new is found or the answer repeats."""
+        current = 1
+        while remaining := [state for state in states if state.max_rounds > current]:
+            current += 1
+            previous = [normalize(state.text) for state in remaining]
+            has_new = self._retrieval.retrieve_again(remaining)
+            for state in remaining:
+                state.round = current
+            renewed = [state for state, is_new in zip(remaining, has_new, strict=True) if is_new]
+            yield from (PassagesEvent(state.passages) for state in renewed)
+            yield from self._answer_open_book(renewed, generate)
+            for state, is_new, text in zip(remaining, has_new, previous, strict=True):
+                state.notes.append(DecisionNote.RETRIEVED_AGAIN)
+                was_streamed = is_new and current == state.max_rounds  # answers of earlier rounds are not streamed
+                if not is_new or normalize(state.text) == text:
+                    state.max_rounds = current
+                if state.max_rounds == current and state.text and not (was_streamed or state.may_show):
+                    yield TextEvent(state.text)  # only now it is known that this answer is the last one
 
-    def _answer_closed(self, cases: list[QuestionState], speak: GenerateFunction) -> Iterator[StreamEvent]:
-        """Go on from the gate's own pass where there was one."""
-        for group in (
-            [case for case in cases if case.reading.resume is not None],
-            [case for case in cases if case.reading.resume is None],
-        ):
-            tasks = [GenerationTask(case, self.prompts.closed(case.question), case.reading.resume) for case in group]
+    def _answer_closed_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
+        """Answer without passages; continue the gate's own pass where there was one."""
+        for can_resume in (True, False):
+            tasks = [
+                GenerationTask(state, self.prompts.closed(state.question), state.reading.resume)
+                for state in states
+                if (state.reading.resume is not None) is can_resume
+            ]
             if tasks:
-                yield from speak(self.model, tasks, self.max_tokens)
+                yield from generate(self.model, tasks, self.max_tokens)
 
-    def _answer_open(self, cases: list[QuestionState], speak: GenerateFunction) -> Iterator[StreamEvent]:
-        tasks = [GenerationTask(case, self.prompts.open(case.question, case.passages)) for case in cases]
+    def _answer_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
+        tasks = [GenerationTask(state, self.prompts.open(state.question, state.passages)) for state in states]
         if tasks:
-            yield from speak(self.model, tasks, self.max_tokens)
+            yield from generate(self.model, tasks, self.max_tokens)

@@ -1,4 +1,4 @@
-"""Answers and decisions as JSON: what `ask --json` prints and servers reply."""
+"""Answers and decisions as JSON records: what `knowgate ask --json` prints and servers return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from knowgate.types import Answer, ArbiterChoice, Decision, Passage, TokenizingM
 
 
 def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
-    """What `--json` prints for one question."""
+    """Convert an answer to plain data for JSON.
+
+    Args:
+        answer: The answer.
+        rag: The pipeline that gave it.
+    """
     return {
         **({"id": answer.question.id} if answer.question.id else {}),
         "question": answer.question.text,
@@ -21,60 +26,19 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
         **decision_record(answer.decision),
         "model": rag.model.name,
         "passages": [_passage_record(passage) for passage in answer.passages],
-        **_times(answer),
+        **_timing_record(answer),
         "tokens": {
             "draft": answer.draft.n_tokens if answer.draft else 0,
             "answer": answer.n_tokens,
-            **_prompt_tokens(answer, rag),
+            **_count_prompt_tokens(answer, rag),
         },
         **_draft_record(answer, rag.max_tokens),
         **_choice_record(answer.choice),
     }
 
 
-def _times(answer: Answer) -> dict[str, Any]:
-    """What each stage took; a question of several that were answered together has no times of its own."""
-    if answer.together == 1:
-        return {"seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()}}
-    return {"batch": answer.together}
-
-
-def _prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
-    """Where the tokenizer is at hand; the few tokens of a chat template are not counted."""
-    if not isinstance(rag.model, TokenizingModel):
-        return {}
-    prompts = {"closed_prompt": rag.prompts.closed(answer.question)}
-    if answer.passages:
-        prompts["open_prompt"] = rag.prompts.open(answer.question, answer.passages)
-    return {name: len(rag.model.tokenize(prompt.text)) for name, prompt in prompts.items()}
-
-
-def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
-    """The closed-book answer that retrieval replaced, where the gate read all of it: for `knowgate replay`."""
-    draft = answer.draft
-    if not answer.passages or draft is None or not is_complete_draft(draft, max_tokens):
-        return {}
-    return {"draft": draft.text}
-
-
-def _choice_record(choice: ArbiterChoice | None) -> dict[str, Any]:
-    """Which of two answers was given, by whom and why; believed: how probably each is right, where that was asked."""
-    if choice is None:
-        return {}
-    asked = choice.believed_closed is not None and choice.believed_open is not None
-    believed = {"draft": round(choice.believed_closed or 0, 6), "passages": round(choice.believed_open or 0, 6)}
-    return {
-        "choice": {
-            "given": "draft" if choice.from_memory else "passages",
-            "arbiter": choice.arbiter,
-            "reason": choice.reason,
-            "open_answer": choice.open,
-            **({"believed": believed} if asked else {}),
-        }
-    }
-
-
 def decision_record(decision: Decision) -> dict[str, Any]:
+    """Convert a decision to plain data for JSON."""
     return {
         "retrieve": decision.retrieve,
         "need": round(decision.need, 6),
@@ -85,9 +49,51 @@ def decision_record(decision: Decision) -> dict[str, Any]:
         **({"rule": decision.rule} if decision.rule else {}),
         "notes": list(decision.notes),
         **({"distance": round(decision.distance, 4)} if decision.distance is not None else {}),
-        **({"neighbours": [asdict(near) for near in decision.neighbours]} if decision.neighbours else {}),
+        **({"neighbours": [asdict(neighbor) for neighbor in decision.neighbors]} if decision.neighbors else {}),
     }
 
 
 def _passage_record(passage: Passage) -> dict[str, Any]:
     return {"id": passage.id, "title": passage.title, "text": passage.text, "score": passage.score}
+
+
+def _timing_record(answer: Answer) -> dict[str, Any]:
+    """Return the seconds of each stage; for a question of a batch, only the size of the batch."""
+    if answer.batch_size == 1:
+        return {"seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()}}
+    return {"batch": answer.batch_size}
+
+
+def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
+    """Count the tokens of the prompts if the model has a tokenizer; those of a chat template are not included."""
+    if not isinstance(rag.model, TokenizingModel):
+        return {}
+    prompts = {"closed_prompt": rag.prompts.closed(answer.question)}
+    if answer.passages:
+        prompts["open_prompt"] = rag.prompts.open(answer.question, answer.passages)
+    return {name: len(rag.model.tokenize(prompt.text)) for name, prompt in prompts.items()}
+
+
+def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
+    """Return the closed-book answer that retrieval replaced, if it is complete; `knowgate replay` uses it."""
+    draft = answer.draft
+    if not answer.passages or draft is None or not is_complete_draft(draft, max_tokens):
+        return {}
+    return {"draft": draft.text}
+
+
+def _choice_record(choice: ArbiterChoice | None) -> dict[str, Any]:
+    """Return which of two answers was given and why; `believed` holds the probabilities that each is right."""
+    if choice is None:
+        return {}
+    has_beliefs = choice.closed_probability is not None and choice.open_probability is not None
+    believed = {"draft": round(choice.closed_probability or 0, 6), "passages": round(choice.open_probability or 0, 6)}
+    return {
+        "choice": {
+            "given": "draft" if choice.is_closed_book else "passages",
+            "arbiter": choice.arbiter,
+            "reason": choice.reason,
+            "open_answer": choice.open,
+            **({"believed": believed} if has_beliefs else {}),
+        }
+    }

@@ -1,4 +1,4 @@
-"""From settings to the parts of a pipeline."""
+"""Build a pipeline from its options: model, gate, retriever, reranker, arbiter, rules and log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from knowgate.gates.scoring import bind_gate
 from knowgate.models import load_model
 from knowgate.models.prompts.answers import AnswerPrompts, load_answer_prompts
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import DecisionOptions, PipelineOptions
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import build_index
@@ -24,129 +24,97 @@ from knowgate.retrieval.rerankers import load_reranker
 from knowgate.retrieval.rerankers.cross_encoder import describe_llm_mismatch, is_aligned_reranker
 from knowgate.types import Arbiter, Model, PassageFilter, Reranker, Retriever
 
+log = logging.getLogger(__name__)
+
 PRESETS = ("cbdr",)
-FIT_PROBE_COMMAND = "knowgate fit probe --target known --balanced --labels RUN --out DIR"
+FIT_PROBE_ADVICE = "Fit one: fit('probe', runs, out=folder, target='known', balanced=True)."
 DEFAULT_BETA = 0.95  # CBDR 4.3: answers directly above it; keeps 83.3 % of the retrievals in the paper
 
 
-def apply_preset(settings: Settings) -> Settings:
-    """The settings a preset stands for; without one, they stay as they are."""
-    if settings.preset is None:
-        if settings.beta is not None:
-            raise BadSetting("--beta belongs to --preset cbdr; other gates take --threshold.")
-        return settings
-    if settings.preset not in PRESETS:
-        raise BadSetting(f"--preset is '{settings.preset}'; allowed: {', '.join(PRESETS)}.")
-    return _cbdr(settings)
-
-
-def _cbdr(settings: Settings) -> Settings:
-    """Probe, beta, aligned reranker, top k: where Conf, the probe's raw softmax, is above beta, the LLM answers
-    directly. The calibrated need would not do: beta belongs to the score of a probe trained on balanced classes."""
-    folder = _probe(settings.gate)
-    if settings.rerank is None or not is_aligned_reranker(settings.rerank):
-        given = f"is '{settings.rerank}'" if settings.rerank else "is missing"
-        raise BadSetting(
-            f"--preset cbdr takes an aligned reranker; --rerank {given}. "
-            "Make one: knowgate prefer, then knowgate fit reranker --pref PREF --out DIR"
-        )
-    if settings.beta is not None and settings.threshold is not None:
-        raise BadSetting("give --beta or --threshold (which is 1 - beta), not both.")
-    beta = DEFAULT_BETA if settings.beta is None else settings.beta
-    if not 0 <= beta <= 1:
-        raise BadSetting(f"--beta is {beta}; it must be between 0 and 1.")
-    threshold = round(1 - beta, 12) if settings.threshold is None else settings.threshold
-    return settings.model_copy(update={"threshold": threshold, "gate": f"{folder},verdict=own"})
-
-
-def _probe(gate: str) -> str:
-    """The folder of a probe of knowing."""
-    spec = parse_fitted_spec(gate)
-    made = read_artifact(spec.folder).manifest if spec else {}
-    if spec is None or made["gate"] != "probe":
-        raise BadSetting(f"--preset cbdr decides by a fitted probe; --gate is '{gate}'. Fit one: {FIT_PROBE_COMMAND}")
-    if made.get("target", "known") != "known":
-        raise BadSetting(
-            f"--preset cbdr takes a probe of whether the LLM knows; '{gate}' was fitted on '{made['target']}'. "
-            f"Fit one: {FIT_PROBE_COMMAND}"
-        )
-    return spec.folder
-
-
-log = logging.getLogger(__name__)
-
-
 def build_pipeline(
-    settings: Settings, record: Path | None = None, *, retrieves: bool = True, model: Model | None = None
+    settings: PipelineOptions, record: Path | None = None, *, retrieves: bool = True, model: Model | None = None
 ) -> AdaptiveRAG:
-    """Everything `ask` needs; `decide` retrieves nothing and so needs no documents. model: instead of the settings'."""
+    """Build the pipeline that `knowgate ask` uses.
+
+    Args:
+        settings: Options, for example from `load_settings`.
+        record: Folder to record the model's outputs in, for later use as the model `replay:FOLDER`.
+        retrieves: False builds a pipeline that only decides; it needs no documents.
+        model: Use this model instead of the one that the options name.
+
+    Raises:
+        BadSetting: Documents are missing, or options contradict each other.
+    """
     settings = apply_preset(settings)
-    chosen = None if settings.gate == DEFAULT_GATE else load_gate(settings.gate, plug_in=settings.plug_in)
+    gate = None if settings.gate == DEFAULT_GATE else load_gate(settings.gate, plug_in=settings.plug_in)
     retriever = build_retriever(settings) if retrieves else None
-    if retrieves and retriever is None and (chosen is None or chosen.name != "never"):
-        raise BadSetting("give the documents to retrieve from: --docs FOLDER or --index DIR (or --gate never).")
+    if retrieves and retriever is None and (gate is None or gate.name != "never"):
+        raise BadSetting("there is nothing to retrieve from: give `docs` or `index`, or use gate='never'.")
     model, prompts = model or build_model(settings.model, record), build_prompts(settings)
-    return AdaptiveRAG(
+    rag = AdaptiveRAG(
         model,
-        chosen or default_gate(model, prompts.fingerprint),
+        gate or default_gate(model, prompts.fingerprint),
         retriever,
-        reranker=build_reranker(settings, model) if settings.rerank and retrieves else None,
         threshold=settings.threshold,
-        second_look=load_second_look(settings.second_look, model, prompts)
-        if settings.second_look and retrieves
-        else None,
-        rerank_margin=settings.rerank_margin if retrieves else None,
         k=settings.k,
         prompts=prompts,
         max_tokens=settings.max_tokens,
-        log=build_log(settings) if retrieves else None,
-        arbiter=build_arbiter(settings) if retrieves else None,
+        arbiter=None,
         rules=build_rules(settings),
+    )
+    if not retrieves:
+        return rag
+    return rag.replace(
+        reranker=build_reranker(settings.rerank, model) if settings.rerank else None,
+        second_look=load_second_look(settings.second_look, model, prompts) if settings.second_look else None,
+        rerank_margin=settings.rerank_margin,
+        log=build_log(settings),
+        arbiter=build_arbiter(settings),
     )
 
 
-def build_arbiter(settings: Settings) -> Arbiter | None:
-    """The rules are on unless told otherwise; they cost nothing."""
+def build_arbiter(settings: PipelineOptions) -> Arbiter | None:
+    """Load the arbiter; without a setting, the rules arbiter, which costs nothing."""
     if settings.arbiter is None:
         return RULES_ARBITER
     return None if settings.arbiter == "none" else load_arbiter(settings.arbiter, plug_in=settings.plug_in)
 
 
-def build_rules(settings: Settings) -> RuleSet | None:
-    """Those that come with knowgate, unless told otherwise."""
+def build_rules(settings: DecisionOptions) -> RuleSet | None:
+    """Load the rules that decide before the gate."""
     if settings.rules == "none":
         return None
     return load_rules(None if settings.rules == "packaged" else settings.rules)
 
 
-def build_log(settings: Settings) -> TrafficLog | None:
-    """Looked into before anything is answered: a file that is no log is said at once."""
+def build_log(settings: PipelineOptions) -> TrafficLog | None:
+    """Open the log of answered questions; a file that is not a log is rejected before anything is answered."""
     if settings.log is None:
         if settings.log_drafts:
-            raise BadSetting("--log-drafts needs --log FILE.")
+            raise BadSetting("`log_drafts` needs a log: give `log`, too.")
         return None
-    found = TrafficLog(settings.log, drafts=settings.log_drafts)
-    found.store.scopes()
-    return found
+    traffic_log = TrafficLog(settings.log, drafts=settings.log_drafts)
+    traffic_log.store.scopes()
+    return traffic_log
 
 
-def build_reranker(settings: Settings, model: Model) -> Reranker:
-    """A reranker aligned to another LLM still ranks, but not for this one: say so."""
-    spec = str(settings.rerank)
+def build_reranker(spec: str, model: Model) -> Reranker:
+    """Load a reranker, and warn if it was aligned to another LLM."""
     if warning := describe_llm_mismatch(spec, model.name, model.fingerprint):
         log.warning(warning)
     return load_reranker(spec)
 
 
 def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> PassageFilter:
-    """A fitted gate that can also judge passages: kbm. Bound to the LLM, whose weights it may share."""
+    """Load a fitted gate that can also judge passages (kbm), bound to the LLM, whose weights it may share."""
     gate = bind_gate(load_gate(folder, plug_in=True), model, prompts)
-    if gate.second_look is None:
-        raise BadSetting(f"the gate '{gate.name}' cannot judge passages; --second-look takes a fitted kbm gate.")
-    return gate.second_look
+    if gate.passage_filter is None:
+        raise BadSetting(f"second_look='{folder}' is a {gate.name} gate, which cannot judge passages: use a kbm gate.")
+    return gate.passage_filter
 
 
 def build_model(spec: str, record: Path | None = None) -> Model:
+    """Load a model, wrapped in a recorder if `record` names a folder."""
     model = load_model(spec)
     if record is None:
         return model
@@ -155,13 +123,15 @@ def build_model(spec: str, record: Path | None = None) -> Model:
     return RecordingModel(model, record)
 
 
-def build_prompts(settings: Settings) -> AnswerPrompts:
+def build_prompts(settings: DecisionOptions) -> AnswerPrompts:
+    """Load the answer prompts."""
     return load_answer_prompts(settings.prompts, settings.lang)
 
 
-def build_retriever(settings: Settings) -> Retriever | None:
+def build_retriever(settings: PipelineOptions) -> Retriever | None:
+    """Load the index, or build one of the documents in the cache; None if neither is given."""
     if settings.docs and settings.index:
-        raise BadSetting("give either --docs or --index, not both.")
+        raise BadSetting("`docs` and `index` are mutually exclusive: give one.")
     if settings.index:
         return load_retriever(settings.index, settings.retriever)
     if settings.docs:
@@ -170,10 +140,7 @@ def build_retriever(settings: Settings) -> Retriever | None:
 
 
 def build_cached_index(docs: Path, kind: str) -> Path:
-    """An index of a folder, kept in the cache and brought up to date when documents changed.
-
-    Processes that want the same one at the same time, workers of a server say, take turns.
-    """
+    """Build or update the index of a folder in the cache; concurrent processes take turns. Returns its folder."""
     key = sha256_text(str(docs.resolve()), kind)[:16]
     out = cache_dir() / "indexes" / f"{docs.resolve().name}-{key}"
     with file_lock(out.with_name(f"{out.name}.turn")):
@@ -181,3 +148,50 @@ def build_cached_index(docs: Path, kind: str) -> Path:
     if report.problems:
         log.warning("Of the documents in '%s' %s", docs, report.missed)
     return out
+
+
+# --- presets --------------------------------------------------------------------------------------
+
+
+def apply_preset(settings: PipelineOptions) -> PipelineOptions:
+    """Replace a preset by the options it stands for."""
+    if settings.preset is None:
+        if settings.beta is not None:
+            raise BadSetting("`beta` belongs to preset='cbdr'; other gates take `threshold`.")
+        return settings
+    if settings.preset not in PRESETS:
+        raise BadSetting(f"preset='{settings.preset}' is unknown; allowed: {', '.join(PRESETS)}.")
+    return _apply_cbdr(settings)
+
+
+def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
+    """Answer directly where the probe's confidence is above beta; otherwise rerank and retrieve (CBDR).
+
+    Beta applies to the raw softmax of a probe trained on balanced classes, not to the calibrated need.
+    """
+    folder = _find_probe_folder(settings.gate)
+    if settings.rerank is None or not is_aligned_reranker(settings.rerank):
+        problem = f"rerank='{settings.rerank}' is none" if settings.rerank else "`rerank` is missing"
+        raise BadSetting(
+            f"preset='cbdr' takes an aligned reranker; {problem}. Make one with `knowgate prefer` and "
+            "`knowgate fit reranker`."
+        )
+    if settings.beta is not None and settings.threshold is not None:
+        raise BadSetting("`beta` and `threshold` (which is 1 - beta) are mutually exclusive: give one.")
+    beta = DEFAULT_BETA if settings.beta is None else settings.beta
+    threshold = round(1 - beta, 12) if settings.threshold is None else settings.threshold
+    return settings.replace(threshold=threshold, gate=f"{folder},verdict=own")
+
+
+def _find_probe_folder(gate: str) -> str:
+    """Return the folder of a probe that was fitted on whether the LLM knows the answer."""
+    spec = parse_fitted_spec(gate)
+    manifest = read_artifact(spec.folder).manifest if spec else {}
+    if spec is None or manifest["gate"] != "probe":
+        raise BadSetting(f"preset='cbdr' decides by a fitted probe, got gate='{gate}'. {FIT_PROBE_ADVICE}")
+    if manifest.get("target", "known") != "known":
+        raise BadSetting(
+            f"preset='cbdr' takes a probe fitted on target='known'; '{gate}' was fitted on '{manifest['target']}'. "
+            f"{FIT_PROBE_ADVICE}"
+        )
+    return spec.folder

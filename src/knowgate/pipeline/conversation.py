@@ -1,6 +1,6 @@
-"""Several turns: a follow-up is made to stand alone before anybody decides, searches or answers.
+"""Conversations: rewrite a follow-up question so that it stands alone, before the pipeline sees it.
 
-A first question, and one that leans on nothing, goes through as it is and costs nothing more.
+A first question, and one that does not refer to earlier turns, passes unchanged and costs nothing.
 """
 
 from __future__ import annotations
@@ -19,31 +19,42 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.types import Answer, Model, Question
 
 MAX_EXCHANGES = 4  # exchanges shown to the LLM
-MAX_REWRITE_TOKENS = 64  # tokens of a question that was made to stand alone
+MAX_REWRITE_TOKENS = 64
 REWRITE_PREFIX = re.compile(r"^(rewritten|改写|question|问题|q)\s*[:：]\s*", re.IGNORECASE)
 
 
-def rewrite_follow_up(model: Model, before: Sequence[Exchange], text: str) -> str:
-    """The question as it would be asked without the conversation."""
-    if not before or not is_follow_up(text) or load_rules().judge(text) is not None:
+def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) -> str:
+    """Rewrite a question so that it can be understood without the conversation before it."""
+    if not exchanges or not is_follow_up(text) or load_rules().judge(text) is not None:
         return text
-    recent = before[-MAX_EXCHANGES:]
-    (written,) = model.generate([build_condense_prompt(recent, text)], max_tokens=MAX_REWRITE_TOKENS)
-    found = REWRITE_PREFIX.sub("", (written[0].text.strip().splitlines() or [""])[0].strip())
-    return found if _makes_sense(found, recent, text) else f"{recent[-1].asked} {text}"
+    recent = exchanges[-MAX_EXCHANGES:]
+    (completions,) = model.generate([build_condense_prompt(recent, text)], max_tokens=MAX_REWRITE_TOKENS)
+    first_line = (completions[0].text.strip().splitlines() or [""])[0].strip()
+    rewritten = REWRITE_PREFIX.sub("", first_line)
+    return rewritten if _is_plausible(rewritten, recent, text) else f"{recent[-1].asked} {text}"
 
 
-def _makes_sense(found: str, before: Sequence[Exchange], text: str) -> bool:
-    """It says something of the question and something of what came before, and is not what came before."""
-    said = set(tokenize(found))
-    earlier = set(tokenize(" ".join(f"{one.asked} {one.answered}" for one in before)))
-    repeated = any(tokenize(found) == tokenize(one.asked) for one in before)
-    return bool(said & set(tokenize(text))) and bool(said & earlier) and not repeated
+def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> bool:
+    """Accept a rewrite that shares words with the question and the conversation and repeats no earlier question."""
+    words = set(tokenize(rewritten))
+    earlier = set(tokenize(" ".join(f"{exchange.asked} {exchange.answered}" for exchange in exchanges)))
+    is_repeated = any(tokenize(rewritten) == tokenize(exchange.asked) for exchange in exchanges)
+    return bool(words & set(tokenize(text))) and bool(words & earlier) and not is_repeated
+
+
+def _rewrite_question(model: Model, exchanges: Sequence[Exchange], text: str, id: str) -> Question:
+    """Build the question to answer; `meta["asked"]` holds the original text if it was rewritten."""
+    rewritten = rewrite_follow_up(model, exchanges, text)
+    return Question(rewritten, id, meta={"asked": text} if rewritten != text else {})
 
 
 @dataclass
 class Conversation:
-    """Questions one after the other, each understood in the light of those before.
+    """A sequence of questions in which follow-ups may refer to earlier turns.
+
+    Args:
+        rag: The pipeline that answers.
+        exchanges: Earlier turns.
 
     Example:
         >>> talk = Conversation(rag)  # doctest: +SKIP
@@ -54,37 +65,40 @@ class Conversation:
     rag: AdaptiveRAG
     exchanges: list[Exchange] = field(default_factory=list)
 
-    def understand(self, text: str, id: str = "") -> Question:
-        """The question that is answered; what was really said is in its `meta`, where that is something else."""
-        alone = rewrite_follow_up(self.rag.model, self.exchanges, text)
-        return Question(alone, id, meta={"asked": text} if alone != text else {})
+    def rewrite(self, text: str, id: str = "") -> Question:
+        """Return the stand-alone question that will be answered; its `meta` holds the original text if it differs."""
+        return _rewrite_question(self.rag.model, self.exchanges, text, id)
 
     def ask(self, text: str) -> Answer:
-        answer = self.rag.answer(self.understand(text))
+        """Answer the next question of the conversation."""
+        answer = self.rag.answer(self.rewrite(text))
         self.remember(answer)
         return answer
 
     def remember(self, answer: Answer) -> None:
-        """What was said counts for the questions after it; all but the last few is forgotten."""
+        """Add an answered question to the conversation; only the last few are kept."""
         self.exchanges = [*self.exchanges, Exchange(answer.question.text, answer.text)][-MAX_EXCHANGES:]
 
 
 def question_from_messages(model: Model, messages: Sequence[Mapping[str, Any]], id: str = "") -> Question:
-    """The last question of a conversation in the form of chat APIs, made to stand alone."""
-    said = [_message(message) for message in messages]
-    if not said or said[-1][0] != "user":
+    """Extract the last user question of a chat in OpenAI format, rewritten to stand alone.
+
+    Raises:
+        BadInput: A message has no text, or the last one is not the user's.
+    """
+    turns = [_read_message(message) for message in messages]
+    if not turns or turns[-1][0] != "user":
         raise BadInput("the last of the messages must be the user's question: {'role': 'user', 'content': '...'}.")
-    before: list[Exchange] = []
-    for (role, text), (next_role, reply) in itertools.pairwise(said):
-        if role == "user" and next_role == "assistant":
-            before.append(Exchange(text, reply))
-    last = said[-1][1]
-    alone = rewrite_follow_up(model, before, last)
-    return Question(alone, id, meta={"asked": last} if alone != last else {})
+    exchanges = [
+        Exchange(text, reply)
+        for (role, text), (next_role, reply) in itertools.pairwise(turns)
+        if role == "user" and next_role == "assistant"
+    ]
+    return _rewrite_question(model, exchanges, turns[-1][1], id)
 
 
-def _message(message: Mapping[str, Any]) -> tuple[str, str]:
+def _read_message(message: Mapping[str, Any]) -> tuple[str, str]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
-        raise BadInput("a message is an object with 'role' and 'content', both texts.")
+        raise BadInput("a message must be an object with 'role' and 'content', both texts.")
     return role, content

@@ -1,4 +1,4 @@
-"""Cases that were read get their decision: by the gate's need against a threshold, then by rules, which come first."""
+"""Decide for each question whether to retrieve, and after retrieval which of two answers to give."""
 
 from __future__ import annotations
 
@@ -17,123 +17,122 @@ from knowgate.pipeline.question_state import QuestionState, is_complete_draft, m
 from knowgate.retrieval.ranking import MAX_ROUNDS
 from knowgate.types import AnswerPair, Arbiter, Decision, DecisionNote, Gate, Model, TextEvent
 
-MIN_DIGITS, MAX_DIGITS = 2, 9  # digits of a need and its threshold in words
+MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason
 
 
-def apply_gate(gate: Gate, threshold: float, cases: Sequence[QuestionState]) -> None:
-    """Retrieve above the threshold; what the gate says of it is the reason."""
-    questions, readings = [case.question for case in cases], [case.reading for case in cases]
-    scored = score_with_raw(gate, questions, readings)
+# --- before retrieval -----------------------------------------------------------------------------
+
+
+def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
+    """Score questions that were read, and decide to retrieve where the need is above the threshold."""
+    questions, readings = [state.question for state in states], [state.reading for state in states]
+    scores = score_with_raw(gate, questions, readings)
     with wrap_plugin_errors(gate):
-        reasons = gate.explain(questions, readings)
-        steps = gate.steps(questions, readings)
-    check_count(gate, "explanations", reasons, questions)
-    check_count(gate, "numbers of rounds", steps, questions)
+        explanations = gate.explain(questions, readings)
+        rounds = gate.count_rounds(questions, readings)
+    check_count(gate, "explanations", explanations, questions)
+    check_count(gate, "numbers of rounds", rounds, questions)
     distances = measure_distances(gate, questions, readings)
-    raws: Sequence[float | None] = scored.raw or [None] * len(cases)
-    told = zip(cases, scored.needs, raws, reasons, steps, distances, strict=True)
-    for case, need, raw, why, rounds, distance in told:
-        case.steps = min(rounds, MAX_ROUNDS)
-        if gate.name in case.reading.labels and not has_distinct_logits(case.reading.labels[gate.name]):
-            case.notes.append(DecisionNote.LABELS_UNLISTED)
-        case.decision = Decision(
+    raw_scores: Sequence[float | None] = scores.raw or [None] * len(states)
+    rows = zip(states, scores.needs, raw_scores, explanations, rounds, distances, strict=True)
+    for state, need, raw, explanation, max_rounds, distance in rows:
+        state.max_rounds = min(max_rounds, MAX_ROUNDS)
+        if gate.name in state.reading.labels and not has_distinct_logits(state.reading.labels[gate.name]):
+            state.notes.append(DecisionNote.LABELS_UNLISTED)
+        state.decision = Decision(
             need > threshold,
             need,
             threshold,
             gate.name,
-            _reason(need, threshold, why, gate.note),
-            case.reading.neighbours.get(gate.name, ()),
+            _explain_need(need, threshold, [explanation, gate.note]),
+            state.reading.neighbors.get(gate.name, ()),
             raw=raw,
             distance=distance,
         )
 
 
-def apply_overrides(cases: Sequence[QuestionState], rules: RuleSet | None, shadow: str) -> None:
-    """What stands above a gate's decisions: rules, and that everything is looked up for the reason `shadow`, if any."""
-    if rules is not None:
-        apply_rules(rules, cases)
-    if shadow:
-        force_retrieval(shadow, cases)
-
-
-def apply_rules(rules: RuleSet, cases: Sequence[QuestionState]) -> None:
-    """Decide the cases that a rule fits; the need stays what the gate found."""
-    for case in cases:
-        ruling = rules.judge(case.question.text)
-        if ruling is not None and case.decision is not None:
-            reason = f"{ruling.reason} (rule '{ruling.rule}')"
-            case.decision = replace(case.decision, retrieve=ruling.retrieve, reason=reason, rule=ruling.rule)
-
-
-def force_retrieval(why: str, cases: Sequence[QuestionState]) -> None:
-    """Retrieve for all; what the gate wanted is noted where it wanted something else."""
-    for case in cases:
-        if case.decision is not None and not case.decision.retrieve:
-            case.decision = replace(case.decision, retrieve=True, reason=f"{why}: {case.decision.reason}")
-            case.notes.append(DecisionNote.WOULD_SKIP)
-
-
-def _reason(need: float, threshold: float, *why: str) -> str:
-    digits = _digits(need, threshold)
+def _explain_need(need: float, threshold: float, explanations: Sequence[str]) -> str:
+    digits = _count_digits(need, threshold)
     relation = "above" if need > threshold else "not above"
-    said = (
-        f"is {relation} {threshold:.{digits}f}"
-        if threshold >= 0
-        else "counts for nothing: the gate was set to always retrieve"
-    )
-    because = "; ".join(part for part in why if part)
-    return f"need {need:.{digits}f} {said}" + (f": {because}" if because else "")
+    comparison = f"is {relation} {threshold:.{digits}f}"
+    if threshold < 0:
+        comparison = "does not matter: the gate is set to always retrieve"
+    details = "; ".join(filter(None, explanations))
+    return f"need {need:.{digits}f} {comparison}" + (f": {details}" if details else "")
 
 
-def _digits(need: float, threshold: float) -> int:
-    """As many as tell the two apart; two where they are the same."""
-    apart = (digits for digits in range(MIN_DIGITS, MAX_DIGITS) if f"{need:.{digits}f}" != f"{threshold:.{digits}f}")
-    return next(apart, MIN_DIGITS if need == threshold else MAX_DIGITS)
+def _count_digits(need: float, threshold: float) -> int:
+    """Return the fewest decimals that show the difference between need and threshold."""
+    distinct = (n for n in range(MIN_DIGITS, MAX_DIGITS) if f"{need:.{n}f}" != f"{threshold:.{n}f}")
+    return next(distinct, MIN_DIGITS if need == threshold else MAX_DIGITS)
+
+
+def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
+    """Let rules override the decisions of questions they match; the gate's need stays on record."""
+    for state in states:
+        match = rules.judge(state.question.text)
+        if match is not None and state.decision is not None:
+            reason = f"{match.reason} (rule '{match.rule}')"
+            state.decision = replace(state.decision, retrieve=match.retrieve, reason=reason, rule=match.rule)
+
+
+def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:
+    """Retrieve for every question, and note where the gate would have skipped (shadow mode)."""
+    for state in states:
+        if state.decision is not None and not state.decision.retrieve:
+            state.decision = replace(state.decision, retrieve=True, reason=f"{reason}: {state.decision.reason}")
+            state.notes.append(DecisionNote.WOULD_SKIP)
+
+
+# --- after retrieval ------------------------------------------------------------------------------
 
 
 def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: AnswerPrompts) -> Arbiter | None:
-    """The arbiter, found to work with this model.
+    """Check that an arbiter works with this model and return it ready for use.
 
-    The rules that are on by default stay out where something is proven about the gate without them.
+    The default rules arbiter is left out if the gate has a guarantee that was proven without an arbiter.
+
+    Raises:
+        NotOffered: The arbiter needs signals that the model does not provide.
     """
     if arbiter is None or (arbiter is RULES_ARBITER and has_guarantee_without_arbiter(gate)):
         return None
     missing = arbiter.needs - model.offers
     if missing:
         raise NotOffered(
-            f"the arbiter '{arbiter.name}' needs {', '.join(sorted(missing))}, which {model.name} does not give. Fit "
-            "one on label runs of this LLM, or use --arbiter rules."
+            f"the arbiter '{arbiter.name}' needs {', '.join(sorted(missing))}, which {model.name} does not provide. "
+            "Fit one on label runs of this LLM, or use arbiter='rules'."
         )
     return arbiter.bind(model, prompts.fingerprint)
 
 
-def mark_replaceable_answers(arbiter: Arbiter | None, cases: Sequence[QuestionState], max_tokens: int) -> None:
-    """Mark the cases whose answer with passages may be replaced by their draft."""
+def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionState], max_tokens: int) -> None:
+    """Mark questions whose open-book answer the arbiter may replace by the draft, so that it is not shown too early."""
     if arbiter is None:
         return
-    for case in cases:
-        if case.reading.draft is not None and is_complete_draft(case.reading.draft, max_tokens):
-            case.lets_out = arbiter.accepts_beginning
+    for state in states:
+        if state.reading.draft is not None and is_complete_draft(state.reading.draft, max_tokens):
+            state.may_show = arbiter.accepts_beginning
 
 
-def arbitrate(arbiter: Arbiter | None, cases: Sequence[QuestionState]) -> Iterator[TextEvent]:
-    """Give each held case its answer, and say what was held back."""
-    held = [case for case in cases if case.lets_out is not None]
-    if arbiter is None or not held:
+def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Iterator[TextEvent]:
+    """Choose an answer for each replaceable question, and yield the text that was held back until now."""
+    replaceable = [state for state in states if state.may_show is not None]
+    if arbiter is None or not replaceable:
         return
-    with measure_time(held, "arbiter"):
-        choices = choose_answers(arbiter, [_both(case) for case in held])
-    for case, choice in zip(held, choices, strict=True):
-        case.choice = choice
-        if choice.from_memory:
-            case.text = choice.closed
-            case.notes.append(DecisionNote.DRAFT_GIVEN)
-        if case.text and not case.was_let_out:
-            yield TextEvent(case.text)
+    with measure_time(replaceable, "arbiter"):
+        choices = choose_answers(arbiter, [_pair_answers(state) for state in replaceable])
+    for state, choice in zip(replaceable, choices, strict=True):
+        state.choice = choice
+        if choice.is_closed_book:
+            state.text = choice.closed
+            state.notes.append(DecisionNote.DRAFT_GIVEN)
+        if state.text and not state.is_shown:
+            yield TextEvent(state.text)
 
 
-def _both(case: QuestionState) -> AnswerPair:
-    draft, opened = case.reading.draft, case.done
-    if draft is None or opened is None:
-        raise RuntimeError("a case is weighed before it has two answers")
-    return AnswerPair(case.question, draft, opened, case.passages)
+def _pair_answers(state: QuestionState) -> AnswerPair:
+    draft, completion = state.reading.draft, state.completion
+    if draft is None or completion is None:
+        raise RuntimeError("the question does not have two answers yet")
+    return AnswerPair(state.question, draft, completion, state.passages)

@@ -1,7 +1,4 @@
-"""The two ways an answer is spoken: a batch at once, or one answer piece by piece.
-
-All else of the way of a question is the same for both. Knows models by their protocol; nothing of gates or passages.
-"""
+"""Run the pipeline's work: batches of questions, generation at once or as a stream, and calls from an event loop."""
 
 from __future__ import annotations
 
@@ -17,14 +14,52 @@ from knowgate.errors import BadInput
 from knowgate.pipeline.question_state import QuestionState, measure_time
 from knowgate.types import Completion, Model, Prompt, Question, TextEvent, TextStream
 
-ReturnValue = TypeVar("ReturnValue")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+def as_question(question: str | Question) -> Question:
+    """Convert text to a `Question` and check it.
+
+    Raises:
+        BadInput: The question is empty, not valid Unicode, or neither text nor a `Question`.
+    """
+    record = Question(question) if isinstance(question, str) else question
+    if not isinstance(record, Question):
+        raise BadInput(f"a question must be a text or a Question, got {question!r}.")
+    if not record.text.strip():
+        raise BadInput("the question is empty: ask something.")
+    check_encodable(record.text, "the question")
+    return record
+
+
+def check_not_text(questions: object) -> None:
+    """Reject a single text where a list of questions is expected: it would be read letter by letter."""
+    if isinstance(questions, str):
+        raise BadInput("questions must be a list; for one question use `answer` or `decide`.")
+
+
+def batch_questions(
+    questions: Iterable[str | Question], size: int, first: int | None = None
+) -> Iterator[list[Question]]:
+    """Yield checked questions in batches of `size`; with `first`, batches start that small and double."""
+    check_not_text(questions)
+    iterator, current = iter(questions), first or size
+    while batch := [as_question(question) for question in islice(iterator, current)]:
+        yield batch
+        current = min(size, 2 * current)
+
+
+# --- generation -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class GenerationTask:
-    """A case and what the LLM is to answer for it. resume: the draft to go on from."""
+    """A prompt to answer for one question; `resume` continues the draft of an earlier pass."""
 
-    case: QuestionState
+    state: QuestionState
     prompt: Prompt
     resume: object | None = None
 
@@ -33,95 +68,99 @@ GenerateFunction = Callable[[Model, Sequence[GenerationTask], int], Iterable[Tex
 
 
 def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: int) -> Iterable[TextEvent]:
-    """One call for all tasks, which have all a draft or all none. Nothing is heard of it before it is done."""
+    """Answer all tasks in one call, without text events. Either all tasks resume a draft or none does."""
     handles = [task.resume for task in tasks]
-    with measure_time([task.case for task in tasks], "answer"):
+    with measure_time([task.state for task in tasks], "answer"):
         rows = model.generate(
             [task.prompt for task in tasks],
             max_tokens=max_tokens,
             resume=None if None in handles else handles,
         )
     for task, completions in zip(tasks, rows, strict=True):
-        task.case.take(completions[0])
+        task.state.take_completion(completions[0])
     return ()
 
 
 def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: int) -> Iterable[TextEvent]:
-    """One task after the other. An answer that only serves to look up more is not shown."""
+    """Answer one task after the other and yield the text as it is generated.
+
+    An answer that only serves as the query of the next round of retrieval is not shown.
+    """
     for task in tasks:
-        if task.case.may_look_further:
+        if task.state.may_retrieve_again:
             yield from generate_batch(model, [task], max_tokens)
             continue
         stream = model.stream(task.prompt, max_tokens=max_tokens, resume=task.resume)
-        task.case.take((yield from _told(task.case, stream)))
+        task.state.take_completion((yield from _stream_text(task.state, stream)))
 
 
-def _told(case: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
-    """The pieces as events, once they may be heard. Only making them counts as time, not what the listener does."""
-    held = ""
+def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
+    """Yield text once it may be shown. Only generation is timed, not what the caller does with an event."""
+    pending = ""
     try:
         while True:
-            with measure_time([case], "answer"):
+            with measure_time([state], "answer"):
                 try:
                     piece = next(stream)
                 except StopIteration as end:
                     completion: Completion = end.value
                     return completion
-            held += piece
-            if case.lets_out is not None and not case.was_let_out:
-                case.was_let_out = case.lets_out(held)
-            if case.lets_out is None or case.was_let_out:
-                yield TextEvent(held)
-                held = ""
+            pending += piece
+            if state.may_show is not None and not state.is_shown:
+                state.is_shown = state.may_show(pending)
+            if state.may_show is None or state.is_shown:
+                yield TextEvent(pending)
+                pending = ""
     finally:
         stream.close()
 
 
-def exhaust_generator(steps: Generator[Any, None, ReturnValue]) -> ReturnValue:
-    """What a generator gives back, when what it yields is nobody's concern."""
+def exhaust_generator(steps: Generator[Any, None, Result]) -> Result:
+    """Run a generator to its end, ignore what it yields, and return its result."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            result: ReturnValue = end.value
+            result: Result = end.value
             return result
 
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+# --- asyncio --------------------------------------------------------------------------------------
+# Blocking work runs in the model's own threads, as many as `Model.concurrency` allows. A local model has one, so
+# that concurrent callers, also those of different pipelines, take turns.
 
 
 async def run_in_model_thread(model: Model, work: Callable[[], Result]) -> Result:
-    """What `work` gives, or its error as it is. Cancelled before its turn it never begins; once begun it runs on."""
+    """Run blocking work in a thread of the model. If cancelled, work that has already started runs to its end."""
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(model.workers, lambda: context.run(work))
 
 
 async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, None]) -> AsyncGenerator[Item, None]:
-    """The items, each made in a turn of its own: several streams of a local model go on side by side.
+    """Iterate over a blocking generator, one item per turn, so that several streams of a model can interleave.
 
-    Cancelled or left, the generator is closed as soon as the item it is making is done.
+    If cancelled or closed, the generator is closed as soon as the current item is done.
     """
     context = contextvars.copy_context()
     running = None
     try:
         while True:
             running = model.workers.submit(lambda: context.run(_take, steps, 1))
-            made = await asyncio.wrap_future(running)
-            if not made:
+            items = await asyncio.wrap_future(running)
+            if not items:
                 return
-            yield made[0]
+            yield items[0]
     finally:
         if running is not None:
-            running.add_done_callback(lambda _: steps.close())  # at once where nothing is running
+            running.add_done_callback(lambda _: steps.close())  # runs at once if the future is done
 
 
 async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) -> AsyncGenerator[list[Item], None]:
-    """Lists of up to `size` items, taken when they are asked for. A plain iterable may block: a thread reads it."""
+    """Yield lists of up to `size` items, read on demand. A plain iterable may block, so a thread reads it."""
     batch: list[Item] = []
     if not isinstance(items, AsyncIterable):
-        waiting = iter(items)
-        while batch := await asyncio.to_thread(_take, waiting, size):
+        iterator = iter(items)
+        while batch := await asyncio.to_thread(_take, iterator, size):
             yield batch
         return
     async for item in items:
@@ -135,31 +174,3 @@ async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) ->
 
 def _take(items: Iterator[Item], size: int) -> list[Item]:
     return list(islice(items, size))
-
-
-def batch_questions(
-    questions: Iterable[str | Question], size: int, first: int | None = None
-) -> Iterator[list[Question]]:
-    """Questions in lists of this size. first: the first ones are smaller, each twice the one before."""
-    check_not_text(questions)
-    waiting, now = iter(questions), first or size
-    while taken := [as_question(question) for question in islice(waiting, now)]:
-        yield taken
-        now = min(size, 2 * now)
-
-
-def check_not_text(questions: object) -> None:
-    """A text is a sequence, too: of its letters."""
-    if isinstance(questions, str):
-        raise BadInput("questions are a list; for one question there are `answer` and `decide`.")
-
-
-def as_question(question: str | Question) -> Question:
-    """A question record; text is checked, not changed."""
-    record = Question(question) if isinstance(question, str) else question
-    if not isinstance(record, Question):
-        raise BadInput(f"a question is a text or a Question, not {question!r}.")
-    if not record.text.strip():
-        raise BadInput("the question is empty: ask something.")
-    check_encodable(record.text, "the question")
-    return record

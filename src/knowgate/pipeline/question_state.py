@@ -1,12 +1,10 @@
-"""One question on its way through the pipeline: what is known about it so far, and what each stage took.
-
-Knows records and clocks; not models, gates or retrievers.
-"""
+"""The state of one question in the pipeline: its reading, decision, passages, answer and timings."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from knowgate.types import Answer, ArbiterChoice, Completion, Decision, DecisionNote, Passage, Question, Reading
@@ -17,25 +15,31 @@ NOTE_TEXTS = {
     DecisionNote.NO_PASSAGE_FITS: "no passage fits the context window",
     DecisionNote.NOT_RERANKED: "not reranked, the retriever is sure",
     DecisionNote.DRAFT_GIVEN: "the answer from memory was given",
-    DecisionNote.LABELS_UNLISTED: "nothing tells the gate's labels apart, as none of them is among the tokens that are listed",
+    DecisionNote.LABELS_UNLISTED: "the server lists none of the gate's labels among its top tokens, so they are tied",
     DecisionNote.WOULD_SKIP: "the gate would have skipped",
 }
 
 
-def describe_notes(notes: Sequence[DecisionNote]) -> list[str]:
-    """Each fact once, in the order they came up."""
-    return [_words(note, notes.count(note)) for note in dict.fromkeys(notes)]
-
-
-def _words(note: DecisionNote, times: int) -> str:
-    return f"{1 + times} rounds of retrieval" if note is DecisionNote.RETRIEVED_AGAIN else NOTE_TEXTS[note]
-
-
 @dataclass
 class QuestionState:
-    """One question on its way through. `steps`: rounds of retrieval it may take; `rounds`: those begun.
+    """Everything the pipeline knows about one question while it is processed.
 
-    lets_out: of an answer that an arbiter may replace, whether so much of it can be heard already; was_let_out: it was.
+    Attributes:
+        question: The question.
+        reading: Signals of the forward pass that the gate requested.
+        decision: Set once the gate and the rules have decided.
+        passages: Passages that the LLM is shown.
+        text: The answer so far chosen.
+        max_rounds: Rounds of retrieval that this question may take.
+        round: The round of retrieval that was started last.
+        n_tokens: Tokens generated for the answer, over all rounds.
+        seconds: Seconds by stage.
+        notes: Facts about how the decision was carried out.
+        completion: The last generated answer.
+        choice: The arbiter's choice between two answers, if it was asked.
+        may_show: Set while an arbiter may still replace the open-book answer: tells whether its text so far is safe
+            to show.
+        is_shown: True once text of the open-book answer was shown to the caller.
     """
 
     question: Question
@@ -43,79 +47,79 @@ class QuestionState:
     decision: Decision | None = None
     passages: tuple[Passage, ...] = ()
     text: str = ""
-    steps: int = 1
-    rounds: int = 1
+    max_rounds: int = 1
+    round: int = 1
     n_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[DecisionNote] = field(default_factory=list)
-    done: Completion | None = None
+    completion: Completion | None = None
     choice: ArbiterChoice | None = None
-    lets_out: Callable[[str], bool] | None = None
-    was_let_out: bool = False
+    may_show: Callable[[str], bool] | None = None
+    is_shown: bool = False
 
     @property
-    def decided(self) -> Decision:
-        """The decision, with all that was noted since it was made."""
+    def final_decision(self) -> Decision:
+        """The decision with everything noted since it was made."""
         if self.decision is None:
-            raise RuntimeError("a case is asked for its decision before it has one")
-        chosen = [self.choice.reason] if self.choice and self.choice.was_weighed else []
-        noted = [note for note in self.notes if note is not DecisionNote.DRAFT_GIVEN]  # the choice says that, and why
+            raise RuntimeError("the question has no decision yet")
+        chosen = [self.choice.reason] if self.choice and self.choice.was_arbitrated else []
+        noted = [note for note in self.notes if note is not DecisionNote.DRAFT_GIVEN]  # the choice gives its own reason
         reason = "; ".join([self.decision.reason, *describe_notes(noted), *chosen])
         return replace(self.decision, reason=reason, notes=tuple(self.notes))
 
     @property
-    def may_look_further(self) -> bool:
-        """Whether another round of retrieval may follow the answer that is made now."""
-        return bool(self.passages) and self.rounds < self.steps
+    def may_retrieve_again(self) -> bool:
+        """Whether another round of retrieval may follow the answer that is being generated."""
+        return bool(self.passages) and self.round < self.max_rounds
 
     @property
-    def finished(self) -> bool:
-        """Whether the answer that is given ended by itself; False: the token limit stopped it."""
-        given = self.reading.draft if self.choice and self.choice.from_memory else self.done
+    def is_finished(self) -> bool:
+        """Whether the given answer ended by itself and was not cut off by the token limit."""
+        given = self.reading.draft if self.choice and self.choice.is_closed_book else self.completion
         return given is None or given.finished
 
-    def answer(self, together: int) -> Answer:
-        """All of it, once the way is gone. together: cases that went it at once."""
+    def take_completion(self, completion: Completion) -> None:
+        """Store a generated answer. Tokens of earlier rounds of retrieval count, too."""
+        self.text, self.completion = completion.text, completion
+        self.n_tokens += completion.n_tokens
+
+    def build_answer(self, batch_size: int) -> Answer:
+        """Build the answer record; `batch_size` is the number of questions that were processed together."""
         return Answer(
             self.question,
             self.text,
-            self.decided,
+            self.final_decision,
             self.passages,
-            add_total_time(self.seconds),
+            {**self.seconds, "total": sum(self.seconds.values())},
             self.reading.draft,
             self.n_tokens,
             self.choice,
-            together,
-            self.finished,
+            batch_size,
+            self.is_finished,
         )
 
-    def take(self, done: Completion) -> None:
-        """The answer; tokens of an earlier round of retrieval count too."""
-        self.text, self.done = done.text, done
-        self.n_tokens += done.n_tokens
 
-
-@dataclass
-class measure_time:  # noqa: N801 - reads as a statement: with timed(cases, "read")
-    """Adds a stage's time to its cases; a batch's time is shared evenly among its questions."""
-
-    cases: Sequence[QuestionState]
-    stage: str
-    start: float = 0.0
-
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        share = (time.perf_counter() - self.start) / max(1, len(self.cases))
-        for case in self.cases:
-            case.seconds[self.stage] = case.seconds.get(self.stage, 0.0) + share
+@contextmanager
+def measure_time(states: Sequence[QuestionState], stage: str) -> Iterator[None]:
+    """Add the time of a block to a stage; the questions of a batch share it evenly."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        share = (time.perf_counter() - start) / max(1, len(states))
+        for state in states:
+            state.seconds[stage] = state.seconds.get(stage, 0.0) + share
 
 
 def is_complete_draft(draft: Completion, max_tokens: int) -> bool:
-    """Whether a draft is the whole closed-book answer."""
+    """Return whether a draft is the whole closed-book answer, not only its beginning."""
     return draft.finished or draft.n_tokens >= max_tokens
 
 
-def add_total_time(seconds: dict[str, float]) -> dict[str, float]:
-    return {**seconds, "total": sum(seconds.values())}
+def describe_notes(notes: Sequence[DecisionNote]) -> list[str]:
+    """Describe each distinct note once, in the order of appearance."""
+    return [_describe_note(note, notes.count(note)) for note in dict.fromkeys(notes)]
+
+
+def _describe_note(note: DecisionNote, count: int) -> str:
+    return f"{1 + count} rounds of retrieval" if note is DecisionNote.RETRIEVED_AGAIN else NOTE_TEXTS[note]

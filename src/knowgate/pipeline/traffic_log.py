@@ -1,8 +1,8 @@
-"""What was asked goes into the log that dhicl and skr learn from, beside the answering and never in its way.
+"""Log answered questions with a weak label for the gates dhicl and skr, without delaying the answers.
 
-A question that was retrieved for has two answers where its draft is whole: from memory and with passages. If they
-agree, the LLM knows it (a weak label); if not, it does not. A question that was skipped has one answer only and is not
-logged: a skip never labels itself.
+A retrieved question with a complete draft has two answers: closed-book and open-book. If they agree, the LLM knows the
+answer; otherwise it does not. A skipped question has one answer only and is not logged, so that a skip never labels
+itself.
 """
 
 from __future__ import annotations
@@ -26,23 +26,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompleteDraftGate(Gate):
-    """Scores nothing: read beside a gate, it makes sure that there is a closed-book answer to compare with."""
+    """A reader that requests the complete closed-book answer; its score is not used."""
 
     max_tokens: int = 32
     needs = frozenset({Signal.DRAFT})
 
     @property
     def request(self) -> SignalRequest:
+        """The signals to read: a draft of `max_tokens`."""
         return SignalRequest(draft_tokens=self.max_tokens)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Return zeros."""
         return [0.0 for _ in questions]
 
 
 class TrafficLog:
-    """A log that `AdaptiveRAG` writes to. A thread of its own embeds and writes; `close` waits for it.
+    """A log of answered questions for `AdaptiveRAG`. A background thread embeds and writes the entries.
 
-    drafts: also draft the closed-book answer where the gate reads none; otherwise such questions get no label.
+    Args:
+        store: An opened history, or the path or address of one.
+        tenant: Name under which the entries are stored.
+        drafts: Also generate the closed-book answer if the gate reads none; otherwise such questions get no label.
+
+    Attributes:
+        n_questions: Answers seen.
+        n_labeled: Entries logged.
 
     Example:
         >>> rag = AdaptiveRAG(model, gate, retriever, log=TrafficLog("history.db"))  # doctest: +SKIP
@@ -52,13 +61,13 @@ class TrafficLog:
         self.store = open_history(store) if isinstance(store, str) else store
         self.tenant = tenant
         self.drafts = drafts
-        self.asked = 0
-        self.labelled = 0
+        self.n_questions = 0
+        self.n_labeled = 0
         self._writer: LogWriter | None = None
         self._lock = threading.Lock()
 
-    def take(self, answers: Sequence[Answer], scope: HistoryScope, max_tokens: int) -> None:
-        """Log what these answers tell; returns at once. Safe to call from several threads."""
+    def log_answers(self, answers: Sequence[Answer], scope: HistoryScope, max_tokens: int) -> None:
+        """Label answers by agreement and log them in the background. Thread-safe."""
         labels = [(answer, label_by_agreement(answer, max_tokens)) for answer in answers]
         entries = [
             LogEntry(answer.question.text, label, scope, LabelSource.AGREEMENT)
@@ -66,62 +75,63 @@ class TrafficLog:
             if label is not None
         ]
         with self._lock:
-            self.asked += len(answers)
-        self.put(entries)
+            self.n_questions += len(answers)
+        self.log_entries(entries)
 
-    def put(self, entries: Sequence[LogEntry]) -> Future[bool]:
-        """Log labels that others worked out; returns at once. True, later: they are on disk; False: they failed."""
+    def log_entries(self, entries: Sequence[LogEntry]) -> Future[bool]:
+        """Log labeled entries in the background; the future holds whether they were written. Thread-safe."""
         written: Future[bool] = Future()
         if not entries:
             written.set_result(True)
+            return written
         with self._lock:
-            self.labelled += len(entries)
-            if entries and self._writer is None:
+            self.n_labeled += len(entries)
+            if self._writer is None:
                 self._writer = LogWriter(self.store)
                 self._writer.start()
                 atexit.register(self.close)
-            if entries and self._writer is not None:
-                self._writer.waiting.put((list(entries), written))
+            self._writer.queue.put((list(entries), written))
         return written
 
     def close(self) -> None:
-        """Until everything is written. The log can still be used."""
+        """Wait until all entries are written. The log can still be used afterwards."""
         with self._lock:
             writer, self._writer = self._writer, None
         if writer is not None:
             atexit.unregister(self.close)
-            writer.waiting.put(None)
+            writer.queue.put(None)
             writer.join()
 
 
 class LogWriter(threading.Thread):
-    """Writes what waits until None comes. A label is worth less than an answer: failure is said, not raised."""
+    """Writes queued entries until it gets None. Failures are logged, not raised: answers matter more than labels."""
 
     def __init__(self, store: HistoryStore):
         super().__init__(name="knowgate-log", daemon=True)
         self.store = store
-        self.waiting: queue.SimpleQueue[tuple[list[LogEntry], Future[bool]] | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[tuple[list[LogEntry], Future[bool]] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        while (waiting := self.waiting.get()) is not None:
-            entries, written = waiting
+        """Write entries until None arrives."""
+        while (item := self.queue.get()) is not None:
+            entries, written = item
             written.set_result(self._write(entries))
 
     def _write(self, entries: list[LogEntry]) -> bool:
         try:
             self.store.add(entries)
-        except Exception as error:  # noqa: BLE001 - the thread must live on for those that come
-            log.warning("What was asked could not be logged: %s", error)
+        except Exception as error:  # noqa: BLE001 - the thread must survive for later entries
+            log.warning("Questions could not be logged: %s", error)
             return False
         return True
 
 
 def label_by_agreement(answer: Answer, max_tokens: int) -> KnowledgeLabel | None:
-    """What the two answers say about the LLM; None unless it gave both, whole."""
+    """Label a question as known if its two answers agree; None if it lacks a complete draft or an answer."""
     draft = answer.draft
     if not answer.passages or draft is None or not is_complete_draft(draft, max_tokens):
         return None
-    closed, opened = (canonical_answer(text, answer.question) for text in (draft.text, answer.open_text))
-    if not closed or not opened:
+    closed_book, open_book = (canonical_answer(text, answer.question) for text in (draft.text, answer.open_text))
+    if not closed_book or not open_book:
         return None
-    return KnowledgeLabel.KNOWN if closed == opened else KnowledgeLabel.UNKNOWN
+    return KnowledgeLabel.KNOWN if closed_book == open_book else KnowledgeLabel.UNKNOWN

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import build_pipeline
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.dashboard.page import build_dashboard_routes, get_dashboard
@@ -38,14 +38,14 @@ from knowgate.server.upstream.forwarding import UpstreamForwarder
 from knowgate.types import Model
 
 
-def build_service(settings: Settings, options: ServeOptions) -> Service:
+def build_service(settings: PipelineOptions, options: ServeOptions) -> Service:
     """Everything loaded and found to work together."""
     service = _build_parts(settings, options)
     service.learn(settings)
     return service
 
 
-def _build_parts(settings: Settings, options: ServeOptions) -> Service:
+def _build_parts(settings: PipelineOptions, options: ServeOptions) -> Service:
     keeper = build_gate_service(settings, options)
     if options.upstream is None:
         return Service(options, keeper, local=LocalChat(keeper, options))
@@ -54,7 +54,7 @@ def _build_parts(settings: Settings, options: ServeOptions) -> Service:
     return Service(options, keeper, forwarding=UpstreamForwarder(upstream, keeper, options))
 
 
-def build_gate_service(settings: Settings, options: ServeOptions, model: Model | None = None) -> GateService:
+def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: Model | None = None) -> GateService:
     """Who decides and looks up. model: one that is loaded already."""
     if options.upstream is None:
         if options.way is not None:
@@ -64,16 +64,16 @@ def build_gate_service(settings: Settings, options: ServeOptions, model: Model |
     asked = model or UpstreamDraftModel(parse_weighted_address(options.upstream[0]).url, options.upstream_model)
     rag = _build_rag(settings, asked)
     keeper = GateService(rag, seconds=options.gate_seconds, strict=options.strict)
-    if options.way == "question" and not keeper.want_of(rag).is_nothing:
+    if options.way == "question" and not keeper.want_of(rag).is_empty:
         raise BadSetting(f"gate '{rag.gate.name}' reads a draft: use --way draft or race, or a gate that reads none.")
-    if rag.weighing is not None and settings.arbiter is not None and keeper.want_of(rag).is_nothing:
+    if rag.bound_arbiter is not None and settings.arbiter is not None and keeper.want_of(rag).is_empty:
         raise BadSetting(f"--arbiter weighs drafts, and the gate '{rag.gate.name}' reads none: leave it away.")
     return keeper
 
 
-def _build_rag(settings: Settings, model: Model | None) -> AdaptiveRAG:
+def _build_rag(settings: PipelineOptions, model: Model | None) -> AdaptiveRAG:
     rag = build_pipeline(settings, model=model)
-    return rag if rag.retriever is None else rag.altered(retriever=FingerprintCachingRetriever(rag.retriever))
+    return rag if rag.retriever is None else rag.replace(retriever=FingerprintCachingRetriever(rag.retriever))
 
 
 RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has none
@@ -83,7 +83,7 @@ log = logging.getLogger(__name__)
 class SettingsReloader:
     """read: gives the settings as they are now."""
 
-    def __init__(self, service: Service, settings: Settings, read: Callable[[], Settings] | None):
+    def __init__(self, service: Service, settings: PipelineOptions, read: Callable[[], PipelineOptions] | None):
         self.service = service
         self.settings = settings
         self._read = read
@@ -130,7 +130,7 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's word for a client that hung up; nobody re
 
 
 def create_app(
-    settings: Settings, options: ServeOptions | None = None, read: Callable[[], Settings] | None = None
+    settings: PipelineOptions, options: ServeOptions | None = None, read: Callable[[], PipelineOptions] | None = None
 ) -> Starlette:
     """The server as an ASGI application. options: instead of the settings' table [serve].
 

@@ -12,14 +12,16 @@ from functools import partial
 from typing import Any
 
 from knowgate.errors import BadSetting, KnowgateError, MissingExtra
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.options import ServeOptions
 
 STARTUP_FAILURE = 3  # uvicorn's: a worker that ends so is not started again
 log = logging.getLogger(__name__)
 
 
-def run_server(settings: Settings, options: ServeOptions, read: Callable[[], Settings] | None = None) -> None:
+def run_server(
+    settings: PipelineOptions, options: ServeOptions, read: Callable[[], PipelineOptions] | None = None
+) -> None:
     """Until it is told to stop (Ctrl-C, SIGTERM); streams that are under way are finished first.
 
     read: gives the settings as they are when it is told to read them again (SIGHUP).
@@ -51,7 +53,7 @@ def run_server(settings: Settings, options: ServeOptions, read: Callable[[], Set
         Multiprocess(config, sockets=[config.bind_socket()]).run()
 
 
-def _worker(settings: Settings, options: ServeOptions, read: Callable[[], Settings] | None) -> Any:
+def _worker(settings: PipelineOptions, options: ServeOptions, read: Callable[[], PipelineOptions] | None) -> Any:
     """The application of one process. Its parent starts new ones to have the settings read again."""
     from knowgate.server.app import create_app
 

@@ -11,7 +11,7 @@ from knowgate.core.http_client import redact_logins
 from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.validation import format_value
 from knowgate.errors import BadSetting
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 ForwardingMode = Literal["draft", "race", "question"]
@@ -120,7 +120,7 @@ def _address(written: str) -> str:
     return url.rstrip("/") + comma + weight
 
 
-def load_serve_options(settings: Settings, **flags: Any) -> ServeOptions:
+def load_serve_options(settings: PipelineOptions, **flags: Any) -> ServeOptions:
     """The table [serve] of these settings, overridden by the flags that were given."""
     values = {**settings.serve, **{key: value for key, value in flags.items() if value is not None}}
     unknown = sorted(set(values) - set(ServeOptions.model_fields))

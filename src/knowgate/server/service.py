@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from knowgate.data.history.entries import HistoryStore, question_key
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.chat.decisions import answer_prompt, decide_questions
@@ -121,11 +121,11 @@ class Service:
         self.together = SnapshotExchange(lambda: self.figures.told(), self.log)
         self.recent = RecentDecisions(keeps_texts=self.options.keep_questions or self.keeper.rag.log is not None)
 
-    def learn(self, settings: Settings) -> None:
+    def learn(self, settings: PipelineOptions) -> None:
         """Learn from traffic, as far as that is switched on."""
         self.learner = build_learner(settings, self.options, self.keeper, self.forwarding, self.log, self.recent)
 
-    def take(self, keeper: GateService, settings: Settings) -> Callable[[], None]:
+    def take(self, keeper: GateService, settings: PipelineOptions) -> Callable[[], None]:
         """From now on this one decides; what is under way keeps the old one, which the caller closes when it can."""
         forwarding = self.forwarding and UpstreamForwarder(self.forwarding.upstream, keeper, self.options)
         learner = build_learner(settings, self.options, keeper, forwarding, self.log, self.recent)

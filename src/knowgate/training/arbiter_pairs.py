@@ -68,7 +68,7 @@ class AnswerPairs:
 
 def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
     """Every graded row with both answers."""
-    trial = load_label_table(runs, layers=(), same=SHARED_SETTINGS)
+    trial = load_label_table(runs, layers=(), required_equal=SHARED_SETTINGS)
     if any(not row.question for row in trial.rows):
         raise BadInput("the label runs are packed without their questions and answers; fit on those they were made of.")
     opened = [place for place, row in enumerate(trial.rows) if row.open is not None and row.open.correct is not None]

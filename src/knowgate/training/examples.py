@@ -71,8 +71,8 @@ class Examples:
     @cached_property
     def sets(self) -> list[str]:
         """The label run each row is of, by its name."""
-        names = sorted(name_runs([Path(run) for run in self.runs]), key=len, reverse=True)
-        return [next((name for name in names if key.startswith(f"{name}/")), "") for key in self.trial.keys]
+        names = name_runs([Path(run) for run in self.runs])
+        return [names[index] if names else "" for index in self.trial.run_index]
 
     @cached_property
     def weights(self) -> FloatArray | None:
@@ -111,7 +111,7 @@ def load_examples(
 ) -> Examples:
     """Everything a fit needs from label runs. `target` is benefit where open-book answers exist, unless given; for
     agree no answer needs a grade, and rows without an open-book answer are left out."""
-    trial = load_label_table(runs, layers=layers, same=SHARED_SETTINGS, graded=target != "agree")
+    trial = load_label_table(runs, layers=layers, required_equal=SHARED_SETTINGS, graded_only=target != "agree")
     trial = _answered_twice(trial) if target == "agree" else trial
     if any(not row.question for row in trial.rows):
         raise BadInput("the label runs are packed without their questions; fit on the runs they were made from.")

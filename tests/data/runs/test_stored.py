@@ -29,7 +29,7 @@ GATES = ["logprob:first", "logprob:mean", "always", "random"]
 def small_parts(monkeypatch):
     """Parts of seven rows, and thirty rows that are too many."""
     for module in (gathering, trial):
-        monkeypatch.setattr(module, "PART", 7)
+        monkeypatch.setattr(module, "CHUNK_ROWS", 7)
     monkeypatch.setattr(trial, "MAX_ROWS_IN_MEMORY", 30)
 
 
@@ -43,14 +43,14 @@ def runs(tmp_path, small_parts):
 
 
 def both_ways(runs):
-    return load_label_table(runs), load_label_table(runs, held=30)
+    return load_label_table(runs), load_label_table(runs, max_in_memory=30)
 
 
 def test_many_rows_stay_on_disk_and_few_do_not(runs):
     held, stored = both_ways(runs)
-    assert held.is_held
-    assert not stored.is_held
-    assert load_label_table(runs, held=len(held.rows)).is_held
+    assert held.is_in_memory
+    assert not stored.is_in_memory
+    assert load_label_table(runs, max_in_memory=len(held.rows)).is_in_memory
 
 
 def test_rows_keys_and_readings_are_those_of_memory(runs):
@@ -72,7 +72,7 @@ def test_every_column_is_that_of_memory(runs, name):
 
 
 def test_columns_of_rows_on_disk_are_known_without_reading_them_again(runs):
-    stored = load_label_table(runs, held=30)
+    stored = load_label_table(runs, max_in_memory=30)
     for run in runs:
         (run / "labels.jsonl").unlink()
     assert stored.closed_right.any()
@@ -110,12 +110,12 @@ def test_questions_that_a_gate_has_seen_are_left_out_alike(runs):
 
 def test_hidden_states_are_read_part_by_part(tmp_path, small_parts):
     run = planted_run(tmp_path / "run", *planted_rows(40))
-    held, stored = load_label_table([run]), load_label_table([run], held=30)
+    held, stored = load_label_table([run]), load_label_table([run], max_in_memory=30)
     for one, other in zip(held.readings, stored.readings, strict=True):
         assert {layer: list(state) for layer, state in one.hidden.items()} == {
             layer: list(state) for layer, state in other.hidden.items()
         }
-    assert next(stored.parts()).readings[3].hidden.keys() == held.readings[3].hidden.keys()
+    assert next(stored.chunks()).readings[3].hidden.keys() == held.readings[3].hidden.keys()
 
 
 def test_packed_rows_are_found_again_by_their_place(runs):
@@ -123,13 +123,13 @@ def test_packed_rows_are_found_again_by_their_place(runs):
     for run in runs:
         (run / "labels.jsonl.gz").write_bytes(gzip.compress((run / "labels.jsonl").read_bytes()))
         (run / "labels.jsonl").unlink()
-    stored = load_label_table(runs, held=30)
+    stored = load_label_table(runs, max_in_memory=30)
     assert list(stored.rows) == held.rows
     assert stored.rows[5] == held.rows[5]
 
 
 def test_a_row_that_changed_meanwhile_is_refused(runs):
-    stored = load_label_table(runs, held=30)
+    stored = load_label_table(runs, max_in_memory=30)
     (runs[0] / "labels.jsonl").write_text("x" * 100_000, encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"labels\.jsonl at byte 0"):
         stored.rows[0]
@@ -137,9 +137,9 @@ def test_a_row_that_changed_meanwhile_is_refused(runs):
 
 def test_texts_keep_their_borders_when_they_are_packed():
     texts = ["", "é", "run/1", "", "北京", "\ud800"]
-    packed = PackedTexts.joined([PackedTexts.of(texts[:3]), PackedTexts.of(texts[3:])])
+    packed = PackedTexts.concatenate([PackedTexts.pack(texts[:3]), PackedTexts.pack(texts[3:])])
     assert list(packed) == texts
-    assert list(packed.some(np.array([4, 1]))) == ["北京", "é"]
+    assert list(packed.select(np.array([4, 1]))) == ["北京", "é"]
 
 
 # --- what gates said before -----------------------------------------------------------------------
@@ -159,9 +159,8 @@ def on_record(runs):
 def test_needs_on_record_are_those_of_memory(runs):
     on_record(runs)
     held, stored = both_ways(runs)
-    assert list(stored.recorded) == list(held.recorded) == ["plain", "fitted"]
-    for gate, item in held.recorded.items():
-        assert stored.recorded[gate] == item
+    assert list(stored.recorded_needs) == list(held.recorded_needs) == ["plain", "fitted"]
+    for gate in held.recorded_needs:
         one, other = score_gates(held, [gate])[0], score_gates(stored, [gate])[0]
         assert other.needs.tolist() == one.needs.tolist()
         assert (other.far, other.seconds, other.note, other.threshold) == (
@@ -196,7 +195,7 @@ def test_an_evaluation_and_its_report_are_the_same(runs, tmp_path, monkeypatch):
     for name, held in (("memory", 1_000), ("disk", 30)):
         monkeypatch.setattr(gate_evaluation, "MAX_ROWS_IN_MEMORY", held)
         evaluation = evaluate([*GATES, "fitted"], runs, resamples=50, price_retrieval=None)
-        assert evaluation.trial.is_held == (name == "memory")
+        assert evaluation.trial.is_in_memory == (name == "memory")
         write_report(evaluation, tmp_path / name)
         files = sorted(path for path in (tmp_path / name).iterdir() if path.is_file())
         found.append({path.name: path.read_text(encoding="utf-8") for path in files})

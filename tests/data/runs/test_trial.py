@@ -22,7 +22,7 @@ def test_a_run_without_open_book_answers_comes_to_the_closed_book_ones(tmp_path)
     trial = load_label_table([trial_run(tmp_path / "run", [row("a", side(True)), row("b", side(False))])])
     assert trial.open_right is None
     assert trial.always_right.tolist() == [True, False]
-    assert trial.unopened == 0
+    assert trial.n_without_passages == 0
 
 
 def test_a_subset_has_the_verdicts_and_counts_of_its_rows(tmp_path):
@@ -30,7 +30,7 @@ def test_a_subset_has_the_verdicts_and_counts_of_its_rows(tmp_path):
     part = trial.subset(np.array([4, 1]))
     assert [each.id for each in part.rows] == [question.id for question in part.questions] == ["q4", "q1"]
     assert (part.closed_right.tolist(), part.open_right.tolist()) == ([True, False], [True, True])
-    assert (part.unopened, trial.subset([1, 2]).unopened) == (1, 0)
+    assert (part.n_without_passages, trial.subset([1, 2]).n_without_passages) == (1, 0)
     assert score_gate(part, "good").needs.tolist() == [0.2, 0.8]
 
 
@@ -51,12 +51,12 @@ def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path):
 
 def test_a_run_named_twice_is_refused_however_it_is_written(tmp_path):
     run = trial_run(tmp_path / "run")
-    with pytest.raises(BadSetting, match="is named twice"):
+    with pytest.raises(BadSetting, match="named twice"):
         load_label_table([run, run / ".." / "run"])
 
 
 def test_no_run_at_all_is_refused():
-    with pytest.raises(BadInput, match="name at least one"):
+    with pytest.raises(BadInput, match="Name at least one"):
         load_label_table([])
 
 
@@ -64,4 +64,4 @@ def test_runs_that_differ_are_refused_in_the_words_of_who_asks(tmp_path):
     runs = [trial_run(tmp_path / "a", k=3), trial_run(tmp_path / "b", retriever_fingerprint="other")]
     assert len(load_label_table(runs).rows) == 8  # an evaluation does not mind
     with pytest.raises(BadSetting, match=r"different retrievers \(.*a: None; .*b: other\); keep them apart\."):
-        load_label_table(runs, same={"retriever_fingerprint": "keep them apart"})
+        load_label_table(runs, required_equal={"retriever_fingerprint": "keep them apart"})

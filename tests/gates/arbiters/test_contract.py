@@ -9,8 +9,8 @@ from knowgate.gates.arbiters import ARBITERS, FITTED_ARBITERS, load_arbiter
 from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter
 from knowgate.training.arbiter import load_arbiter_fit_function
 from knowgate.training.fit_function import read_fit_options
-from tests.support.house import ROOT
 from tests.support.pairs_by_hand import both
+from tools.structure import ROOT
 
 EXTRAS = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 ENTRIES = {**ARBITERS, **FITTED_ARBITERS}

@@ -72,9 +72,9 @@ def test_the_card_names_the_arbiter(gate, place):
 
 def test_what_was_shown_without_an_arbiter_keeps_the_rules_out(gate, place):
     rag = AdaptiveRAG(MODEL, load_gate(gate))
-    assert rag.weighing is RULES_ARBITER
+    assert rag.bound_arbiter is RULES_ARBITER
     calibrate(gate, place / "run", max_loss=0.2, confidence=0.9)
-    assert AdaptiveRAG(MODEL, load_gate(gate)).weighing is None
+    assert AdaptiveRAG(MODEL, load_gate(gate)).bound_arbiter is None
     assert find_violated_conditions(load_gate(gate), Deployment(**HERE, arbiter="other")) == [
         "it was shown without an arbiter"
     ]

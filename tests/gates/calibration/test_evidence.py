@@ -138,7 +138,7 @@ def test_an_impossible_target_says_to_always_retrieve():
 
 
 def used(folder, index="index-1", **options):
-    return AdaptiveRAG(MODEL, load_gate(str(folder)), Index(index) if index else None, **options).promise
+    return AdaptiveRAG(MODEL, load_gate(str(folder)), Index(index) if index else None, **options).guarantee
 
 
 def test_the_guarantee_is_said_where_it_holds(tmp_path):

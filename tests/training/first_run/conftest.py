@@ -114,8 +114,8 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A gate that comes with knowgate for the LLM of the table; where it lies."""
     place = tmp_path / "site-packages" / "packaged"
     write_gate(place / "lamps", model={"name": "fake", "fingerprint": Counted(table()).fingerprint})
-    for module in ("knowgate.gates", "knowgate.gates", "knowgate.evaluation.first_run.runner"):
-        monkeypatch.setattr(f"{module}.PACKAGED", place)
+    for module in ("knowgate.gates", "knowgate.evaluation.first_run.runner"):
+        monkeypatch.setattr(f"{module}.PACKAGED_GATES", place)
     return place / "lamps"
 
 

@@ -17,7 +17,7 @@ from knowgate.evaluation.first_run.runner import FirstRunResult
 from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.builder import build_pipeline
-from knowgate.pipeline.settings import Settings, load_settings
+from knowgate.pipeline.settings import PipelineOptions, load_settings
 from tests.training.first_run.conftest import Counted, N, World, asked, make_world, table
 
 
@@ -27,7 +27,7 @@ class Whole:
 
     world: World
     made: FirstRunResult
-    settings: Settings
+    settings: PipelineOptions
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,8 @@ def test_without_gold_answers_what_is_said_with_passages_is_taken_for_right(worl
     assert {row.grader for row in rows} == {"agreement"}
     assert sum(bool(row.closed and row.closed.correct) for row in rows) == known  # every third lamp
     assert all(row.open is not None and row.open.correct for row in rows)
-    assert "Accuracy is agreement here" in made.cautions[0]
-    assert "Accuracy is agreement here" in made.page.read_text(encoding="utf-8")
+    assert "Accuracy means agreement here" in made.cautions[0]
+    assert "Accuracy means agreement here" in made.page.read_text(encoding="utf-8")
 
 
 # --- synthetic questions --------------------------------------------------------------------------

@@ -128,7 +128,7 @@ class DemoConversation:
     def answer(self, message: Question, hear: Callable[[DemoOutcome], None] = lambda outcome: None) -> OutcomesByMode:
         """hear: told of each answer as it comes, in the order of the ways."""
         start = time.perf_counter()
-        understood = self.conversation.understand(message.text)
+        understood = self.conversation.rewrite(message.text)
         question = replace(message, text=understood.text, meta={**message.meta, **understood.meta})
         extra = time.perf_counter() - start
         rag = self.ways[GATED]

@@ -1,7 +1,4 @@
-"""What whoever reads figures must know about the questions behind them: who wrote them, and what "right" means.
-
-Counts and words only; where they are shown is up to the tables, pages and cards.
-"""
+"""Caveats that readers of a result must know: who wrote the questions, and what counts as right."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from typing import Protocol
 from knowgate.stats.metrics import BoolArray
 
 log = logging.getLogger(__name__)
-AGREEMENT_GRADER = "agreement"  # the grader of runs without gold answers
+AGREEMENT_GRADER = "agreement"  # grader of runs without gold answers
 
 
 class CaveatRow(Protocol):
-    """What is looked at of a row."""
+    """A row with its grader and whether an LLM wrote its question."""
 
     @property
     def grader(self) -> str: ...
@@ -25,56 +22,59 @@ class CaveatRow(Protocol):
 
 
 class CaveatColumns(Protocol):
-    """The same of many rows: agreed where there was no gold answer."""
+    """The same facts as columns over many rows."""
 
     @property
-    def synthetic(self) -> BoolArray: ...
+    def is_synthetic(self) -> BoolArray: ...
     @property
-    def agreed(self) -> BoolArray: ...
+    def is_graded_by_agreement(self) -> BoolArray: ...
 
 
 def count_synthetic(rows: Sequence[CaveatRow]) -> int:
+    """Count the questions that an LLM wrote."""
     return sum(row.is_synthetic for row in rows)
 
 
 def list_caveats(rows: Sequence[CaveatRow]) -> list[str]:
-    """One sentence or two each; none for real questions with gold answers."""
-    return _cautions(count_synthetic(rows), sum(row.grader == AGREEMENT_GRADER for row in rows), len(rows))
+    """List the caveats of rows; empty for real questions with gold answers."""
+    n_agreement = sum(row.grader == AGREEMENT_GRADER for row in rows)
+    return _list_caveats(count_synthetic(rows), n_agreement, len(rows))
 
 
 def list_column_caveats(columns: CaveatColumns) -> list[str]:
-    """The same of rows that are in columns."""
-    return _cautions(int(columns.synthetic.sum()), int(columns.agreed.sum()), len(columns.synthetic))
+    """List the caveats of a label table."""
+    n_agreement = int(columns.is_graded_by_agreement.sum())
+    return _list_caveats(int(columns.is_synthetic.sum()), n_agreement, len(columns.is_synthetic))
 
 
-def _cautions(synthetic: int, agreed: int, total: int) -> list[str]:
-    found = [describe_synthetic(synthetic, total)]
-    if agreed:
-        found.append(
-            f"No gold answers: for {_of(agreed, total)} an answer counts as right where it says the same as "
-            "the one with passages. Accuracy is agreement here, and always retrieving is right by definition."
+def _list_caveats(n_synthetic: int, n_agreement: int, total: int) -> list[str]:
+    caveats = [describe_synthetic(n_synthetic, total)] if n_synthetic else []
+    if n_agreement:
+        caveats.append(
+            f"No gold answers: for {_describe_count(n_agreement, total)} an answer counts as right if it equals the "
+            "open-book answer. Accuracy means agreement here, and always retrieving is right by definition."
         )
-    return [words for words in found if words]
+    return caveats
 
 
-def describe_synthetic(count: int, total: int) -> str:
-    """'' where people asked all of them."""
-    if not count:
+def describe_synthetic(n_synthetic: int, total: int) -> str:
+    """Describe how many questions are synthetic; "" if none is."""
+    if not n_synthetic:
         return ""
-    mixed = "" if count == total else f", mixed with {total - count} real ones: no figure is of one kind"
+    mixed = "" if n_synthetic == total else f", mixed with {total - n_synthetic} real ones: every result covers both"
     return (
-        f"Synthetic: an LLM wrote {_of(count, total)} from the documents{mixed}. People ask otherwise; prove it on "
-        "real questions before you rely on it."
+        f"Synthetic: an LLM wrote {_describe_count(n_synthetic, total)} from the documents{mixed}. People ask other "
+        "questions; check the results on real questions before you rely on them."
     )
 
 
-def _of(count: int, total: int) -> str:
+def warn_if_mixed(n_synthetic: int, total: int) -> None:
+    """Log a warning if synthetic and real questions are used together."""
+    if 0 < n_synthetic < total:
+        log.warning(describe_synthetic(n_synthetic, total))
+
+
+def _describe_count(count: int, total: int) -> str:
     if count < total:
         return f"{count} of the {total} questions"
     return f"all {total} questions" if total > 1 else "the one question"
-
-
-def warn_if_mixed(synthetic: int, total: int) -> None:
-    """Synthetic questions are never taken together with real ones in silence."""
-    if 0 < synthetic < total:
-        log.warning(describe_synthetic(synthetic, total))

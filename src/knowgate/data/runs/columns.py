@@ -1,6 +1,6 @@
-"""The rows of a trial as columns: one number (or one name) for each row, worked out when it is first asked for.
+"""Columns of label rows: one value per row, computed when first used.
 
-Rows may be in memory or on disk (see `stored`); columns are in memory either way.
+The rows may be in memory or on disk (see `storage`); columns are always in memory.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ from knowgate.data.splits import fingerprint_question, fingerprint_text_loosely,
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Question, Reading
 
-TOKEN_STATISTICS = ("entropy", "margin")  # of tokens: a server that shows only the top tokens may lack them
+TOKEN_STATISTICS = ("entropy", "margin")  # statistics that servers with only the top tokens may lack
 
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Graded questions, each with its row, its key over all runs, and what gates saw of it."""
+    """Label rows with their keys and readings, and columns computed from them.
+
+    Attributes:
+        rows: Label rows, in memory or on disk.
+        keys: Key of each row, unique over all runs: "RUN/ID".
+        readings: What gates see of each question.
+    """
 
     rows: Sequence[LabelRow]
     keys: Sequence[str]
@@ -34,6 +40,7 @@ class LabelColumns:
 
     @cached_property
     def questions(self) -> Sequence[Question]:
+        """The question of each row."""
         if isinstance(self.rows, StoredRows):
             return MappedSequence(self.rows, question_from_row)
         return [question_from_row(row) for row in self.rows]
@@ -44,134 +51,141 @@ class LabelColumns:
         return np.array([_is_right(row.closed) for row in self.rows], dtype=bool)
 
     @cached_property
-    def opened(self) -> BoolArray:
-        """Whether there is an answer with passages."""
+    def has_open_answer(self) -> BoolArray:
+        """Whether there is an open-book answer."""
         return np.array([row.open is not None for row in self.rows], dtype=bool)
 
     @cached_property
     def final_right(self) -> BoolArray:
-        """Whether the answer with passages is right, or the closed-book one where nothing was found."""
-        return np.array([_is_right(_final(row)) for row in self.rows], dtype=bool)
+        """Whether the open-book answer is right; the closed-book answer where no passage was found."""
+        return np.array([_is_right(_get_final_answer(row)) for row in self.rows], dtype=bool)
 
     @cached_property
-    def iterated(self) -> BoolArray:
+    def has_iterative_answer(self) -> BoolArray:
+        """Whether there is an answer after several rounds of retrieval."""
         return np.array([row.iterative is not None for row in self.rows], dtype=bool)
 
     @cached_property
-    def iterated_right(self) -> BoolArray:
+    def final_iterative_right(self) -> BoolArray:
+        """Whether the iterative answer is right; the closed-book answer where there is none."""
         return np.array([_is_right(row.iterative or row.closed) for row in self.rows], dtype=bool)
 
     @cached_property
-    def rounds_taken(self) -> NDArray[np.int64]:
+    def retrieval_rounds(self) -> NDArray[np.int64]:
+        """Rounds of retrieval that the iterative answer took."""
         return np.array([row.rounds for row in self.rows], dtype=np.int64)
 
     @cached_property
-    def dev(self) -> BoolArray:
-        """Rows a threshold may be chosen on; which ones depends on the question's id alone."""
+    def is_dev(self) -> BoolArray:
+        """Whether a threshold may be chosen on the row; depends on the question id alone."""
         return mark_dev_rows([row.id for row in self.rows])
 
     @cached_property
-    def open_lengths(self) -> FloatArray:
-        return np.array([_length(row.open) for row in self.rows])
+    def open_tokens(self) -> FloatArray:
+        """Length of the open-book answer in tokens."""
+        return np.array([_count_tokens(row.open) for row in self.rows])
 
     @cached_property
-    def closed_lengths(self) -> FloatArray:
-        return np.array([_length(row.closed) for row in self.rows])
+    def closed_tokens(self) -> FloatArray:
+        """Length of the closed-book answer in tokens."""
+        return np.array([_count_tokens(row.closed) for row in self.rows])
 
     @cached_property
-    def passage_lengths(self) -> FloatArray:
-        """Tokens of the passages, estimated from their texts; 0 where the row holds none."""
-        counts = [sum(estimate_tokens(f"{one.title} {one.text}") for one in row.passages) for row in self.rows]
+    def passage_tokens(self) -> FloatArray:
+        """Length of the passages in tokens, estimated from their texts; 0 if the row has none."""
+        counts = [sum(estimate_tokens(f"{item.title} {item.text}") for item in row.passages) for row in self.rows]
         return np.array(counts, dtype=np.float64)
 
     @cached_property
-    def question_keys(self) -> NDArray[np.str_]:
-        """The fingerprint of each question: the same for one that is asked twice."""
+    def question_fingerprints(self) -> NDArray[np.str_]:
+        """Fingerprint of each question; equal for equal questions."""
         return np.array([fingerprint_question(question) for question in self.questions], dtype=np.str_)
 
     @cached_property
-    def loose_keys(self) -> NDArray[np.str_]:
-        """The same however a question is written; '' for rows without their texts."""
-        return np.array(
-            [fingerprint_text_loosely(one.text) if one.text else "" for one in self.questions], dtype=np.str_
-        )
+    def loose_fingerprints(self) -> NDArray[np.str_]:
+        """Fingerprint that ignores spelling details of the question; "" for rows without text."""
+        texts = (question.text for question in self.questions)
+        return np.array([fingerprint_text_loosely(text) if text else "" for text in texts], dtype=np.str_)
 
     @cached_property
     def has_text(self) -> BoolArray:
+        """Whether the row holds the text of its question; packed runs do not."""
         return np.array([bool(row.question) for row in self.rows], dtype=bool)
 
     @cached_property
-    def synthetic(self) -> BoolArray:
+    def is_synthetic(self) -> BoolArray:
+        """Whether an LLM wrote the question."""
         return np.array([row.is_synthetic for row in self.rows], dtype=bool)
 
     @cached_property
-    def agreed(self) -> BoolArray:
-        """Rows without a gold answer: right is what says the same as the answer with passages."""
+    def is_graded_by_agreement(self) -> BoolArray:
+        """Whether "right" means equal to the open-book answer, because there is no gold answer."""
         return np.array([row.grader == AGREEMENT_GRADER for row in self.rows], dtype=bool)
 
     @cached_property
-    def frequencies(self) -> NDArray[np.int64]:
-        """Passages of the corpus that hold a gold answer; -1 where nobody counted."""
+    def answer_frequencies(self) -> NDArray[np.int64]:
+        """Number of passages in the corpus that contain a gold answer; -1 if not counted."""
         counts = [-1 if row.answer_frequency is None else row.answer_frequency for row in self.rows]
         return np.array(counts, dtype=np.int64)
 
     @cached_property
-    def kinds(self) -> NDArray[np.object_]:
-        """The slices of each row by dimension (`slice_values`); rows of one kind share theirs."""
-        return _objects(tuple(list_slices(row).items()) for row in self.rows)
+    def slices(self) -> NDArray[np.object_]:
+        """Slices of each row as (dimension, value) pairs; equal tuples are shared."""
+        return _share_equal(tuple(list_slices(row).items()) for row in self.rows)
 
     @cached_property
     def signal_names(self) -> NDArray[np.object_]:
-        """The names of the signals of each reading."""
-        return _objects(frozenset(reading.signals) for reading in self.readings)
+        """Names of the recorded signals of each reading."""
+        return _share_equal(frozenset(reading.signals) for reading in self.readings)
 
     @cached_property
-    def token_facts(self) -> NDArray[np.object_]:
-        """Of each reading, what all tokens of its draft have: 'entropy', 'margin'."""
-        return _objects(_of_all_tokens(reading) for reading in self.readings)
+    def token_statistics(self) -> NDArray[np.object_]:
+        """Token statistics that all draft tokens of a reading have: "entropy", "margin"."""
+        return _share_equal(_list_token_statistics(reading) for reading in self.readings)
 
     @property
-    def known(self) -> dict[str, NDArray[Any]]:
-        """The columns that were worked out already, by name."""
+    def computed_columns(self) -> dict[str, NDArray[Any]]:
+        """Columns that were computed already, by name."""
         return {name: vars(self)[name] for name in COLUMN_NAMES if name in vars(self)}
 
 
 COLUMN_NAMES = tuple(
-    name for name, made in vars(LabelColumns).items() if isinstance(made, cached_property) and name != "questions"
+    name for name, value in vars(LabelColumns).items() if isinstance(value, cached_property) and name != "questions"
 )
 ColumnsType = TypeVar("ColumnsType", bound=LabelColumns)
 
 
 def fill_columns(columns: ColumnsType, known: Mapping[str, NDArray[Any]]) -> ColumnsType:
-    """With columns that are known already: in the place where a property that was asked for keeps its own."""
+    """Store known columns where cached properties keep their values."""
     vars(columns).update(known)
     return columns
 
 
-def _is_right(side: GradedAnswer | None) -> bool:
-    return bool(side and side.correct)
+def _is_right(answer: GradedAnswer | None) -> bool:
+    return bool(answer and answer.correct)
 
 
-def _final(row: LabelRow) -> GradedAnswer | None:
+def _get_final_answer(row: LabelRow) -> GradedAnswer | None:
+    """Return the graded open-book answer, else the closed-book answer."""
     return row.open if row.open is not None and row.open.correct is not None else row.closed
 
 
-def _length(side: GradedAnswer | None) -> float:
-    """Tokens of the greedy answer; words where the backend gave no tokens."""
-    if side is None:
+def _count_tokens(answer: GradedAnswer | None) -> float:
+    """Count the tokens of the greedy answer, or its words if the backend gave no tokens."""
+    if answer is None:
         return 0.0
-    return float(len(side.tokens) if side.tokens is not None else len(side.text.split()))
+    return float(len(answer.tokens) if answer.tokens is not None else len(answer.text.split()))
 
 
-def _of_all_tokens(reading: Reading) -> frozenset[str]:
+def _list_token_statistics(reading: Reading) -> frozenset[str]:
     tokens = (reading.draft.tokens if reading.draft else None) or ()
     return frozenset(name for name in TOKEN_STATISTICS if all(getattr(token, name) is not None for token in tokens))
 
 
-def _objects(values: Iterable[Hashable]) -> NDArray[np.object_]:
-    """One object where several are equal: a million rows have a handful of kinds."""
-    seen: dict[Hashable, Hashable] = {}
-    found = [seen.setdefault(value, value) for value in values]
-    column = np.empty(len(found), dtype=object)
-    column[:] = found
+def _share_equal(values: Iterable[Hashable]) -> NDArray[np.object_]:
+    """Build an object column that stores equal values once; millions of rows have few distinct ones."""
+    distinct: dict[Hashable, Hashable] = {}
+    shared = [distinct.setdefault(value, value) for value in values]
+    column = np.empty(len(shared), dtype=object)
+    column[:] = shared
     return column

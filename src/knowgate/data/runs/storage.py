@@ -1,4 +1,8 @@
-"""Recorded rows back to readings: what gates saw then, without running the LLM again."""
+"""Readings rebuilt from label rows, and sequences of rows that stay on disk.
+
+Large label runs do not fit into memory. The sequences here hold the byte offset of each row and read rows when they
+are used: iterating in order reads each file once, and indexing reads a single row.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,29 @@ from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, row_from_json
 from knowgate.types import Completion, Question, Reading
 
+Item = TypeVar("Item", covariant=True)
+RowNumbers = NDArray[np.int64]
+READING_BATCH = 1_000  # rows whose readings are in memory at once
+
+
+# --- readings -------------------------------------------------------------------------------------
+
 
 def question_from_row(row: LabelRow) -> Question:
+    """Build the question that a label row answers."""
     return Question(row.question, id=row.id, answers=row.answers, lang=row.lang, choices=row.choices, meta=row.meta)
 
 
 def load_readings(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] = ()) -> list[Reading]:
-    """The reading of each row's bare question, with the hidden states of these layers."""
+    """Rebuild the closed-book reading of each row, with the hidden states of the given layers."""
     before = {layer: folder.vectors(rows, f"before.{layer}") for layer in layers}
     after = {layer: folder.vectors(rows, f"after.{layer}") for layer in layers}
     return [
         Reading(
-            draft=_completion(row.closed),
+            draft=_completion_from_answer(row.closed),
             samples=tuple(Completion(text) for text in row.closed.samples) if row.closed else (),
-            hidden={layer: block[number] for layer, block in before.items()},
-            hidden_after={layer: block[number] for layer, block in after.items()},
+            hidden={layer: states[number] for layer, states in before.items()},
+            hidden_after={layer: states[number] for layer, states in after.items()},
             signals=row.signals,
         )
         for number, row in enumerate(rows)
@@ -36,70 +48,82 @@ def load_readings(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[
 
 
 def build_draft_reading(row: LabelRow) -> Reading:
-    """A row's reading without hidden states and samples."""
-    return Reading(draft=_completion(row.closed), signals=row.signals)
+    """Rebuild the reading of a row without hidden states and samples."""
+    return Reading(draft=_completion_from_answer(row.closed), signals=row.signals)
 
 
 def list_recorded_layers(folder: RunFolder) -> list[int]:
-    """Layers whose states a run has kept."""
+    """List the layers whose hidden states a run holds."""
     return sorted(int(name.removeprefix("before.")) for name in folder.vector_names() if name.startswith("before."))
 
 
-def _completion(side: GradedAnswer | None) -> Completion | None:
-    if side is None:
+def _completion_from_answer(answer: GradedAnswer | None) -> Completion | None:
+    if answer is None:
         return None
-    return Completion(side.text, side.tokens, side.finished, len(side.tokens or ()))
+    return Completion(answer.text, answer.tokens, answer.finished, len(answer.tokens or ()))
 
 
-Item = TypeVar("Item", covariant=True)
-RowNumbers = NDArray[np.int64]
+# --- sequences on disk ----------------------------------------------------------------------------
 
 
 class LazySequence(Sequence[Item], Generic[Item]):
-    """A sequence whose items are made when they are asked for; `taken` makes those of some numbers, in their order."""
+    """A sequence whose items are created on access; subclasses implement `take` and `__len__`."""
 
-    def taken(self, numbers: RowNumbers) -> Iterator[Item]:
+    def take(self, numbers: RowNumbers) -> Iterator[Item]:
+        """Yield the items with these indices, in this order."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Item]:
-        return self.taken(np.arange(len(self)))
+        return self.take(np.arange(len(self)))
 
     @overload
-    def __getitem__(self, place: int) -> Item: ...
+    def __getitem__(self, index: int) -> Item: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Item]: ...
-    def __getitem__(self, place: int | slice) -> Item | list[Item]:
-        if isinstance(place, slice):
-            return list(self.taken(np.arange(len(self))[place]))
-        if not -len(self) <= place < len(self):
-            raise IndexError(place)
-        return next(iter(self.taken(np.array([place % len(self)]))))
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        if isinstance(index, slice):
+            return list(self.take(np.arange(len(self))[index]))
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return next(iter(self.take(np.array([index % len(self)]))))
 
 
 @dataclass(frozen=True, eq=False)
 class StoredRows(LazySequence[LabelRow]):
-    """Rows of several runs. run: the number of each row's folder; places: where in its file it begins."""
+    """Label rows of several runs that stay on disk.
+
+    Attributes:
+        folders: Run folders.
+        run_index: Index into `folders` of each row.
+        offsets: Byte offset of each row in the file of its run.
+    """
 
     folders: Sequence[RunFolder]
-    run: NDArray[np.int32] = field(repr=False)
-    places: RowNumbers = field(repr=False)
+    run_index: NDArray[np.int32] = field(repr=False)
+    offsets: RowNumbers = field(repr=False)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.offsets)
 
-    def taken(self, numbers: RowNumbers) -> Iterator[LabelRow]:
-        for run, group in _by_run(self.run, numbers):
+    def take(self, numbers: RowNumbers) -> Iterator[LabelRow]:
+        for run, group in _group_by_run(self.run_index, numbers):
             folder = self.folders[run]
-            for record in folder.records_at(self.places[group].tolist()):
+            for record in folder.records_at(self.offsets[group].tolist()):
                 yield row_from_json(record, str(folder.path))
 
-    def some(self, numbers: RowNumbers) -> StoredRows:
-        return StoredRows(self.folders, self.run[numbers], self.places[numbers])
+    def select(self, numbers: RowNumbers) -> StoredRows:
+        """Return the rows with these indices, still on disk."""
+        return StoredRows(self.folders, self.run_index[numbers], self.offsets[numbers])
 
 
 @dataclass(frozen=True, eq=False)
 class StoredReadings(LazySequence[Reading]):
-    """What gates saw of such rows. layers: of each run, those whose hidden states are read."""
+    """Readings of rows that stay on disk.
+
+    Attributes:
+        rows: The rows.
+        layers: For each run folder, the layers whose hidden states are read.
+    """
 
     rows: StoredRows
     layers: Sequence[Sequence[int]]
@@ -107,32 +131,34 @@ class StoredReadings(LazySequence[Reading]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def taken(self, numbers: RowNumbers) -> Iterator[Reading]:
-        for start in range(0, len(numbers), 1_000):
-            some = numbers[start : start + 1_000]
-            yield from self.of(some, list(self.rows.taken(some)))
+    def take(self, numbers: RowNumbers) -> Iterator[Reading]:
+        for start in range(0, len(numbers), READING_BATCH):
+            batch = numbers[start : start + READING_BATCH]
+            yield from self.load(batch, list(self.rows.take(batch)))
 
-    def of(self, numbers: RowNumbers, rows: Sequence[LabelRow]) -> list[Reading]:
-        """Of rows that are in memory, which have these numbers."""
-        found, left = list[Reading](), iter(rows)
-        for run, group in _by_run(self.rows.run, numbers):
-            some = list(itertools.islice(left, len(group)))
-            found += load_readings(self.rows.folders[run], some, self.layers[run])
-        return found
+    def load(self, numbers: RowNumbers, rows: Sequence[LabelRow]) -> list[Reading]:
+        """Rebuild the readings of rows that were already read; `numbers` are their indices."""
+        readings, remaining = list[Reading](), iter(rows)
+        for run, group in _group_by_run(self.rows.run_index, numbers):
+            group_rows = list(itertools.islice(remaining, len(group)))
+            readings += load_readings(self.rows.folders[run], group_rows, self.layers[run])
+        return readings
 
-    def some(self, numbers: RowNumbers) -> StoredReadings:
-        return StoredReadings(self.rows.some(numbers), self.layers)
+    def select(self, numbers: RowNumbers) -> StoredReadings:
+        """Return the readings with these indices, still on disk."""
+        return StoredReadings(self.rows.select(numbers), self.layers)
 
 
 @dataclass(frozen=True, eq=False)
 class PackedTexts(LazySequence[str]):
-    """Many short texts in one piece of memory: a tenth of what they take one by one."""
+    """Many short texts in one bytes object, which takes a tenth of the memory of separate strings."""
 
     data: bytes = field(repr=False)
     ends: RowNumbers = field(repr=False)
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> PackedTexts:
+    def pack(cls, texts: Iterable[str]) -> PackedTexts:
+        """Pack texts one after another."""
         data, ends = bytearray(), [0]
         for text in texts:
             data += text.encode(errors="surrogatepass")
@@ -140,7 +166,8 @@ class PackedTexts(LazySequence[str]):
         return cls(bytes(data), np.array(ends))
 
     @classmethod
-    def joined(cls, parts: Sequence[PackedTexts]) -> PackedTexts:
+    def concatenate(cls, parts: Sequence[PackedTexts]) -> PackedTexts:
+        """Join several packs into one."""
         starts = itertools.accumulate((len(part.data) for part in parts), initial=0)
         ends = [part.ends[1:] + start for part, start in zip(parts, starts, strict=False)]
         return cls(b"".join(part.data for part in parts), np.concatenate([[0], *ends]))
@@ -148,33 +175,33 @@ class PackedTexts(LazySequence[str]):
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    def taken(self, numbers: RowNumbers) -> Iterator[str]:
+    def take(self, numbers: RowNumbers) -> Iterator[str]:
         for number in numbers.tolist():
             yield self.data[self.ends[number] : self.ends[number + 1]].decode(errors="surrogatepass")
 
-    def some(self, numbers: RowNumbers) -> PackedTexts:
-        return PackedTexts.of(self.taken(numbers))
+    def select(self, numbers: RowNumbers) -> PackedTexts:
+        """Return the texts with these indices as a new pack."""
+        return PackedTexts.pack(self.take(numbers))
 
 
 @dataclass(frozen=True, eq=False)
 class MappedSequence(LazySequence[Item]):
-    """Something made of every item of another sequence, anew whenever it is asked for."""
+    """A function applied to every item of a lazy sequence, again on each access."""
 
     items: LazySequence[Any]
-    make: Callable[[Any], Item]
+    function: Callable[[Any], Item]
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def taken(self, numbers: RowNumbers) -> Iterator[Item]:
-        return map(self.make, self.items.taken(numbers))
+    def take(self, numbers: RowNumbers) -> Iterator[Item]:
+        return map(self.function, self.items.take(numbers))
 
 
-def _by_run(run: NDArray[np.int32], numbers: RowNumbers) -> Iterator[tuple[int, RowNumbers]]:
-    """The numbers in their order, in stretches that are of one run."""
+def _group_by_run(run_index: NDArray[np.int32], numbers: RowNumbers) -> Iterator[tuple[int, RowNumbers]]:
+    """Split row numbers, in order, into stretches that belong to the same run."""
     if not len(numbers):
         return
-    runs = run[numbers]
-    edges = np.flatnonzero(np.diff(runs)) + 1
+    edges = np.flatnonzero(np.diff(run_index[numbers])) + 1
     for group in np.split(numbers, edges):
-        yield int(run[group[0]]), group
+        yield int(run_index[group[0]]), group

@@ -1,5 +1,7 @@
-"""Goes through the rows of label runs once: keeps those that can be used, in memory or, where they are many, where each
-lies on disk, with a column for everything that is counted of them later.
+"""The label table: graded questions of one model, read once from label runs.
+
+Everything that evaluates, trains or calibrates takes a `LabelTable`. Reports that also show failed rows read
+`RunFolder.rows` instead.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from knowgate.core.files import sha256_text
 from knowgate.data.runs.caveats import warn_if_mixed
 from knowgate.data.runs.columns import COLUMN_NAMES, LabelColumns, fill_columns
 from knowgate.data.runs.folder import RunFolder
-from knowgate.data.runs.records import RecordedNeeds, load_aligned_needs, load_shared_needs, select_needs
+from knowgate.data.runs.records import RecordedNeeds, iterate_needs
 from knowgate.data.runs.rows import ANSWER_FREQUENCY, LabelRow, assign_frequency_thirds, row_from_json
 from knowgate.data.runs.storage import (
     PackedTexts,
+    RowNumbers,
     StoredReadings,
     StoredRows,
     build_draft_reading,
@@ -32,89 +35,17 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Reading
 
-CHUNK_ROWS = 5_000  # rows that are in memory at once where all of them are too many
-LAZY_COLUMNS = ("loose_keys",)  # columns that few ask for
-
-
-@dataclass
-class LabelTableBuilder:
-    """What was found so far. graded: only rows with a verdict. held: from how many rows on they are left on disk."""
-
-    names: Sequence[str]
-    graded: bool
-    held: int | None
-    left_out: dict[str, int] = field(default_factory=lambda: {"failed": 0, "not graded": 0})
-    _rows: list[LabelRow] = field(default_factory=list)  # all of them, or those not yet in columns
-    _run: array[int] = field(default_factory=lambda: array("i"))
-    _places: array[int] = field(default_factory=lambda: array("q"))
-    _parts: list[dict[str, NDArray[Any]]] = field(default_factory=list)
-    _keys: list[PackedTexts] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self._run)
-
-    @property
-    def seen(self) -> int:
-        """Rows that were looked at."""
-        return len(self) + sum(self.left_out.values())
-
-    @property
-    def _on_disk(self) -> bool:
-        return self.held is not None and len(self) > self.held
-
-    def add(self, run: int, folder: RunFolder) -> None:
-        """The rows with an answer and, if asked, a verdict; the others are counted."""
-        for where, record, place in folder.placed_records():
-            row = row_from_json(record, where)
-            if row.error is not None:
-                self.left_out["failed"] += 1
-            elif row.closed is None or (self.graded and row.closed.correct is None):
-                self.left_out["not graded"] += 1
-            else:
-                self._keep(row, run, place)
-
-    def _keep(self, row: LabelRow, run: int, place: int) -> None:
-        self._rows.append(row)
-        self._run.append(run)
-        self._places.append(place)
-        if self._on_disk and len(self._rows) >= CHUNK_ROWS:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """The rows in memory become columns."""
-        while self._rows:
-            some, self._rows = self._rows[:CHUNK_ROWS], self._rows[CHUNK_ROWS:]
-            first = sum(map(len, self._keys))
-            keys = [f"{self.names[self._run[first + place]]}/{row.id}" for place, row in enumerate(some)]
-            seen = LabelColumns(some, keys, [build_draft_reading(row) for row in some])
-            self._parts.append({name: getattr(seen, name) for name in COLUMN_NAMES if name not in LAZY_COLUMNS})
-            self._keys.append(PackedTexts.of(keys))
-
-    def columns(self, folders: Sequence[RunFolder], layers: Sequence[int] | None) -> LabelColumns:
-        """Everything that was kept. layers: those whose hidden states are read; None for all that there are."""
-        run = np.array(self._run, dtype=np.int32)
-        filled = sorted(set(self._run))  # a run of failed or ungraded rows has no states to look for
-        read = {one: list_recorded_layers(folders[one]) if layers is None else list(layers) for one in filled}
-        if not self._on_disk:
-            return self._in_memory(folders, run, read)
-        self._let_go()
-        rows = StoredRows(folders, run, np.array(self._places, dtype=np.int64))
-        readings = StoredReadings(rows, [read.get(one, []) for one in range(len(folders))])
-        known = {name: np.concatenate([part.pop(name) for part in self._parts]) for name in list(self._parts[0])}
-        return fill_columns(LabelColumns(rows, PackedTexts.joined(self._keys), readings), known)
-
-    def _in_memory(
-        self, folders: Sequence[RunFolder], run: NDArray[np.int32], layers: dict[int, list[int]]
-    ) -> LabelColumns:
-        readings = list[Reading]()
-        for one in layers:
-            readings += load_readings(
-                folders[one], [self._rows[place] for place in np.flatnonzero(run == one)], layers[one]
-            )
-        keys = [f"{self.names[one]}/{row.id}" for one, row in zip(self._run, self._rows, strict=True)]
-        return LabelColumns(self._rows, keys, readings)
-
-
+log = logging.getLogger(__name__)
+CHUNK_ROWS = 5_000  # rows in memory at once when all of them are too many
+MAX_ROWS_IN_MEMORY = 20_000  # about 0.5 GB; an evaluation of more rows leaves them on disk
+DEFAULT_ROUNDS = 3.0
+LAZY_COLUMNS = ("loose_fingerprints",)  # rarely used, so not computed while rows are read
+ONE_MODEL_ADVICE = "evaluate one model at a time"
+EVALUATION_ADVICE = {
+    "model_fingerprint": ONE_MODEL_ADVICE,
+    "prompts_fingerprint": ONE_MODEL_ADVICE,
+    "reranker_fingerprint": "evaluate them one at a time, or side by side: knowgate sweep beta",
+}
 MISMATCHES = {
     "model_fingerprint": "are of different models",
     "prompts_fingerprint": "are of different prompts",
@@ -124,189 +55,374 @@ MISMATCHES = {
 }
 
 
-def check_compatible(runs: Sequence[Path], settings: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> None:
-    """advice: the settings that must be the same, each with what to do where it is not."""
-    check_unique_runs(runs)
-    for key, way_out in advice.items():
-        values = [str(one.get(key)) for one in settings]
-        if len(set(values)) > 1:
-            listed = "; ".join(f"{run}: {value}" for run, value in zip(runs, values, strict=True))
-            raise BadSetting(f"the label runs {MISMATCHES[key]} ({listed}); {way_out}.")
+@dataclass(frozen=True, eq=False)
+class GateColumn:
+    """The recorded needs of one gate as a column of a label table; see `RecordedNeeds` for the other fields.
+
+    Attributes:
+        needs: Need of each row; NaN if the gate did not score it.
+        raw: Score of each row before calibration; None if not recorded.
+    """
+
+    gate: str
+    threshold: float
+    needs: FloatArray = field(repr=False)
+    about: str = ""
+    seconds: float | None = None
+    raw: FloatArray | None = field(default=None, repr=False)
+    far: float | None = None
+    scoring: str = ""
+
+    def select(self, numbers: RowNumbers) -> GateColumn:
+        """Return the scores of the rows with these indices."""
+        return replace(self, needs=self.needs[numbers], raw=None if self.raw is None else self.raw[numbers])
 
 
-def check_unique_runs(runs: Sequence[Path]) -> None:
-    whole = [run.resolve() for run in runs]
-    twice = [run for number, run in enumerate(runs) if whole[number] in whole[:number]]
-    if twice:
-        raise BadSetting(f"the label run '{twice[0]}' is named twice. Name it once.")
+@dataclass(frozen=True)
+class RunRows:
+    """The rows of a label table that come from one run.
 
+    Attributes:
+        path: Folder of the run.
+        name: Name of the run, as in the keys of the table.
+        numbers: Indices of its rows in the table.
+    """
 
-def name_runs(runs: Sequence[Path]) -> list[str]:
-    """A name for each run: its folder's where that tells them apart, else its whole path."""
-    folders = [run.resolve() for run in runs]
-    names = [folder.name for folder in folders]
-    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
-
-
-log = logging.getLogger(__name__)
-DEFAULT_ROUNDS = 3.0
-MAX_ROWS_IN_MEMORY = 20_000  # rows in memory, some 0.5 GB; an evaluation leaves more of them on disk
-ONE_MODEL = "evaluate one model at a time"
-EVALUATION_ADVICE = {
-    "model_fingerprint": ONE_MODEL,
-    "prompts_fingerprint": ONE_MODEL,
-    "reranker_fingerprint": "evaluate them one at a time, or side by side: knowgate sweep beta",
-}
+    path: Path
+    name: str
+    numbers: RowNumbers = field(repr=False)
 
 
 @dataclass(frozen=True)
 class LabelTable(LabelColumns):
-    """Graded questions of one model under one wording.
+    """Graded questions of one model and prompt, answered closed-book and, where labeled so, open-book.
 
-    keys: a name for each row over all runs. settings: what the runs share. recorded: needs on record, by gate.
-    left_out: how many rows are not used, by reason.
+    Attributes:
+        settings: Settings that all runs share.
+        runs: Paths of the label runs.
+        recorded_needs: Recorded gates that scored every run, by name.
+        left_out: Number of unused rows by reason.
+        run_index: Index into `runs` of each row; the first run for all rows by default.
     """
 
     settings: dict[str, Any]
     runs: list[str] = field(default_factory=list)
-    recorded: Mapping[str, RecordedNeeds] = field(default_factory=dict)
+    recorded_needs: Mapping[str, GateColumn] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
+    run_index: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32), repr=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.run_index):
+            object.__setattr__(self, "run_index", np.zeros(len(self.rows), dtype=np.int32))
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     @property
-    def is_held(self) -> bool:
-        """Whether the rows are in memory; else they are read anew whenever somebody looks at them (see `stored`)."""
+    def is_in_memory(self) -> bool:
+        """Whether the rows are in memory; rows on disk are read again on each access."""
         return not isinstance(self.rows, StoredRows)
 
     @property
     def open_right(self) -> BoolArray | None:
-        """Whether the answer with passages is right; None where no row has one.
+        """Whether the answer with retrieval is right; None if no row has an open-book answer.
 
-        Where nothing was found, the pipeline answers closed-book.
+        Where no passage was found, this is the closed-book answer, as in the pipeline.
         """
-        return self.final_right if self.opened.any() else None
+        return self.final_right if self.has_open_answer.any() else None
 
     @property
     def always_right(self) -> BoolArray:
-        """What always retrieving comes to: without any open-book answer, the closed-book ones."""
+        """Whether always retrieving answers right; the closed-book answers if there are no others."""
         return self.closed_right if self.open_right is None else self.open_right
 
     @property
     def iterative_right(self) -> BoolArray | None:
-        """Whether the answer after several rounds of retrieval is right; None where not every opened row has one."""
-        if not self.opened.any() or (self.opened & ~self.iterated).any():
+        """Whether the answer after several rounds of retrieval is right; None if some row has none."""
+        if not self.has_open_answer.any() or (self.has_open_answer & ~self.has_iterative_answer).any():
             return None
-        return self.iterated_right
+        return self.final_iterative_right
 
     @property
-    def rounds(self) -> float:
-        """Rounds of retrieval an iterative answer took, on average; 3 where that is not on record."""
-        counted = self.rounds_taken[self.rounds_taken > 0]
-        return float(np.mean(counted)) if len(counted) else DEFAULT_ROUNDS
+    def mean_rounds(self) -> float:
+        """Mean number of retrieval rounds of an iterative answer; 3 if not recorded."""
+        recorded = self.retrieval_rounds[self.retrieval_rounds > 0]
+        return float(np.mean(recorded)) if len(recorded) else DEFAULT_ROUNDS
 
     @property
-    def unopened(self) -> int:
-        """Rows whose retrieval found nothing, among others: they are answered closed-book either way."""
-        return 0 if self.open_right is None else int((~self.opened).sum())
+    def n_without_passages(self) -> int:
+        """Number of rows answered closed-book either way, because retrieval found nothing."""
+        return 0 if self.open_right is None else int((~self.has_open_answer).sum())
 
-    def open_tokens(self) -> FloatArray:
-        return self.open_lengths
+    @property
+    def has_answer_lengths(self) -> bool:
+        """Whether the rows hold answers; runs packed to their grades do not."""
+        return bool(self.closed_tokens.any() or self.open_tokens.any())
 
-    def closed_tokens(self) -> FloatArray:
-        return self.closed_lengths
-
-    def part_of(self, dimension: str) -> NDArray[np.object_]:
-        """The part each row belongs to along a dimension, by name; None where its data set does not say."""
+    def get_slice_values(self, dimension: str) -> NDArray[np.object_]:
+        """Return the value of each row along a slice dimension; None where the data does not say."""
         if dimension == ANSWER_FREQUENCY:
-            known = [None if count < 0 else count for count in self.frequencies.tolist()]
-            return np.array(assign_frequency_thirds(known), dtype=object)
-        names = {kind: dict(kind).get(dimension) for kind in set(self.kinds.tolist())}
-        return np.array([names[kind] for kind in self.kinds.tolist()], dtype=object)
+            counts = [None if count < 0 else count for count in self.answer_frequencies.tolist()]
+            return np.array(assign_frequency_thirds(counts), dtype=object)
+        values = {pairs: dict(pairs).get(dimension) for pairs in set(self.slices.tolist())}
+        return np.array([values[pairs] for pairs in self.slices.tolist()], dtype=object)
 
-    # --- some of them ----------------------------------------------------------------------------
+    def split_by_run(self) -> list[RunRows]:
+        """Return the row numbers of each run."""
+        paths = [Path(run) for run in self.runs]
+        names = name_runs(paths)
+        return [
+            RunRows(path, name, np.flatnonzero(self.run_index == index))
+            for index, (path, name) in enumerate(zip(paths, names, strict=True))
+        ]
 
     def subset(self, numbers: Iterable[int]) -> LabelTable:
-        """The rows of these numbers, in their order."""
+        """Return the rows with these indices, in this order."""
         chosen = np.fromiter(numbers, dtype=np.int64)
-        known = {name: column[chosen] for name, column in self.known.items()}
-        return fill_columns(replace(self, **self._some(chosen)), known)
+        recorded = {gate: column.select(chosen) for gate, column in self.recorded_needs.items()}
+        changes = self._select_rows(chosen) | {"run_index": self.run_index[chosen], "recorded_needs": recorded}
+        known = {name: column[chosen] for name, column in self.computed_columns.items()}
+        return fill_columns(replace(self, **changes), known)
 
-    @property
-    def has_lengths(self) -> bool:
-        """Whether the rows tell how long answers were; grades without texts do not."""
-        return bool(self.closed_tokens().any() or self.open_tokens().any())
-
-    def _some(self, chosen: NDArray[np.int64]) -> dict[str, Any]:
+    def _select_rows(self, chosen: RowNumbers) -> dict[str, Any]:
+        """Select rows, keys and readings; few enough rows are read into memory."""
         if not isinstance(self.rows, StoredRows):
             return {name: [getattr(self, name)[number] for number in chosen] for name in ("rows", "keys", "readings")}
-        if len(chosen) > MAX_ROWS_IN_MEMORY:
-            some = {name: getattr(self, name).some(chosen) for name in ("rows", "keys", "readings")}
-            recorded = {gate: select_needs(item, chosen, some["keys"]) for gate, item in self.recorded.items()}
-            return {**some, "recorded": recorded}
-        rows = list(self.rows.taken(chosen))
         assert isinstance(self.keys, PackedTexts)
         assert isinstance(self.readings, StoredReadings)
-        return {"rows": rows, "keys": list(self.keys.taken(chosen)), "readings": self.readings.of(chosen, rows)}
+        if len(chosen) > MAX_ROWS_IN_MEMORY:
+            return {name: getattr(self, name).select(chosen) for name in ("rows", "keys", "readings")}
+        rows = list(self.rows.take(chosen))
+        return {"rows": rows, "keys": list(self.keys.take(chosen)), "readings": self.readings.load(chosen, rows)}
 
-    def parts(self) -> Iterator[LabelTable]:
-        """The trial in pieces whose rows are in memory: itself where they are."""
-        if self.is_held:
+    def chunks(self) -> Iterator[LabelTable]:
+        """Yield parts of the table whose rows are in memory; the whole table if it is."""
+        if self.is_in_memory:
             yield self
             return
         for start in range(0, len(self.rows), CHUNK_ROWS):
             yield self.subset(range(start, min(start + CHUNK_ROWS, len(self.rows))))
 
-    def but(self, **changes: Any) -> LabelTable:
-        """The same rows, with something else about them."""
-        return fill_columns(replace(self, **changes), self.known)
+    def with_changes(self, **changes: Any) -> LabelTable:
+        """Return the same rows with other settings, records or counts."""
+        return fill_columns(replace(self, **changes), self.computed_columns)
 
 
 def load_label_table(
     runs: Sequence[Path],
     *,
     layers: Sequence[int] | None = None,
-    same: Mapping[str, str] = EVALUATION_ADVICE,
-    graded: bool = True,
-    held: int | None = None,
+    required_equal: Mapping[str, str] = EVALUATION_ADVICE,
+    graded_only: bool = True,
+    max_in_memory: int | None = None,
 ) -> LabelTable:
-    """All graded rows of these runs; with graded=False all that are answered.
+    """Read the usable rows of label runs into one table.
 
-    layers: those whose hidden states are read; None for all that were kept. same: the settings that the runs must
-    share, with what to do where they do not. held: leave rows on disk where there are more than this (see `stored`).
+    Args:
+        runs: Folders of label runs.
+        layers: Layers whose hidden states are read; None for all recorded ones.
+        required_equal: Settings that the runs must share, each with advice for when they differ.
+        graded_only: Leave out rows whose closed-book answer has no grade.
+        max_in_memory: Leave rows on disk if there are more than this; None to keep all in memory.
+
+    Raises:
+        BadInput: If there is no run, or no usable row.
+        BadSetting: If a run is named twice or the runs differ in a required setting.
     """
     if not runs:
-        raise BadInput("there is no label run to read: name at least one.")
-    settings = [RunFolder(run).settings() for run in runs]
-    check_compatible(runs, settings, same)
+        raise BadInput("no label run given. Name at least one.")
+    folders = [RunFolder(run) for run in runs]
+    settings = [folder.settings() for folder in folders]
+    check_compatible(runs, settings, required_equal)
     names = name_runs(runs)
-    gathered = LabelTableBuilder(names, graded, held)
-    for number, run in enumerate(runs):
-        before = gathered.seen
-        gathered.add(number, RunFolder(run))
-        warn_if_unfinished(run, gathered.seen - before, RunFolder(run).settings().get("questions"))
-    if not len(gathered):
-        lost = ", ".join(f"{count} {reason}" for reason, count in gathered.left_out.items() if count) or "no row at all"
+    builder = _TableBuilder(names, graded_only, max_in_memory)
+    for number, folder in enumerate(folders):
+        rows_before = builder.n_read
+        builder.add_run(number, folder)
+        warn_if_unfinished(folder.path, builder.n_read - rows_before, settings[number].get("questions"))
+    if not len(builder):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in builder.left_out.items() if count) or "no rows"
         raise BadInput(
-            f"there is no graded row in {', '.join(map(str, runs))}: {lost}. Label questions that have gold answers; "
-            f"what is there is shown by: knowgate report {runs[0]}"
+            f"no graded row in {', '.join(map(str, runs))}: {reasons}. Label questions that have gold answers. "
+            f"To see the rows: knowgate report {runs[0]}"
         )
-    found = gathered.columns([RunFolder(run) for run in runs], layers)
-    warn_if_mixed(int(found.synthetic.sum()), len(found.rows))
-    if isinstance(found.rows, StoredRows):
-        needs = load_aligned_needs(runs, names, found.keys, found.rows.run)
-    else:
-        needs = load_shared_needs(runs, names)
-    about = (_shared(settings), [str(run) for run in runs], needs, gathered.left_out)
-    return fill_columns(LabelTable(found.rows, found.keys, found.readings, *about), found.known)
+    columns, run_index = builder.build(folders, layers)
+    warn_if_mixed(int(columns.is_synthetic.sum()), len(columns.rows))
+    table = LabelTable(
+        columns.rows,
+        columns.keys,
+        columns.readings,
+        _merge_settings(settings),
+        [str(run) for run in runs],
+        _load_gate_columns(runs, names, columns.keys, run_index),
+        builder.left_out,
+        run_index,
+    )
+    return fill_columns(table, columns.computed_columns)
 
 
-def warn_if_unfinished(run: Path, n_rows: int, wanted: object) -> None:
-    """Say so where a run has rows for some of its questions only: its figures are those of a part."""
-    if isinstance(wanted, int) and n_rows < wanted:
-        words = "%s holds %d of %d questions: it was not finished. The same `knowgate label` goes on with it."
-        log.warning(words, run, n_rows, wanted)
+@dataclass
+class _TableBuilder:
+    """Collects usable rows run by run; beyond `max_in_memory` rows it keeps only columns and file offsets."""
+
+    names: Sequence[str]
+    graded_only: bool
+    max_in_memory: int | None
+    left_out: dict[str, int] = field(default_factory=lambda: {"failed": 0, "not graded": 0})
+    _rows: list[LabelRow] = field(default_factory=list)  # rows that are not in columns yet
+    _run_index: array[int] = field(default_factory=lambda: array("i"))
+    _offsets: array[int] = field(default_factory=lambda: array("q"))
+    _column_chunks: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    _key_chunks: list[PackedTexts] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._run_index)
+
+    @property
+    def n_read(self) -> int:
+        """Number of rows read so far, including unusable ones."""
+        return len(self) + sum(self.left_out.values())
+
+    @property
+    def _is_on_disk(self) -> bool:
+        return self.max_in_memory is not None and len(self) > self.max_in_memory
+
+    def add_run(self, run: int, folder: RunFolder) -> None:
+        """Add the usable rows of a run; count the others by reason."""
+        for where, record, offset in folder.records_with_offsets():
+            row = row_from_json(record, where)
+            if row.error is not None:
+                self.left_out["failed"] += 1
+            elif row.closed is None or (self.graded_only and row.closed.correct is None):
+                self.left_out["not graded"] += 1
+            else:
+                self._rows.append(row)
+                self._run_index.append(run)
+                self._offsets.append(offset)
+                if self._is_on_disk and len(self._rows) >= CHUNK_ROWS:
+                    self._convert_to_columns()
+
+    def _convert_to_columns(self) -> None:
+        """Replace the rows in memory by their columns."""
+        while self._rows:
+            rows, self._rows = self._rows[:CHUNK_ROWS], self._rows[CHUNK_ROWS:]
+            first = sum(map(len, self._key_chunks))
+            keys = self._make_keys(rows, self._run_index[first : first + len(rows)])
+            columns = LabelColumns(rows, keys, [build_draft_reading(row) for row in rows])
+            self._column_chunks.append(
+                {name: getattr(columns, name) for name in COLUMN_NAMES if name not in LAZY_COLUMNS}
+            )
+            self._key_chunks.append(PackedTexts.pack(keys))
+
+    def _make_keys(self, rows: Sequence[LabelRow], run_index: Iterable[int]) -> list[str]:
+        return [f"{self.names[run]}/{row.id}" for run, row in zip(run_index, rows, strict=True)]
+
+    def build(
+        self, folders: Sequence[RunFolder], layers: Sequence[int] | None
+    ) -> tuple[LabelColumns, NDArray[np.int32]]:
+        """Return the collected rows with their readings, and the run of each row."""
+        run_index = np.array(self._run_index, dtype=np.int32)
+        used_runs = set(self._run_index)  # a run without usable rows has no hidden states to read
+        run_layers = [
+            [] if run not in used_runs else list_recorded_layers(folder) if layers is None else list(layers)
+            for run, folder in enumerate(folders)
+        ]
+        if self._is_on_disk:
+            return self._build_on_disk(folders, run_index, run_layers), run_index
+        readings = list[Reading]()
+        for run in sorted(used_runs):
+            rows = [self._rows[number] for number in np.flatnonzero(run_index == run)]
+            readings += load_readings(folders[run], rows, run_layers[run])
+        return LabelColumns(self._rows, self._make_keys(self._rows, self._run_index), readings), run_index
+
+    def _build_on_disk(
+        self, folders: Sequence[RunFolder], run_index: NDArray[np.int32], run_layers: Sequence[Sequence[int]]
+    ) -> LabelColumns:
+        self._convert_to_columns()
+        rows = StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64))
+        chunks = self._column_chunks
+        known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
+        keys = PackedTexts.concatenate(self._key_chunks)
+        return fill_columns(LabelColumns(rows, keys, StoredReadings(rows, run_layers)), known)
 
 
-def _shared(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Settings of all runs; the data are those of every run, so they have a fingerprint of their own."""
-    data = sha256_text(*(str(one.get("data_fingerprint")) for one in settings))[:16]
+def _load_gate_columns(
+    runs: Sequence[Path], names: Sequence[str], keys: Sequence[str], run_index: NDArray[np.int32]
+) -> dict[str, GateColumn]:
+    """Read the gates that are recorded in every run, with their needs in row order."""
+    columns: dict[str, GateColumn] = {}
+    counts: dict[str, list[int]] = {}
+    for run, path in enumerate(runs):
+        numbers, prefix = np.flatnonzero(run_index == run), len(names[run]) + 1
+        ids = PackedTexts.pack(keys[number][prefix:] for number in numbers.tolist())
+        for item in iterate_needs(path):
+            if run and item.gate not in columns:
+                continue
+            column = columns.get(item.gate) or _start_gate_column(item, len(keys))
+            column.needs[numbers] = [item.needs.get(key, np.nan) for key in ids]
+            if column.raw is not None:
+                column.raw[numbers] = [item.raw.get(key, np.nan) for key in ids]
+            columns[item.gate] = _add_run(column, item, counts.setdefault(item.gate, []))
+    return {gate: column for gate, column in columns.items() if len(counts[gate]) == len(runs)}
+
+
+def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
+    raw = np.full(n_rows, np.nan) if item.raw else None
+    needs = np.full(n_rows, np.nan)
+    return GateColumn(item.gate, item.threshold, needs, item.about, item.seconds, raw, item.far, item.scoring)
+
+
+def _add_run(column: GateColumn, item: RecordedNeeds, counts: list[int]) -> GateColumn:
+    """Merge the facts of another run: mean seconds per run, share of far questions over all questions."""
+    earlier, n_earlier = sum(counts), len(counts)
+    counts.append(len(item.needs))
+    if not n_earlier:
+        return column
+    seconds = far = None
+    if column.seconds is not None and item.seconds is not None:
+        seconds = (column.seconds * n_earlier + item.seconds) / (n_earlier + 1)
+    if column.far is not None and item.far is not None:
+        far = (column.far * earlier + item.far * counts[-1]) / max(1, earlier + counts[-1])
+    scoring = column.scoring if column.scoring == item.scoring else ""
+    return replace(column, seconds=seconds, far=far, scoring=scoring, raw=column.raw if item.raw else None)
+
+
+# --- several runs ---------------------------------------------------------------------------------
+
+
+def check_compatible(runs: Sequence[Path], settings: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> None:
+    """Raise BadSetting if a run is named twice or the runs differ in one of the settings in `advice`."""
+    check_unique_runs(runs)
+    for key, suggestion in advice.items():
+        values = [str(run_settings.get(key)) for run_settings in settings]
+        if len(set(values)) > 1:
+            listed = "; ".join(f"{run}: {value}" for run, value in zip(runs, values, strict=True))
+            raise BadSetting(f"the label runs {MISMATCHES[key]} ({listed}); {suggestion}.")
+
+
+def check_unique_runs(runs: Sequence[Path]) -> None:
+    """Raise BadSetting if a run is named twice."""
+    resolved = [run.resolve() for run in runs]
+    duplicates = [run for number, run in enumerate(runs) if resolved[number] in resolved[:number]]
+    if duplicates:
+        raise BadSetting(f"label run named twice: '{duplicates[0]}'. Name it once.")
+
+
+def name_runs(runs: Sequence[Path]) -> list[str]:
+    """Name each run by its folder name, or by its full path if folder names are not unique."""
+    folders = [run.resolve() for run in runs]
+    names = [folder.name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def warn_if_unfinished(run: Path, n_rows: int, n_questions: object) -> None:
+    """Warn that a run has rows for only some of its questions."""
+    if isinstance(n_questions, int) and n_rows < n_questions:
+        message = "%s holds %d of %d questions: it was not finished. Run the same `knowgate label` again to continue."
+        log.warning(message, run, n_rows, n_questions)
+
+
+def _merge_settings(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the settings of the first run with a data fingerprint over all runs."""
+    data = sha256_text(*(str(run_settings.get("data_fingerprint")) for run_settings in settings))[:16]
     return {**settings[0], "data_fingerprint": data}

@@ -94,7 +94,7 @@ def slice_policy(evaluation: Evaluation, policy: HighlightedPolicy, fewest: int)
     opened = evaluation.trial.always_right
     found = []
     for dimension in dict.fromkeys(one.dimension for one in evaluation.slices):
-        parts = evaluation.trial.part_of(dimension)
+        parts = evaluation.trial.get_slice_values(dimension)
         values = [one.value for one in evaluation.slices if one.dimension == dimension]
         for value in values:
             inside = parts == value

@@ -322,7 +322,7 @@ def _about(evaluation: Evaluation) -> str:
         ("label runs", ", ".join(Path(run).name for run in trial.runs)),
         ("questions", str(len(trial.rows))),
         ("left out", left),
-        ("nothing found, so answered closed-book either way", str(trial.unopened)),
+        ("nothing found, so answered closed-book either way", str(trial.n_without_passages)),
         ("graded by", str(trial.settings["grader"])),
         ("intervals", f"95 %, {evaluation.resamples} bootstrap resamples"),
     )

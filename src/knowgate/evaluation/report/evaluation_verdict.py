@@ -217,7 +217,7 @@ def _aimed(advice: Recommendation, evaluation: Evaluation) -> str:
 def _stored(evaluation: Evaluation, advice: str = "") -> str:
     """Guarantees of the gates here, none of which is that of what is recommended."""
     if not evaluation.promises:
-        on_record = any(gate.gate in evaluation.trial.recorded for gate in evaluation.gates)
+        on_record = any(gate.gate in evaluation.trial.recorded_needs for gate in evaluation.gates)
         where = " (needs on record keep none, folders of gates do)" if on_record else ""
         return f"No guarantee is stored{where}{advice}"
     told = [f"with '{gate}': {promised.words}" for gate, promised in evaluation.promises.items()]

@@ -123,7 +123,7 @@ class FittedArbiter(Arbiter):
         return frozenset(Signal(name) for name in self.artifact.manifest["needs"])
 
     @property
-    def wants_passages(self) -> bool:
+    def needs_passages(self) -> bool:
         return bool(self.artifact.manifest["wants_passages"])
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:

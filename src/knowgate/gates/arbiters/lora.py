@@ -49,7 +49,9 @@ class LoraArbiter(FittedArbiter):
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
         options = self.artifact.options
         known = [
-            self.judge.predict_known(encode_answer_pairs(self.judge, answers, side, options["tokens"], options["passages"]))
+            self.judge.predict_known(
+                encode_answer_pairs(self.judge, answers, side, options["tokens"], options["passages"])
+            )
             for side in ARBITER_SIDES
         ]
         found: FloatArray = np.stack(known, axis=1)

@@ -18,7 +18,7 @@ from knowgate.core.registry import split_spec
 from knowgate.data.runs.records import RecordedBeliefs, read_beliefs, write_beliefs
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.data.runs.storage import question_from_row
-from knowgate.data.runs.table import LabelTable, name_runs
+from knowgate.data.runs.table import LabelTable
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates.arbiters import ARBITERS, load_arbiter
 from knowgate.gates.arbiters.arbitration import compute_beliefs
@@ -76,10 +76,10 @@ def arbitrate(
         raise BadSetting("an arbiter chooses after retrieval, and no row has an open-book answer. Label with passages.")
     name, fingerprint, ask = _asked(trial, arbiter, plug_in)
     taken: set[str] = set()
-    for run, run_name in zip(map(Path, trial.runs), name_runs([Path(run) for run in trial.runs]), strict=True):
-        rows = [row for row, key in zip(trial.rows, trial.keys, strict=True) if key == f"{run_name}/{row.id}"]
-        said = complete_beliefs(run, rows, name, fingerprint, ask, watch)
-        taken |= {f"{run_name}/{key}" for key in said.from_memory}
+    for run in trial.split_by_run():
+        rows = [trial.rows[number] for number in run.numbers.tolist()]
+        said = complete_beliefs(run.path, rows, name, fingerprint, ask, watch)
+        taken |= {f"{run.name}/{key}" for key in said.from_memory}
     from_memory = np.array([key in taken for key in trial.keys], dtype=bool)
     return ArbiterChoices(name, fingerprint, from_memory, np.where(from_memory, trial.closed_right, trial.always_right))
 
@@ -163,7 +163,7 @@ def _check(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
             f"'{run}' is packed without questions and answers, which the arbiter '{arbiter.name}' would "
             f"weigh. {MISSING_TEXT_ADVICE}"
         )
-    if arbiter.wants_passages and not any(row.passages for row in rows):
+    if arbiter.needs_passages and not any(row.passages for row in rows):
         raise NotOffered(
             f"the arbiter '{arbiter.name}' reads passages, and the rows of '{run}' have none. Label with passages, or "
             "fit the arbiter on rows like these.",

@@ -164,4 +164,5 @@ def apply_calibration(raw: FloatArray, calibration: Mapping[str, Any]) -> FloatA
         probabilities = sigmoid(calibration["a"] * logits + calibration["b"])
     else:
         probabilities = np.clip(raw, 0.0, 1.0)
-    return probabilities.astype(np.float64)
+    calibrated: FloatArray = probabilities.astype(np.float64)
+    return calibrated

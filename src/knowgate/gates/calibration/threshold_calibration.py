@@ -169,7 +169,7 @@ def choose_threshold(outcomes: GateOutcomes, target: CalibrationTarget) -> tuple
 
 def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
     """Rows of one model, wording and retriever, answered both ways."""
-    trial = load_label_table(runs, same=REQUIRED_EQUAL)
+    trial = load_label_table(runs, required_equal=REQUIRED_EQUAL)
     if trial.open_right is None:
         raise BadInput(
             f"no row of {', '.join(map(str, runs))} has an open-book answer, so what skipping loses cannot be seen. "
@@ -298,7 +298,7 @@ def describe_setup(trial: LabelTable, outcomes: GateOutcomes, keys: Sequence[str
         "reranker": _reranker(settings),
         "grader": ", ".join(sorted({row.grader for row in trial.rows})),
         "runs": [Path(run).name for run in trial.runs],
-        "synthetic": int(trial.synthetic.sum()),
+        "synthetic": int(trial.is_synthetic.sum()),
         "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in sorted(lines)))[:16],
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }

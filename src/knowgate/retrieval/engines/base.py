@@ -151,7 +151,7 @@ class EngineRetriever(ABC):
         return load_embedder(given) if isinstance(given, str) else given
 
     def filtered(self, where: RecordFilter) -> Self:
-        """The same engine, for records that also fit `where`: for one question, `rag.altered(retriever=...)`. A filter
+        """The same engine, for records that also fit `where`: for one question, `rag.replace(retriever=...)`. A filter
         only narrows: a field that is filtered already must fit both."""
         other, more = copy.copy(self), check_filter(where)
         both = {name: [one for one in self.where[name] if one in more[name]] for name in self.where if name in more}

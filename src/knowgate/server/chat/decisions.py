@@ -55,7 +55,7 @@ class QuestionDecider:
         if ruled is not None:
             return ruled
         draft = None
-        if self.forwarding is not None and not self.keeper.want_of(self.rag).is_nothing:
+        if self.forwarding is not None and not self.keeper.want_of(self.rag).is_empty:
             draft = await self._draft(self.forwarding, question, trace)
         return await self.keeper.decide(self.rag, question, draft, trace)
 
@@ -63,8 +63,8 @@ class QuestionDecider:
         """As much of an answer as the gate reads; None where the upstream refuses."""
         model = forwarding.options.upstream_model or await forwarding.upstream.default_model(self.headers)
         messages = [{"role": "user", "content": question.text}]
-        wanted = {"model": model, "messages": messages, "max_tokens": self.rag.bound.request.draft_tokens}
-        content = json.dumps(build_draft_request(wanted, self.rag.bound)).encode()
+        wanted = {"model": model, "messages": messages, "max_tokens": self.rag.bound_gate.request.draft_tokens}
+        content = json.dumps(build_draft_request(wanted, self.rag.bound_gate)).encode()
         with trace.timed("draft"):
             reply = await forwarding.upstream.send("POST", CHAT_PATH, content, self.headers)
             return (await read_draft(reply)).completion if reply.status == 200 else None

@@ -62,7 +62,7 @@ def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
         proven = None
     if proven is not None and proven <= max_loss:
         return rag
-    return rag.altered(gate=UnprovenGate(rag.gate.name, max_loss), threshold=None)
+    return rag.replace(gate=UnprovenGate(rag.gate.name, max_loss), threshold=None)
 
 
 def describe_staleness(rag: AdaptiveRAG) -> str:
@@ -71,7 +71,7 @@ def describe_staleness(rag: AdaptiveRAG) -> str:
     A gate that cannot work here at all is an error: nobody should find that out from its decisions.
     """
     try:
-        gate = rag.bound
+        gate = rag.bound_gate
     except ArtifactError as error:
         return f"the gate's calibration does not hold here. {error}"
     if not isinstance(gate, FittedGate) or gate.artifact.path.is_relative_to(PACKAGED_GATES):
@@ -154,18 +154,18 @@ class GateService:
         if self.arms is not None and policy.arm:
             rag = self.arms.pipeline(policy.arm, policy.shadow)
         if policy.threshold is not None:
-            rag = rag.altered(threshold=policy.threshold)
+            rag = rag.replace(threshold=policy.threshold)
         if policy.filter is not None and rag.retriever is not None:
-            rag = rag.altered(retriever=FilteredRetriever(rag.retriever, policy.filter))
+            rag = rag.replace(retriever=FilteredRetriever(rag.retriever, policy.filter))
         return (
             rag if policy.max_loss is None or policy.retrieve == "always" else require_guarantee(rag, policy.max_loss)
         )
 
     def _by_name(self, name: str) -> AdaptiveRAG:
         if name not in self._named:
-            made = self.rag.altered(gate=load_gate(name), threshold=None)
+            made = self.rag.replace(gate=load_gate(name), threshold=None)
             try:
-                _ = made.bound
+                _ = made.bound_gate
             except KnowgateError as error:
                 raise ApiError(404, f"the gate '{name}' does not work here: {error}", "model_not_found") from None
             self._named[name] = made
@@ -173,7 +173,7 @@ class GateService:
 
     def foresee(self, rag: AdaptiveRAG, question: Question) -> Decision | None:
         """The decision where a rule makes it, so that nothing need be read; None where the gate is asked."""
-        if rag.rules is not None and not self.is_stale(rag) and rag.bound.obeys_rules:
+        if rag.rules is not None and not self.is_stale(rag) and rag.bound_gate.obeys_rules:
             ruling = rag.rules.judge(question.text)
             if ruling is not None:
                 reason = f"{ruling.reason} (rule '{ruling.rule}')"
@@ -186,7 +186,7 @@ class GateService:
     def want_of(self, rag: AdaptiveRAG) -> SignalRequest:
         """What is read of the LLM before it can be decided."""
         unusable = self.is_stale(rag) or self.gate_breaker.state == "open"
-        return SignalRequest() if unusable else rag.bound.request
+        return SignalRequest() if unusable else rag.bound_gate.request
 
     def is_stale(self, rag: AdaptiveRAG) -> bool:
         return bool(self.stale) and rag.gate is self.rag.gate
@@ -215,7 +215,7 @@ class GateService:
 
     async def _decided(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
         """Sums over a draft that is there, or over nothing, are done here; going to a thread would cost more."""
-        if rag.bound.is_pure and (draft is not None or rag.bound.request.is_nothing):
+        if rag.bound_gate.is_pure and (draft is not None or rag.bound_gate.request.is_empty):
             return rag.decide(question)
         return await self._run(self._deciding, lambda: rag.decide(question))
 
@@ -241,7 +241,7 @@ class GateService:
             return self.give_up_retriever(trace, "the retriever failed too often and is left alone for a while")
         try:
             with trace.timed("retrieve"):
-                found = await self._run(self._searching, lambda: apart.find(question))
+                found = await self._run(self._searching, lambda: apart.retrieve(question))
         except asyncio.CancelledError:
             self.retriever_breaker.forget()
             raise

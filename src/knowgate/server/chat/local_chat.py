@@ -179,7 +179,7 @@ class LocalChat:
         if len(self._chosen) > MAX_CACHED_PIPELINES:
             self._chosen.clear()
         if (policy, tokens) not in self._chosen:
-            self._chosen[policy, tokens] = self.keeper.choose(policy).altered(max_tokens=tokens)
+            self._chosen[policy, tokens] = self.keeper.choose(policy).replace(max_tokens=tokens)
         return self._chosen[policy, tokens]
 
     # --- what can be asked ------------------------------------------------------------------------
@@ -249,13 +249,13 @@ class LocalChat:
         if not speaking.spoke and failed == "gate" and rag.gate.name not in ("always", "never"):
             self.keeper.give_up_gate(rag, speaking.trace, why)
             if rag.retriever is not None:
-                return rag.altered(gate=self.keeper.always, threshold=None)
+                return rag.replace(gate=self.keeper.always, threshold=None)
         if not speaking.spoke and failed == "retrieve":
             self.keeper.give_up_retriever(speaking.trace, why)
         if speaking.spoke or failed == "answer" or rag.gate.name == "never":
             log.error("The model failed: %s", why)
             raise ApiError(500, "the model failed.", "model_failed", speaking.trace.headers) from error
-        return rag.altered(gate=self.keeper.never, threshold=None, arbiter=None)
+        return rag.replace(gate=self.keeper.never, threshold=None, arbiter=None)
 
     async def _plain(self, pieces: AsyncGenerator[str, None], speaking: AnswerProgress, rag: AdaptiveRAG) -> Response:
         async with asyncio.timeout_at(speaking.until), aclosing(pieces):

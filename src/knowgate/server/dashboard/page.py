@@ -83,7 +83,7 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
         "model": rag.model.name,
         "retriever": rag.retriever.name if rag.retriever else None,
         "stale": service.keeper.stale,
-        "promise": "" if service.keeper.stale else rag.promise,
+        "promise": "" if service.keeper.stale else rag.guarantee,
         "breakers": {one.name: one.state for one in service.breakers},
         "keeps_texts": service.recent.keeps_texts,
         "takes_feedback": service.log is not None,

@@ -178,7 +178,7 @@ class CounterfactualAnswerer:
 
     async def _here(self, question: str, opened: bool) -> str:
         gate = self.keeper.always if opened else self.keeper.never
-        rag = self.keeper.rag.altered(gate=gate, threshold=None, rules=None, log=None)
+        rag = self.keeper.rag.replace(gate=gate, threshold=None, rules=None, log=None)
         return (await rag.aanswer(question)).text
 
     async def _there(

@@ -102,7 +102,7 @@ class ExperimentArm:
         """The same one for the same words, so that requests can go together."""
         if shadow not in self.made:
             self.made = {key: value for key, value in self.made.items() if key in (SHADOW_REASON, CANARY_REASON)}
-            self.made[shadow] = self.rag.altered(shadow=shadow)
+            self.made[shadow] = self.rag.replace(shadow=shadow)
         return self.made[shadow] if shadow else self.rag
 
 

@@ -61,7 +61,7 @@ class HistoryLabeler:
             return None
         scope = HistoryScope(self.rag.model.fingerprint, self.rag.prompts.fingerprint, self.history.tenant)
         try:
-            return self.history.put([LogEntry(question, label, scope, source)])
+            return self.history.log_entries([LogEntry(question, label, scope, source)])
         except KnowgateError as error:
             log.warning("A label could not be logged: %s", error)
             return None

@@ -18,7 +18,7 @@ from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.settings import Settings
+from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import GateService, describe_staleness
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.json_api import ApiError
@@ -101,7 +101,7 @@ class TrafficLearner:
             "canary": arms.canary,
             "audit": self.share,
             "budget_left": int(self.auditor.budget.left),
-            "labelled": history.labelled if history is not None else None,
+            "labelled": history.n_labeled if history is not None else None,
         }
 
     def _about(self, arm: ExperimentArm) -> dict[str, Any]:
@@ -120,7 +120,7 @@ log = logging.getLogger(__name__)
 
 
 def build_learner(
-    settings: Settings,
+    settings: PipelineOptions,
     options: ServeOptions,
     keeper: GateService,
     forwarding: UpstreamForwarder | None,
@@ -161,13 +161,13 @@ def check_learning_options(options: ServeOptions) -> None:
         raise BadSetting("--threshold-b needs --gate-b.")
 
 
-def build_second_pipeline(settings: Settings, options: ServeOptions, keeper: GateService) -> AdaptiveRAG:
+def build_second_pipeline(settings: PipelineOptions, options: ServeOptions, keeper: GateService) -> AdaptiveRAG:
     """The same with the second gate, found to work here."""
     gate = load_gate(str(options.gate_b), plug_in=settings.plug_in)
-    rag = keeper.rag.altered(gate=gate, threshold=options.threshold_b)
+    rag = keeper.rag.replace(gate=gate, threshold=options.threshold_b)
     if why := describe_staleness(rag):
         raise BadSetting(f"--gate-b: {why}.")
-    if options.way == "question" and not rag.bound.request.is_nothing:
+    if options.way == "question" and not rag.bound_gate.request.is_empty:
         raise BadSetting(f"gate '{gate.name}' reads a draft: use --way draft or race, or another --gate-b.")
     return rag
 
@@ -175,7 +175,7 @@ def build_second_pipeline(settings: Settings, options: ServeOptions, keeper: Gat
 def build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> ExperimentArm:
     promised, confidence = options.max_loss, options.confidence
     evidence = rag.gate.artifact.manifest.get("guarantee") if isinstance(rag.gate, FittedGate) else None
-    if promised is None and evidence is not None and not describe_staleness(rag) and not rag.objections:
+    if promised is None and evidence is not None and not describe_staleness(rag) and not rag.guarantee_violations:
         promised = float(evidence["epsilon"])
     if promised is None and options.audit:
         log.warning("Nothing is promised of gate %s, so there is no alarm: give --max-loss.", rag.gate.name)

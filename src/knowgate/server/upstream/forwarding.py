@@ -95,7 +95,7 @@ async def arbitrate(
     trace: RequestTrace,
 ) -> UpstreamDraft:
     """Which of the two is the reply."""
-    arbiter = rag.weighing
+    arbiter = rag.bound_arbiter
     if arbiter is None or draft.completion is None or opened.completion is None or opened.called_tool:
         return opened
     both = AnswerPair(question, draft.completion, opened.completion, trace.passages)
@@ -105,7 +105,7 @@ async def arbitrate(
     except Exception as error:  # noqa: BLE001 - whatever an arbiter does, there is an answer to give
         keeper.give_up("arbiter", trace, error)
         return opened
-    return draft if trace.choice.from_memory else opened
+    return draft if trace.choice.is_closed_book else opened
 
 
 CHAT_PATH = "/chat/completions"
@@ -175,7 +175,7 @@ class UpstreamForwarder:
         trace.question = question.text
         trace.way = "question"
         trace.decision = self.keeper.foresee(rag, question)
-        if trace.decision is None and not self.keeper.want_of(rag).is_nothing:
+        if trace.decision is None and not self.keeper.want_of(rag).is_empty:
             trace.way = "race" if self.options.way == "race" else "draft"
             search = BackgroundSearch(self.keeper, rag, question) if trace.way == "race" else None
             try:
@@ -194,9 +194,9 @@ class UpstreamForwarder:
             trace.passages = await (search or BackgroundSearch(self.keeper, rag, question)).result(trace)
             if trace.passages:
                 exchange.sent = insert_passages(exchange.request, trace.passages, self.options.place)
-                if exchange.draft is not None and rag.weighing is not None:
+                if exchange.draft is not None and rag.bound_arbiter is not None:
                     if exchange.draft.is_whole:
-                        return await self._weighed(exchange, rag, question, exchange.draft, rag.weighing)
+                        return await self._weighed(exchange, rag, question, exchange.draft, rag.bound_arbiter)
                     trace.unweighed = PARTIAL_DRAFT_REASON
         return await self.answer(exchange)
 
@@ -220,7 +220,7 @@ class UpstreamForwarder:
 
     async def _draft(self, exchange: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response | None:
         """The upstream's own answer, where it is the reply; None where it must be looked up."""
-        request = build_draft_request(exchange.request, rag.bound)
+        request = build_draft_request(exchange.request, rag.bound_gate)
         with exchange.trace.timed("draft"):
             reply = await self.upstream.send("POST", CHAT_PATH, json.dumps(request).encode(), exchange.headers)
         if reply.status != 200:
@@ -229,7 +229,7 @@ class UpstreamForwarder:
             reply.close()
             self.keeper.give_up_gate(rag, exchange.trace, f"the upstream refuses to give a draft ({reply.status})")
             return None
-        tokens = rag.bound.request.draft_tokens
+        tokens = rag.bound_gate.request.draft_tokens
         reading = read_streamed_draft(reply, tokens) if exchange.is_streamed else read_draft(reply)
         drafted = await self._read(reply, exchange, reading, "draft")
         drafted.hides_logprobs = request is not exchange.request and not exchange.body.get("logprobs")
@@ -238,7 +238,7 @@ class UpstreamForwarder:
         else:
             decision = await self.keeper.decide(rag, question, drafted.completion, exchange.trace)
             if decision.retrieve and rag.retriever is not None:
-                if drafted.ended and rag.weighing is not None:
+                if drafted.ended and rag.bound_arbiter is not None:
                     await drafted.read_on()
                 drafted.close()
                 exchange.draft = drafted

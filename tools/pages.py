@@ -1,4 +1,4 @@
-"""The pages people read (README, CONTRIBUTING, docs) and the blocks of code in them. Runs nothing."""
+"""The Markdown pages of the project (README, CONTRIBUTING, docs) and the code blocks in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.house import ROOT
+from tools.structure import ROOT
 
 FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^ *```", flags=re.DOTALL | re.MULTILINE)
 EXAMPLES = ROOT / "docs" / "examples"
@@ -15,7 +15,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code: where it stands, in which language, and what it says."""
+    """A fenced code block with its page, line, language and text."""
 
     page: Path
     line: int
@@ -27,24 +27,26 @@ class Block:
 
 
 def pages() -> list[Path]:
+    """README, CONTRIBUTING and every page of the documentation."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(language: str) -> list[Block]:
+    """All code blocks in one language."""
     return [block for page in pages() for block in _blocks(page) if block.language == language]
 
 
 def _blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
-    for found in FENCE.finditer(text):
-        inside = "".join(line.removeprefix(found[1]) for line in found[3].splitlines(keepends=True))
-        yield Block(page, text.count("\n", 0, found.start()) + 1, found[2], inside)
+    for match in FENCE.finditer(text):
+        inside = "".join(line.removeprefix(match[1]) for line in match[3].splitlines(keepends=True))
+        yield Block(page, text.count("\n", 0, match.start()) + 1, match[2], inside)
 
 
 def inline_code() -> list[tuple[str, str]]:
-    """(page, text) of every piece of code within a line."""
-    found = []
+    """Page name and text of every piece of inline code."""
+    pieces = []
     for page in pages():
         prose = FENCE.sub("", page.read_text(encoding="utf-8"))
-        found += [(page.name, text) for text in re.findall(r"`([^`\n]+)`", prose)]
-    return found
+        pieces += [(page.name, text) for text in re.findall(r"`([^`\n]+)`", prose)]
+    return pieces

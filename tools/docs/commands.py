@@ -1,4 +1,4 @@
-"""The command line, read from the commands themselves: every command with its arguments and options."""
+"""The page of the command line: every command with its arguments and options, read from the commands themselves."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import typer
 
-from docs.from_code.tables import code, table
 from knowgate.cli.main import app
+from tools.docs.markdown import code, table
 
 PLAIN = "Commands"
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command as it is typed, with typer's own object, which has no class that could be named here."""
+    """A command of the command line: the words that are typed, and typer's object for it."""
 
     path: str
     node: Any
@@ -25,9 +25,11 @@ class Command:
 
     @property
     def help(self) -> str:
+        """The help text of the command."""
         return (self.node.help or "").replace("\b", "").split("\f")[0].strip()
 
     def children(self) -> Iterator[Command]:
+        """The commands of a group that are not hidden."""
         listed = getattr(self.node, "list_commands", None)
         for name in listed(self.context) if listed else ():
             node = self.node.get_command(self.context, name)
@@ -36,29 +38,32 @@ class Command:
                 yield Command(f"{self.path} {name}", node, context, self._panel(name, node))
 
     def _panel(self, name: str, node: Any) -> str:
-        """The heading a command stands under: its table's, where the group is made from one, or its own."""
+        """The heading of the help page that a command is listed under."""
         verbs = getattr(self.node, "verbs", dict)()
         panel = getattr(verbs.get(name), "panel", None) or getattr(node, "rich_help_panel", None)
         return panel if isinstance(panel, str) and panel else PLAIN
 
     def params(self) -> list[Any]:
-        """What may be typed, arguments first; hidden options are old names."""
+        """Arguments, then options; hidden options are deprecated names and are left out."""
         shown = [param for param in self.node.params if not getattr(param, "hidden", False)]
         return sorted(shown, key=lambda param: param.param_type_name != "argument")
 
 
 def root() -> Command:
+    """The command `knowgate` itself."""
     node: Any = typer.main.get_command(app)
     return Command("knowgate", node, node.context_class(node, info_name="knowgate"))
 
 
 def walk(command: Command) -> Iterator[Command]:
+    """A command and everything below it, depth first."""
     yield command
     for child in command.children():
         yield from walk(child)
 
 
 def markdown() -> str:
+    """An overview by topic, then a section for each command."""
     top = root()
     return "\n\n".join([_overview(top), *(_section(command) for command in walk(top))])
 
@@ -69,7 +74,7 @@ def _overview(top: Command) -> str:
         panels.setdefault(command.panel, []).append(command)
     parts = []
     for panel, commands in panels.items():
-        rows = [(f"[`{one.path}`](#{_anchor(one)})", _first(one.help)) for one in commands]
+        rows = [(f"[`{command.path}`](#{_anchor(command)})", _first(command.help)) for command in commands]
         parts.append(table((panel, "does"), rows))
     return "\n\n".join(parts)
 
@@ -93,7 +98,7 @@ def _section(command: Command) -> str:
 
 
 def _row(param: Any, context: Any) -> tuple[str, str]:
-    """As its own help says it: name with value, meaning with default."""
+    """One row of the options table: the option with its value, and its help with its default."""
     record = param.get_help_record(context)
     meaning = record[1] if record else param.help or ""
     is_option = record and param.param_type_name == "option"

@@ -1,4 +1,4 @@
-"""Writes the parts of README, CONTRIBUTING and docs that are made from code and stand in the file: `make readme`."""
+"""Write the generated sections of README, CONTRIBUTING and docs into their files: `make readme`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Callable, Mapping
 
 from benchmarks.tables.judge import short_table
 from benchmarks.tables.judge_advice import amount_table, label_table, size_table
-
 from knowgate.gates import render_gate_table
-from tests.support.house import ROOT, layer_table
-from tests.support.markdown_pages import EXAMPLES
+from tools.pages import EXAMPLES
+from tools.structure import ROOT, layer_table
 
 
 def example() -> str:
-    """The file that the documentation shows, too."""
+    """The example gate of the documentation as a code block."""
     return f"```python\n{(EXAMPLES / 'long_answer_gate.py').read_text(encoding='utf-8').strip()}\n```"
 
 
-PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"black box": short_table},
     "docs/which-gate.md": {"gates": render_gate_table},
     "docs/cascade.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
@@ -26,9 +25,9 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
 
 
 def filled(page: str) -> str:
-    """The text of a page with its parts as the code has them now; each stands between two markers."""
+    """The text of a page with its generated sections brought up to date; each stands between two markers."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    for name, make in PARTS[page].items():
+    for name, make in SECTIONS[page].items():
         before, start, rest = text.partition(f"<!-- {name} -->")
         _, end, after = rest.partition(f"<!-- /{name} -->")
         if not (start and end):
@@ -38,7 +37,8 @@ def filled(page: str) -> str:
 
 
 def main() -> None:
-    for page in PARTS:
+    """Write every page."""
+    for page in SECTIONS:
         (ROOT / page).write_text(filled(page), encoding="utf-8")
 
 
