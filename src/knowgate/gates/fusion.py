@@ -114,7 +114,7 @@ class FusionGate(FittedGate):
         if contributions is None:
             return ["" for _ in questions]
         names = [*options["features"], *(probe["name"] for probe in options["probes"])]
-        return [_describe_signals(names, *row) for row in zip(signals, contributions, strict=True)]
+        return [describe_signals(names, *row) for row in zip(signals, contributions, strict=True)]
 
     @functools.cached_property
     def encoder(self) -> Embedder:
@@ -132,7 +132,7 @@ def _to_logits(probabilities: FloatArray) -> Vector:
     return column
 
 
-def _describe_signals(names: Sequence[str], values: Vector, contributions: FloatArray) -> str:
+def describe_signals(names: Sequence[str], values: Vector, contributions: FloatArray) -> str:
     """Describe the strongest signals for and against retrieval, at most two each."""
     order = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))
     strong = [column for column in order if abs(contributions[column]) >= MIN_CONTRIBUTION]

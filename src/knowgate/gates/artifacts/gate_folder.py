@@ -131,13 +131,16 @@ def _read_manifest(folder: Path, artifact_format: ArtifactFormat) -> dict[str, A
         manifest = read_json(folder / name)
         version, checksum = manifest["version"], manifest["checksum"]
         is_intact = checksum == compute_checksum(manifest)
-    except (BadInput, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise _make_error(folder, f"{name} is broken (it lacks {error})", artifact_format) from None
+    except (BadInput, TypeError) as error:
         raise _make_error(folder, f"{name} is broken ({error})", artifact_format) from None
     if version != FORMAT_VERSION:
         problem = f"it has format {str(version)[:40]}, this knowgate reads {FORMAT_VERSION}"
         raise _make_error(folder, problem, artifact_format)
     if not is_intact:
-        raise _make_error(folder, f"{name} was edited by hand", artifact_format)
+        advice = " (use `knowgate calibrate` to change the threshold)" if artifact_format.kind == "gate" else ""
+        raise _make_error(folder, f"{name} was edited by hand{advice}", artifact_format)
     try:
         artifact_format.read_manifest(manifest, name)
     except BadInput as error:
