@@ -112,7 +112,9 @@ def test_a_question_has_one_key_however_it_is_written():
 @pytest.mark.parametrize("values", [{"threshold": 0.9}, {"prompts": "others"}, {"extra": 1}, {"needs": []}])
 def test_a_manifest_edited_by_hand_is_refused(folder, values):
     edit(folder, **values)
-    with pytest.raises(ArtifactError, match=r"edited by hand \(use `knowgate calibrate` to change the threshold\)\. Fit it again"):
+    with pytest.raises(
+        ArtifactError, match=r"edited by hand \(use `knowgate calibrate` to change the threshold\)\. Fit it again"
+    ):
         read_artifact(folder)
 
 

@@ -133,5 +133,5 @@ def test_a_stream_goes_on_unharmed_when_the_judge_is_asked_between_two_pieces(ma
 def test_beginnings_of_prompts_kept_under_an_adapter_are_kept_apart(made, llm):
     gate = bound(made, llm)
     gate.score(*rows(made))
-    assert all(member.model.prefixes is not llm.prefixes for member in gate.judge.members)
-    assert not llm.prefixes.kept
+    assert all(member.model.prefix_cache is not llm.prefix_cache for member in gate.judge.members)
+    assert not llm.prefix_cache.entries

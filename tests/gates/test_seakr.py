@@ -186,7 +186,7 @@ def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_e
     uniforms = np.random.default_rng(0).random((15, 6))
     stop = frozenset(range(1, 25))  # a third of all tokens: some samples end at once, others never
     with torch.inference_mode():
-        stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [layer])
+        stream = hf_stream.prefill(model.loaded.model, ids, model.pad_id, model.loaded.device, [layer])
         rows = hf_stream.sample_rows(
             stream.copy(range(3), repeat=5), uniforms, Sampling(), stop, [layer], past_end=past_end
         )
@@ -196,7 +196,7 @@ def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_e
     assert len(lengths) > 3
     for place, row in enumerate(rows):
         expected = direct(model, ids[place // 5] + row.tokens + ends[place], layer)
-        np.testing.assert_allclose(row.after[layer].numpy(), expected, atol=2e-4)
+        np.testing.assert_allclose(row.final_states[layer].numpy(), expected, atol=2e-4)
 
 
 def _ends(model, stream, uniforms, rows):
@@ -211,13 +211,13 @@ def test_where_all_samples_end_at_once_each_has_the_state_of_its_end(model):
     ids = [model.tokenize(model.render(PROMPTS[0].text))]
     every = frozenset(range(len(model.loaded.tokenizer)))
     with torch.inference_mode():
-        stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [1])
+        stream = hf_stream.prefill(model.loaded.model, ids, model.pad_id, model.loaded.device, [1])
         uniforms = np.full((2, 4), 0.5)
         drawn = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), frozenset())[0].tokens[0]
         rows = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), every, [1], past_end=True)
     for row in rows:
         assert (row.finished, row.tokens) == (True, [])
-        np.testing.assert_allclose(row.after[1].numpy(), direct(model, [*ids[0], drawn], 1), atol=2e-4)
+        np.testing.assert_allclose(row.final_states[1].numpy(), direct(model, [*ids[0], drawn], 1), atol=2e-4)
 
 
 def test_the_states_of_a_reading_are_those_of_its_samples(model):
@@ -225,9 +225,9 @@ def test_the_states_of_a_reading_are_those_of_its_samples(model):
     reading = model.read(PROMPTS, want)[1]
     ids = model.tokenize(model.render(PROMPTS[1].text))
     with torch.inference_mode():
-        stream = hf_stream.prefill(model.loaded.model, [ids], model.pad, model.loaded.device, [2])
+        stream = hf_stream.prefill(model.loaded.model, [ids], model.pad_id, model.loaded.device, [2])
         rows = hf_stream.sample_rows(
-            stream.copy([0], repeat=4), draw_uniforms(PROMPTS[1], want), Sampling(), model.stop
+            stream.copy([0], repeat=4), draw_uniforms(PROMPTS[1], want), Sampling(), model.stop_ids
         )
     expected = [direct(model, ids + row.tokens, 2) for row in rows]
     np.testing.assert_allclose(reading.sample_states, expected, atol=2e-4)

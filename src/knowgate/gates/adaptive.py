@@ -14,7 +14,7 @@ from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.gates.artifacts.networks import TensorValidator, check_feature_width
 from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
 from knowgate.retrieval.embeddings import check_vectors
-from knowgate.retrieval.ranking import MAX_ROUNDS
+from knowgate.retrieval.passages import MAX_ROUNDS
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, Question, Reading, Vector
 

@@ -106,7 +106,7 @@ def encode_kbm_answer(judge: CausalJudge, prompt: str, mastery: str) -> LabelPro
 
 def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence[Passage], max_tokens: int) -> str:
     """Build a prompt with as many passages as fit, dropping from the end; the last one is halved until it fits."""
-    limit = min(max_tokens, judge.model.window - 1)
+    limit = min(max_tokens, judge.model.context_window - 1)
     kept = list(passages)
     while kept and _count_tokens(judge, build_kbm_prompt(question, kept)) > limit:
         if len(kept) == 1 and len(kept[0].text) > 1:

@@ -124,7 +124,7 @@ class TrainableCausalModel:
         from knowgate.models.hf.local_model import apply_lm_head
 
         device, model = self.base.loaded.device, self.base.loaded.model
-        ids, mask = pad_rows([lesson.cut.ids for lesson in lessons], self.base.pad, device)
+        ids, mask = pad_rows([lesson.cut.ids for lesson in lessons], self.base.pad_id, device)
         rows = [row for row, lesson in enumerate(lessons) for _ in lesson.cut.positions]
         marks = [mark for lesson in lessons for mark in lesson.cut.positions]
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
