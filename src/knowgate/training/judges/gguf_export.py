@@ -131,8 +131,8 @@ def _write(gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch
         tokenizer_source=find_gguf_file(str(options["base"])),
         on_progress=watch,
     )
-    first, second = judge.columns
-    return _Written((first, second), turn, [cut.ids for cut in cuts], judge.known(cuts))
+    first, second = judge.label_tokens
+    return _Written((first, second), turn, [cut.ids for cut in cuts], judge.predict_known(cuts))
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
@@ -186,4 +186,4 @@ def _off_by(folder: Path) -> float | None:
     except MissingExtra:
         return None
     assert isinstance(judge, LlamaJudge)
-    return judge.off_by()
+    return judge.measure_deviation()
