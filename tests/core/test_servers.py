@@ -8,17 +8,14 @@ from email.utils import format_datetime
 import pytest
 
 from knowgate.core.http_client import (
-    MAX_MESSAGE_CHARS,
     MAX_RESPONSE_BYTES,
-    find_url_secrets,
     open_client,
     parse_json_response,
     parse_retry_after,
     read_response,
-    redact_message,
-    redact_urls,
     request_deadline,
 )
+from knowgate.core.redaction import MAX_MESSAGE_CHARS, find_url_secrets, redact_message, redact_urls
 from knowgate.errors import BadSetting, ServerError
 from tests.support.hostile_server import HostileServer, bomb, dripping, endless, http
 

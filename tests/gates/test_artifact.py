@@ -62,7 +62,7 @@ def edit(folder, *, signed=False, **values):
 def swap_weights(folder, data):
     """Other weights, with the manifest made to fit them."""
     (folder / "weights.safetensors").write_bytes(data)
-    digests = compute_digests(folder, leave=["gate.json", "README.md"])
+    digests = compute_digests(folder, exclude=["gate.json", "README.md"])
     edit(folder, signed=True, weights_sha256=hashlib.sha256(data).hexdigest(), files=digests)
 
 
@@ -204,7 +204,7 @@ def test_weights_for_states_of_another_width_are_refused(folder):
         ({"want": {"samples": -1}}, "want.samples is -1, not between 0"),
         ({"model": "bound"}, "model is 'bound', not an object"),
         ({"options": {"layer": "../4", "position": "pre"}}, "layer is '../4', not a whole number"),
-        ({"options": {"position": "pre"}}, "lacks 'layer'"),
+        ({"options": {"position": "pre"}}, "has no field 'layer'"),
         ({"calibration": {"kind": "isotonic", "x": [0.0, 1.0], "y": [1.0]}}, "knots that do not fit"),
         ({"metrics": {"auroc": {"value": []}}}, "metrics.auroc.value is [], not a number"),
         ({"files": {"../../outside.txt": "0"}}, "'../../outside.txt' is no name of a file inside it"),

@@ -93,7 +93,7 @@ class RowFolder:
 
     def _read(self, kind: type[Any], value: Any, where: str) -> Any:
         try:
-            return read_record(kind, value, where, others=True)
+            return read_record(kind, value, where, ignore_unknown=True)
         except BadInput as error:
             raise self.refusal(str(error)) from None
 

@@ -37,7 +37,7 @@ class JudgeGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(AnswerJudgeOptions, self.artifact.options, "options", others=True)
+        read_record(AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
@@ -69,7 +69,7 @@ class GainGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(AnswerJudgeOptions, self.artifact.options, "options", others=True)
+        read_record(AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:

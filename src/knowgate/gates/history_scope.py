@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from knowgate.core.postgres.address import redact_password
+from knowgate.core.redaction import redact_secrets
 from knowgate.data.history import history_exists, open_history
 from knowgate.data.history.entries import HistoryScope, HistoryStore
 from knowgate.errors import BadSetting
@@ -26,7 +26,7 @@ def bind_scope(
     history: str | HistoryStore, model: str, prompts: str, tenant: str, embedder: str | None = None
 ) -> HistoryScope:
     """The scope of this model and wording; refuses a log that holds only labels of others, and an empty one."""
-    path = redact_password(history) if isinstance(history, str) else "FILE"
+    path = redact_secrets(history) if isinstance(history, str) else "FILE"
     if path != history and isinstance(history, str):
         raise BadSetting(
             f"the log {path} is named with a password, and gates are named in reports and decisions: write the address "

@@ -40,9 +40,9 @@ class IkGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        options = read_record(IkOptions, self.artifact.options, "options", others=True)
+        options = read_record(IkOptions, self.artifact.options, "options", ignore_unknown=True)
         own = EmbedderOptions if options.mode == "text" else JudgeOptions
-        read_record(own, self.artifact.options, "options", others=True)
+        read_record(own, self.artifact.options, "options", ignore_unknown=True)
         if options.mode == "text":
             claim_network(tensors)
         tensors.finish()

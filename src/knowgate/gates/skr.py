@@ -55,7 +55,7 @@ SEARCH_FACTOR = 5  # neighbours fetched per neighbour used, as those with outcom
 class SkrGate(Gate):
     """need = share of the k nearest logged questions for which retrieval made the answer right.
 
-    Neighbours for which it changed nothing are left out. vote: the paper's majority (need 0 or 1, ties retrieve);
+    Neighbors for which it changed nothing are left out. vote: the paper's majority (need 0 or 1, ties retrieve);
     smooth, the default and ours: neighbours count by similarity and trust, need anywhere in [0, 1], so that there is a
     threshold to choose; classifier: a logistic regression on the embedding, fitted to the whole log (the paper's second
     variant, there a BERT). What has expired counts in none of them.
@@ -63,7 +63,7 @@ class SkrGate(Gate):
     Needs: nothing. Of the LLM, that is: it works on a black box. Cost per question: one embedding and a search.
     Reference: Wang et al. 2023 (SKR), section 3.3.
     Example:
-        >>> near = (Neighbour("a", "unknown", 0.9, "better"), Neighbour("b", "known", 0.8, "worse"))
+        >>> near = (Neighbor("a", "unknown", 0.9, "better"), Neighbor("b", "known", 0.8, "worse"))
         >>> SkrGate(mode="vote").score([Question("?")], [Reading(neighbors={"skr": near})])[0] > 0.5
         True
     """

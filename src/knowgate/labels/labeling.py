@@ -140,7 +140,7 @@ def label(
     far = is_remote_runner(runner)
     if mask_samples and not mask:
         raise BadSetting("--mask-samples are answers to MASK passages: add --mask.")
-    check_number(temperature, "the temperature", most=100)
+    check_number(temperature, "the temperature", maximum=100)
     check_seed(seed)
     questions = resolve_questions(data, limit)
     llm = resolve_model(model)
@@ -215,7 +215,7 @@ def _check_counts(**counts: tuple[int | None, int]) -> None:
     """Each with the least it may be."""
     for name, (given, least) in counts.items():
         if given is not None:
-            check_integer(given, name, least=least, most=MAX_COUNT)
+            check_integer(given, name, minimum=least, maximum=MAX_COUNT)
 
 
 def _style(word: str) -> Any:

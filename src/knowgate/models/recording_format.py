@@ -59,7 +59,7 @@ def read_manifest(folder: Path) -> RecordingManifest:
                 f"the recording {folder} has version {str(value['version'])[:40]}; this knowgate reads version "
                 f"{RECORDING_VERSION}. Record it again."
             )
-        return read_record(RecordingManifest, value, MANIFEST_FILE, others=True)
+        return read_record(RecordingManifest, value, MANIFEST_FILE, ignore_unknown=True)
     except (BadInput, KeyError, TypeError) as error:
         raise ArtifactError(f"{path} is broken ({error}). Record it again.") from None
 
@@ -84,7 +84,7 @@ def compute_result_digest(result: Any) -> str:
 
 def parse_result(line: bytes, key: str) -> Any:
     """The result in a row, if it is the one that was written under this key."""
-    row = read_record(RecordedCall, parse_json(line.decode(), "it"), "it", others=True)
+    row = read_record(RecordedCall, parse_json(line.decode(), "it"), "it", ignore_unknown=True)
     if row.key != key or row.digest not in ("", compute_result_digest(row.result)):
         raise BadInput("it was changed or damaged.")
     return row.result

@@ -126,7 +126,7 @@ class RecordingModel(Backend):
         """Make the folder, or see that it holds outputs of this model."""
         mine = disk.RecordingManifest(self.name, self.fingerprint, self.offers, self.depth)
         if not (self._folder / disk.MANIFEST_FILE).exists():
-            check_output_folder(self._folder, [disk.MANIFEST_FILE], "a recording", "--record")
+            check_output_folder(self._folder, [disk.MANIFEST_FILE], "a recording", "record")
             disk.write_manifest(self._folder, mine)
             return
         there = disk.read_manifest(self._folder)

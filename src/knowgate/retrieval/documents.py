@@ -243,7 +243,7 @@ def _clean(text: str) -> str:
 
 
 def _from_records(path: Path) -> Iterator[Document]:
-    for number, record in read_jsonl(path, halves=True):
+    for number, record in read_jsonl(path, allow_surrogates=True):
         yield _document(record, f"{path} line {number}")
 
 

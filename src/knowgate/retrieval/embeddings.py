@@ -20,7 +20,8 @@ import numpy as np
 from safetensors import SafetensorError
 
 from knowgate.core.files import sha256_file, sha256_text
-from knowgate.core.http_client import JsonClient, redact_logins, redact_message, replace_surrogates
+from knowgate.core.http_client import JsonClient, replace_surrogates
+from knowgate.core.redaction import redact_message
 from knowgate.errors import BadSetting, MissingExtra, ModelError, ServerError, WeightsError
 from knowgate.models import embedded_weights as weights
 from knowgate.types import Embedder, Vector
@@ -37,7 +38,7 @@ class RemoteEmbedder:
         match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://\S+)", spec.removeprefix(OPENAI_PREFIX))
         if match is None or httpx.URL(match["url"]).userinfo:
             raise BadSetting(
-                f"'{redact_message(redact_logins(spec))}' names no embedding server: write openai:MODEL@URL, the URL "
+                f"'{redact_message(redact_secrets(spec))}' names no embedding server: write openai:MODEL@URL, the URL "
                 f"up to /v1, and put the key into {EMBEDDING_KEY_VARIABLES[0]}."
             )
         self.spec, self._model = spec, match["model"]
@@ -54,10 +55,10 @@ class RemoteEmbedder:
         if not texts:
             return np.zeros((0, 0), dtype=np.float32)
         parts = [texts[place : place + REQUEST_BATCH_SIZE] for place in range(0, len(texts), REQUEST_BATCH_SIZE)]
-        vectors = np.concatenate(self._server.each(self._embed, parts))
+        vectors = np.concatenate(self._server.map(self._embed, parts))
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.isfinite(vectors).all() or (lengths == 0).any():
-            raise ServerError(f"{self._server.what} gave a vector of zeros, or of what is no number.")
+            raise ServerError(f"{self._server.name} gave a vector of zeros, or of what is no number.")
         return np.asarray(vectors / lengths, dtype=np.float32)
 
     def _embed(self, texts: Sequence[str]) -> Vector:
@@ -66,22 +67,22 @@ class RemoteEmbedder:
             "input": [replace_surrogates(text) or " " for text in texts],
             "encoding_format": "float",
         }
-        reply = self._server.ask("POST", "/embeddings", body=body)
+        reply = self._server.request_json("POST", "/embeddings", body=body)
         return self._read(reply, len(texts))
 
     def _read(self, reply: Any, n: int) -> Vector:
         rows = reply.get("data") if isinstance(reply, dict) else None
         if not isinstance(rows, list) or len(rows) != n:
             raise ServerError(
-                f"{self._server.what} gave no list of {n} vectors under 'data'. Check the URL; most end in /v1."
+                f"{self._server.name} gave no list of {n} vectors under 'data'. Check the URL; most end in /v1."
             )
         try:
             ordered = sorted(rows, key=lambda row: int(row["index"]))
             vectors = np.array([row["embedding"] for row in ordered], dtype=np.float64)
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise ServerError(f"{self._server.what} gave vectors that cannot be used: 'index' and 'embedding' are missing, or are no numbers.") from None  # fmt: skip  # noqa: E501
+            raise ServerError(f"{self._server.name} gave vectors that cannot be used: 'index' and 'embedding' are missing, or are no numbers.") from None  # fmt: skip  # noqa: E501
         if vectors.ndim != 2 or not vectors.shape[1]:
-            raise ServerError(f"{self._server.what} gave vectors of different lengths.")
+            raise ServerError(f"{self._server.name} gave vectors of different lengths.")
         return vectors.astype(np.float32)
 
 

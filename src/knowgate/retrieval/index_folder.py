@@ -106,7 +106,7 @@ class DocumentTable(Sequence[DocumentRow]):
 
 def write_index_manifest(folder: Path, manifest: IndexManifest) -> None:
     """The last file to be written: it names all others."""
-    full = {**dataclasses.asdict(manifest), "files": compute_digests(folder, leave=[MANIFEST_FILE])}
+    full = {**dataclasses.asdict(manifest), "files": compute_digests(folder, exclude=[MANIFEST_FILE])}
     write_json(folder / MANIFEST_FILE, {"format": INDEX_FORMAT, "version": INDEX_VERSION, **full})
 
 
@@ -126,7 +126,7 @@ def read_index_manifest(folder: Path) -> IndexManifest:
         )
     check_artifact_folder(folder, lambda problem: broken_index_error(folder, problem))
     try:
-        return read_record(IndexManifest, record, MANIFEST_FILE, others=True)
+        return read_record(IndexManifest, record, MANIFEST_FILE, ignore_unknown=True)
     except BadInput as error:
         raise broken_index_error(folder, str(error).rstrip(".")) from None
 

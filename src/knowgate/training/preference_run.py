@@ -283,7 +283,7 @@ def measure_preferences(
     """
     source = source or ("confidence" if gate else DEFAULT_SOURCE)
     _from_labels_check(source, split, index, data, cut)
-    check_integer(candidates, "the number of candidates", least=2)
+    check_integer(candidates, "the number of candidates", minimum=2)
     check_integer(top, "top")
     check_seed(seed)
     far = is_remote_runner(runner)

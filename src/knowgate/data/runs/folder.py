@@ -15,13 +15,14 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
-from knowgate.core.display import TextTable, format_proportion
+from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text, write_bytes
 from knowgate.core.schema import NonNegativeInt
 from knowgate.core.validation import expand_path
 from knowgate.data.row_folder import RowFolder, explain_disk_error
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, row_from_json, row_to_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
+from knowgate.stats.formats import format_proportion
 from knowgate.stats.proportions import estimate_proportion
 from knowgate.types import Vector
 from knowgate.types.markup import escape_html

@@ -67,7 +67,7 @@ class ArbiterManifest:
 
 def read_arbiter_manifest(value: Mapping[str, Any], where: str) -> ArbiterManifest:
     """The record of a manifest; fields that a later version added are let be."""
-    record = read_record(ArbiterManifest, dict(value), where, others=True)
+    record = read_record(ArbiterManifest, dict(value), where, ignore_unknown=True)
     for side in (record.calibration.closed, record.calibration.open):
         check_calibration(side, where)
     return record
@@ -149,7 +149,7 @@ def write_arbiter_artifact(
         full = {
             **manifest,
             "version": ARBITER_FORMAT_VERSION,
-            "files": compute_digests(folder, leave=(ARBITER_MANIFEST, CARD_FILE)),
+            "files": compute_digests(folder, exclude=(ARBITER_MANIFEST, CARD_FILE)),
         }
         write_json(folder / ARBITER_MANIFEST, {**full, "checksum": compute_arbiter_checksum(full)})
 

@@ -186,7 +186,7 @@ def _link(source: str, target: str) -> None:
 
 def _seal(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write the manifest with the digests of the files that lie beside it."""
-    full = {**manifest, "files": compute_digests(folder, leave=UNSEALED_FILES)}
+    full = {**manifest, "files": compute_digests(folder, exclude=UNSEALED_FILES)}
     write_json(folder / GATE_MANIFEST, {**full, "checksum": compute_checksum(full)})
 
 

@@ -159,7 +159,7 @@ class RerankerRecord:
 class EvidenceRecord:
     """What speaks for a threshold, as `knowgate calibrate` leaves it."""
 
-    takes_others: ClassVar[bool] = True
+    ignore_unknown: ClassVar[bool] = True
     model: ModelRecord
     prompts: str
     retriever: RetrieverRecord
@@ -197,7 +197,7 @@ class BudgetRecord(EvidenceRecord):
 
 def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
     """The record of a manifest; fields that a later version added are let be."""
-    record = read_record(GateManifest, dict(value), where, others=True)
+    record = read_record(GateManifest, dict(value), where, ignore_unknown=True)
     check_calibration(record.calibration, where)
     check_distance_layer(record, where)
     return record

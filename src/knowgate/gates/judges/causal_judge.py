@@ -101,7 +101,7 @@ def _opened(folders: tuple[Path, ...], digests: tuple[str, ...], options: GgufOp
 
 def load_llama_judge(folders: tuple[Path, ...], digests: tuple[str, ...], options: Mapping[str, Any]) -> LlamaJudge:
     """The judge in these folders, found to count as it should; the digests tell whether it is still the same."""
-    return _opened(folders, digests, read_record(GgufOptions, options, "options.gguf", others=True))
+    return _opened(folders, digests, read_record(GgufOptions, options, "options.gguf", ignore_unknown=True))
 
 
 ADAPTER_FOLDER, ADAPTER_WEIGHTS = "adapter", "adapter_model.safetensors"

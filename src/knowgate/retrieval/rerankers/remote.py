@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 
 from knowgate.core.files import sha256_text
-from knowgate.core.http_client import JsonClient, redact_urls, replace_surrogates
+from knowgate.core.http_client import JsonClient, replace_surrogates
+from knowgate.core.redaction import redact_urls
 from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.errors import BadInput, BadSetting, ModelError, ServerError
 from knowgate.retrieval.rerankers.cross_encoder import format_passage
@@ -74,7 +75,7 @@ class RemoteReranker:
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         if len(questions) != len(passages):
             raise BadInput(f"{len(questions)} questions came with {len(passages)} lists of passages.")
-        return self._server.each(lambda pair: self._score(*pair), list(zip(questions, passages, strict=True)))
+        return self._server.map(lambda pair: self._score(*pair), list(zip(questions, passages, strict=True)))
 
     @functools.cached_property
     def _server(self) -> JsonClient:
@@ -93,17 +94,21 @@ class RemoteReranker:
         if not passages:
             return []
         texts = [replace_surrogates(text) for text in (question, *map(format_passage, passages))]
-        return self._read(self._server.ask("POST", self._url, body=self._body(texts[0], texts[1:])), len(passages))
+        return self._read(
+            self._server.request_json("POST", self._url, body=self._body(texts[0], texts[1:])), len(passages)
+        )
 
     def _body(self, question: str, texts: list[str]) -> dict[str, Any]:
         return {"model": self.model, "query": question, "documents": texts}
 
     def _read(self, given: Any, n: int) -> list[float]:
-        results, server = self._results(given), self._server.what
+        results, server = self._results(given), self._server.name
         if not isinstance(results, list):
             raise ServerError(f"{server} gave no list of results.")
         try:
-            items = [read_record(RerankResult, item, f"{server} gave a result", others=True) for item in results]
+            items = [
+                read_record(RerankResult, item, f"{server} gave a result", ignore_unknown=True) for item in results
+            ]
         except BadInput as error:
             raise ServerError(str(error)) from None
         found = {item.index: item.relevance_score for item in items}
