@@ -11,7 +11,7 @@ from knowgate.gates.adaptive import AdaptiveGate, predict_complexity
 from knowgate.gates.artifacts.gate_folder import Artifact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.retrieval.ranking import merge_passages
+from knowgate.retrieval.passages import merge_passages
 from knowgate.types import DecisionNote, Gate, Passage, Question, Reading
 
 

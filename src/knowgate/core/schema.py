@@ -197,10 +197,14 @@ def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchem
 def _make_record_schema(kind: type) -> CoreSchema:
     """Build the schema of a dataclass: an object of its fields, or a list of their values."""
     hints = typing.get_type_hints(kind, include_extras=True)
+    fields = sorted((field for field in dataclasses.fields(kind) if field.init), key=lambda field: field.kw_only)
     parameters = [
-        core_schema.arguments_parameter(field.name, _make_field_schema(field, hints[field.name]))
-        for field in dataclasses.fields(kind)
-        if field.init
+        core_schema.arguments_parameter(
+            field.name,
+            _make_field_schema(field, hints[field.name]),
+            mode="keyword_only" if field.kw_only else "positional_or_keyword",
+        )
+        for field in fields
     ]
     schema = core_schema.call_schema(core_schema.arguments_schema(parameters), kind)
     if getattr(kind, "ignore_unknown", False):

@@ -123,10 +123,10 @@ def check_encodable(text: str, where: str) -> None:
 
 def check_integer(value: Any, name: str, *, minimum: int = 1, maximum: int = MAX_COUNT) -> int:
     """Return an integer within bounds; raise BadSetting for anything else, also for 2.5, NaN and True."""
-    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_integer or not minimum <= int(value) <= maximum:
-        bounds = f"at least {minimum} and at most {maximum:,}"
-        raise BadSetting(f"{_format_setting(name, value)}: it must be a whole number, {bounds}.")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise BadSetting(f"{_format_setting(name, value)}: it must be a whole number.")
+    if not minimum <= int(value) <= maximum:
+        raise BadSetting(f"{_format_setting(name, value)}: it must be at least {minimum} and at most {maximum:,}.")
     return int(value)
 
 

@@ -14,7 +14,7 @@ from knowgate.core.text import normalize
 from knowgate.data.row_folder import RowFolder
 from knowgate.data.runs.rows import row_to_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting
-from knowgate.retrieval.rerankers.cross_encoder import format_passage
+from knowgate.retrieval.passages import format_passage
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Passage, Question
 

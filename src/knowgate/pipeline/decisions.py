@@ -14,7 +14,7 @@ from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.gates.scoring import check_count, measure_distances, score_with_raw, wrap_plugin_errors
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.question_state import QuestionState, is_complete_draft, measure_time
-from knowgate.retrieval.ranking import MAX_ROUNDS
+from knowgate.retrieval.passages import MAX_ROUNDS
 from knowgate.types import AnswerPair, Arbiter, Decision, DecisionNote, Gate, Model, TextEvent
 
 MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason

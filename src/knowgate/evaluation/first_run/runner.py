@@ -174,7 +174,7 @@ class _Steps:
             raise BadInput(f"{error} Then: {self.wishes.command()}") from None
         self.tell.say(f"Documents: {report.documents}, in {report.passages} passages.")
         if report.problems:
-            self.tell.warn(f"Of the documents {report.missed}")
+            self.tell.warn(f"Of the documents {report.summarize_problems()}")
         return str(place)
 
     def _show_index(self, stage: str, done: int, total: int) -> None:

@@ -30,7 +30,7 @@ from knowgate.core.frameworks import wrap_errors
 from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.errors import AdapterError, BadSetting
 from knowgate.retrieval.embeddings import check_vectors, load_embedder
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Passage, Vector
 
 Scalar = str | int | float | bool

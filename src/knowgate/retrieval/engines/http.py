@@ -16,7 +16,7 @@ from knowgate.core.files import sha256_text
 from knowgate.core.http_client import JsonClient, parse_json_response, replace_surrogates
 from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.errors import BadInput, ServerError
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage
 
 LIST_FIELDS = ("passages", "results", "documents", "hits")

@@ -33,7 +33,7 @@ from knowgate.core.schema import read_record
 from knowgate.core.validation import check_integer, check_number, read_json
 from knowgate.errors import BadInput, BadSetting, KnowgateError, ServerError
 from knowgate.retrieval.engines.web_engines import WEB_ENGINES, SearchOptions, WebEngine, WebResult
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage
 
 MINUTE_SECONDS, DAY_SECONDS = 60.0, 86_400.0

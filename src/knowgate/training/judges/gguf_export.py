@@ -125,8 +125,8 @@ def _write(gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch
     tokenizer.backend_tokenizer.save(str(target / TOKENIZER_FILE))
     tokens_of = find_gguf_file(str(options["base"]))
     write_gguf(target / GGUF_FILE, model.loaded.model, tokenizer, kind=kind, tokens_of=tokens_of, watch=watch)
-    first, second = judge.columns
-    return _Written((first, second), turn, [cut.ids for cut in cuts], judge.known(cuts))
+    first, second = judge.label_tokens
+    return _Written((first, second), turn, [cut.ids for cut in cuts], judge.predict_known(cuts))
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
@@ -180,4 +180,4 @@ def _off_by(folder: Path) -> float | None:
     except MissingExtra:
         return None
     assert isinstance(judge, LlamaJudge)
-    return judge.off_by()
+    return judge.measure_deviation()
