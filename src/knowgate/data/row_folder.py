@@ -108,11 +108,7 @@ class RowFolder:
 
     def _validate(self, kind: type[Any], value: Any, where: str) -> None:
         try:
-<<<<<<< HEAD
-            return read_record(kind, value, where, ignore_unknown=True)
-=======
             read_record(kind, value, where, ignore_unknown=True)
->>>>>>> next
         except BadInput as error:
             raise self.make_error(str(error)) from None
 

@@ -109,15 +109,9 @@ def compute_result_digest(result: Any) -> str:
 
 
 def parse_result(line: bytes, key: str) -> Any:
-<<<<<<< HEAD
-    """The result in a row, if it is the one that was written under this key."""
-    row = read_record(RecordedCall, parse_json(line.decode(), "it"), "it", ignore_unknown=True)
-    if row.key != key or row.digest not in ("", compute_result_digest(row.result)):
-=======
     """Return the result in a line; raises BadInput if its key or digest is wrong."""
     call = read_record(RecordedCall, parse_json(line.decode(), "it"), "it", ignore_unknown=True)
     if call.key != key or call.digest not in ("", compute_result_digest(call.result)):
->>>>>>> next
         raise BadInput("it was changed or damaged.")
     return call.result
 

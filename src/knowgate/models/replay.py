@@ -152,21 +152,12 @@ class RecordingModel(Backend):
         self._append("fits", keys, results)
         return results
 
-<<<<<<< HEAD
-    def _open(self) -> None:
-        """Make the folder, or see that it holds outputs of this model."""
-        mine = disk.RecordingManifest(self.name, self.fingerprint, self.offers, self.depth)
-        if not (self._folder / disk.MANIFEST_FILE).exists():
-            check_output_folder(self._folder, [disk.MANIFEST_FILE], "a recording", "record")
-            disk.write_manifest(self._folder, mine)
-=======
     def _prepare_folder(self) -> None:
         """Create the folder, or check that it holds a recording of this model."""
         manifest = RecordingManifest(self.name, self.fingerprint, self.offers, self.depth)
         if not (self._folder / MANIFEST_FILE).exists():
-            check_output_folder(self._folder, [MANIFEST_FILE], "a recording", "--record")
+            check_output_folder(self._folder, [MANIFEST_FILE], "a recording", "record")
             write_manifest(self._folder, manifest)
->>>>>>> next
             return
         recorded = read_manifest(self._folder)
         if recorded.fingerprint != manifest.fingerprint:

@@ -126,7 +126,7 @@ def test_a_folder_of_other_things_gets_no_row_and_no_lock(tmp_path):
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(BadSetting, match="is a file, not a folder. Choose another `out`"):
+    with pytest.raises(BadSetting, match=r"is a file, not a folder\. Choose another `out`"):
         begun(tmp_path / "run")
 
 

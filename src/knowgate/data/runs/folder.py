@@ -14,13 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-<<<<<<< HEAD
 from knowgate.core.display import TextTable
-from knowgate.core.files import sha256_text, write_bytes
-=======
-from knowgate.core.display import TextTable, format_proportion
 from knowgate.core.files import sha256_text
->>>>>>> next
 from knowgate.core.schema import NonNegativeInt
 from knowgate.core.validation import expand_path
 from knowgate.data.row_folder import RowFolder

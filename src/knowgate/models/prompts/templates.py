@@ -73,28 +73,7 @@ class TemplateSet:
 def load_packaged_templates(name: str) -> TemplateSet:
     """Load a template set of the package, such as 'answer', 'judge' or 'self'."""
     text = resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
-<<<<<<< HEAD
-    return TemplateSet(name, _strip(tomllib.loads(text)))
-
-
-def load_templates(path: Path, like: str) -> TemplateSet:
-    """A user's own set from a TOML file; templates it leaves out are the packaged ones of `like`."""
-    base = load_packaged_templates(like)
-    path = expand_path(path)
-    try:
-        own = _strip(parse_toml(read_text(path, maximum=MAX_TEMPLATE_BYTES), f"the prompt file {path}"))
-    except OSError as error:
-        raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}. Check --prompts.") from None
-    except BadInput as error:
-        raise BadSetting(str(error)) from None
-    except AttributeError:
-        raise BadSetting(f'{path}: write templates as name = "text" below [en] or [zh].') from None
-    for lang, texts in own.items():
-        _check(path, lang, texts, base)
-    return _over(base, path.stem, own)
-=======
     return TemplateSet(name, _strip_line_breaks(tomllib.loads(text)))
->>>>>>> next
 
 
 @functools.cache
@@ -116,7 +95,9 @@ def load_templates(path: Path, like: str) -> TemplateSet:
     base = load_packaged_templates(like)
     path = expand_path(path)
     try:
-        templates = _strip_line_breaks(parse_toml(read_text(path, maximum=MAX_TEMPLATE_BYTES), f"the prompt file {path}"))
+        templates = _strip_line_breaks(
+            parse_toml(read_text(path, maximum=MAX_TEMPLATE_BYTES), f"the prompt file {path}")
+        )
     except OSError as error:
         raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}. Check `prompts`.") from None
     except BadInput as error:
