@@ -197,7 +197,7 @@ def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchem
 def _make_record_schema(kind: type) -> CoreSchema:
     """Build the schema of a dataclass: an object of its fields, or a list of their values."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    fields = sorted((field for field in dataclasses.fields(kind) if field.init), key=lambda field: field.kw_only)
+    fields = sorted((field for field in dataclasses.fields(kind) if field.init), key=lambda field: bool(field.kw_only))
     parameters = [
         core_schema.arguments_parameter(
             field.name,
