@@ -12,7 +12,7 @@ from knowgate.cli.console import STDERR_CONSOLE
 from knowgate.cli.demo.comparison import demo_folder
 from knowgate.cli.pipeline_options import ConfigFile, NoRules, load_command_settings
 from knowgate.core.display import sanitize_text
-from knowgate.core.http_client import redact_urls
+from knowgate.core.redaction import redact_urls
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.entrypoint import run_server
 from knowgate.server.options import ServeOptions, load_serve_options

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from knowgate.core.http_client import redact_logins
 from knowgate.core.options import Count, Options, Share, UserPath, read_options
 from knowgate.core.postgres.address import is_postgres_address
+from knowgate.core.redaction import redact_secrets
 from knowgate.core.validation import expand_path
 from knowgate.errors import BadSetting
 from knowgate.pipeline.settings import PipelineOptions
@@ -180,7 +180,7 @@ class ServeOptions(Options):
             return None
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "," in url:
-            raise BadSetting(f"upstream={redact_logins(url)!r} is not a URL such as http://127.0.0.1:8000/v1.")
+            raise BadSetting(f"upstream={redact_secrets(url)!r} is not a URL such as http://127.0.0.1:8000/v1.")
         return url.rstrip("/")
 
     @field_validator("decisions")

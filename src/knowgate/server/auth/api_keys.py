@@ -49,7 +49,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     if not path.exists():
         return ()
     try:
-        return KeyFile.model_validate(parse_json(read_text(path, most=MAX_KEY_FILE_BYTES), f"'{path}'")).keys
+        return KeyFile.model_validate(parse_json(read_text(path, maximum=MAX_KEY_FILE_BYTES), f"'{path}'")).keys
     except BadInput as error:
         raise ArtifactError(str(error)) from None
     except ValidationError as error:

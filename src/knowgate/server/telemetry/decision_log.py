@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from knowgate.core.postgres.address import redact_password
+from knowgate.core.redaction import redact_secrets
 from knowgate.data.history.entries import question_key
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.server.database import DECISION_TABLES, STORE_ERRORS, Store, open_store
@@ -51,7 +51,7 @@ class DecisionLog:
             raise
         except STORE_ERRORS as error:
             raise BadSetting(
-                f"'{redact_password(location)}' cannot be used as a decision log: {error}. Check `decisions`."
+                f"'{redact_secrets(location)}' cannot be used as a decision log: {error}. Check `decisions`."
             ) from None
 
     def append(self, record: dict[str, Any], question: str | None) -> None:
