@@ -29,7 +29,7 @@ from knowgate.server.json_api import ApiError
 from knowgate.server.openapi import Endpoint
 from knowgate.server.options import ServeOptions, load_serve_options
 from knowgate.server.service import Service
-from knowgate.server.streaming import ClientDisconnected, EventStreamResponse
+from knowgate.server.streaming import DisconnectError, EventStreamResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
 from knowgate.server.upstream.draft import UpstreamDraftModel
@@ -129,7 +129,7 @@ class EndpointApp:
         except TimeoutError:
             message = "the answer was not ready before the deadline."
             return ApiError(504, message, "deadline", trace.headers).to_response()
-        except ClientDisconnected:
+        except DisconnectError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:
             log.exception("Request %s failed", trace.id)

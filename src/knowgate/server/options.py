@@ -60,7 +60,6 @@ class ServeOptions(Options):
     strict: bool = Field(
         default=False,
         description="Answer 503 if the search fails. Default: answer without passages and mark the response.",
-        json_schema_extra={"flag": "--strict"},
     )
     deadline: float = Field(default=120.0, gt=0, le=86_400, description="Longest time for one request, in seconds.")
     gate_seconds: float = Field(
@@ -110,15 +109,9 @@ class ServeOptions(Options):
         "GET /v1/decisions/ID, POST /v1/feedback and audits need it.",
         json_schema_extra={"metavar": "DB"},
     )
-    keep_questions: bool = Field(
-        default=False,
-        description="Store the text of questions in the decision log.",
-        json_schema_extra={"flag": "--keep-questions"},
-    )
+    keep_questions: bool = Field(default=False, description="Store the text of questions in the decision log.")
     otel: bool = Field(
-        default=False,
-        description="Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra otel).",
-        json_schema_extra={"flag": "--otel"},
+        default=False, description="Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra otel)."
     )
 
     audit: Share = Field(
@@ -147,11 +140,7 @@ class ServeOptions(Options):
         lt=1,
         description="Confidence of the loss bounds and of the alarm, valid at all times at once.",
     )
-    shadow: bool = Field(
-        default=False,
-        description="Log what the gate decides, but always retrieve.",
-        json_schema_extra={"flag": "--shadow"},
-    )
+    shadow: bool = Field(default=False, description="Log what the gate decides, but always retrieve.")
     canary: Share | None = Field(
         default=None,
         description="Share of requests that follow the gate; the others always retrieve.",
