@@ -57,7 +57,7 @@ class LossMonitor:
     @property
     def alarm(self) -> str:
         """Why everything must be looked up; '' where it need not."""
-        if self.test is None or not self.test.is_broken or self.promised is None:
+        if self.test is None or not self.test.is_violated or self.promised is None:
             return ""
         sure = f"{100 * (1 - self.delta):g} % sure"
         return f"more than {100 * self.promised:.3g} % of the answers are lost by skipping, {sure}"
@@ -68,11 +68,11 @@ class LossMonitor:
         promise = {
             "promised": self.promised,
             "confidence": 1 - self.delta,
-            "evidence": self.test.closeness if self.test else None,
+            "evidence": self.test.evidence_share if self.test else None,
             "alarm": self.alarm,
         }
         loss = {"drawn": self.loss.n, "lost": self.loss.total, **_bounds(self.loss), **promise}
-        drift = {"questions": self.far.n, **_bounds(self.far), "drifted": self.strange.is_broken}
+        drift = {"questions": self.far.n, **_bounds(self.far), "drifted": self.strange.is_violated}
         return {"loss": loss, "drift": drift}
 
 
