@@ -65,7 +65,7 @@ def test_bounds_hold_at_every_moment_of_almost_all_simulated_days(mean):
         bounds = MeanConfidenceSequence(DELTA)
         for value in rng.binomial(1, mean, A_DAY):
             bounds.add(float(value))
-            if bounds._is_excluded(bounds.total, mean) or bounds._rules_out(bounds.n - bounds.total, 1 - mean):
+            if bounds._is_excluded(bounds.total, mean) or bounds._is_excluded(bounds.n - bounds.total, 1 - mean):
                 missed += 1
                 break
     assert missed <= 100 * DELTA
@@ -78,7 +78,7 @@ def test_bounds_hold_for_the_mean_so_far_where_the_mean_changes():
         bounds = MeanConfidenceSequence(DELTA)
         for value, so_far in zip(rng.binomial(1, means), np.cumsum(means) / np.arange(1, 401), strict=True):
             bounds.add(float(value))
-            if bounds._is_excluded(bounds.total, so_far) or bounds._rules_out(bounds.n - bounds.total, 1 - so_far):
+            if bounds._is_excluded(bounds.total, so_far) or bounds._is_excluded(bounds.n - bounds.total, 1 - so_far):
                 missed += 1
                 break
     assert missed <= 50 * DELTA
@@ -140,5 +140,5 @@ def test_what_cannot_be_is_refused():
         GuaranteeTest(0.1).add(math.nan)
     with pytest.raises(KnowgateError, match="limit=0 is not allowed"):
         GuaranteeTest(0)
-    with pytest.raises(KnowgateError, match="delta is 1"):
+    with pytest.raises(KnowgateError, match="delta=1 is not allowed"):
         MeanConfidenceSequence(1)
