@@ -51,7 +51,7 @@ def test_a_select_few_are_those_that_sorting_gives_and_equal_ones_go_by_row():
     for k in (1, 3, 16):
         scores = dice.integers(0, 5, 40).astype(np.float32)
         rows = np.flatnonzero(scores > 0)
-        sorted_hits, few = NearestHits(rows, scores[rows]).best(k), _select_few(scores.copy(), k)
+        sorted_hits, few = NearestHits(rows, scores[rows]).top(k), _select_few(scores.copy(), k)
         assert few.rows.tolist() == sorted_hits.rows.tolist()
         assert few.scores.tolist() == sorted_hits.scores.tolist()
 

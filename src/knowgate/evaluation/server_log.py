@@ -42,7 +42,7 @@ def is_server_log(path: Path) -> bool:
 
 def read_server_log(place: Path | DatabaseAddress, arm: str | None = None) -> LoggedTraffic:
     """The decisions of one gate: those of an arm, or of the gate that made most of them."""
-    path = place if isinstance(place, Path) else place.shown
+    path = place if isinstance(place, Path) else place.redacted
     log = LoggedTraffic(path)
     rows = ((id, _record(text, log.left_out)) for id, text in _rows(place, DECISIONS_QUERY))
     usable = [(id, record) for id, record in rows if record and _is_usable(record, arm, log.left_out)]
@@ -69,7 +69,7 @@ def read_server_log(place: Path | DatabaseAddress, arm: str | None = None) -> Lo
 
 def read_logged_questions(place: Path | DatabaseAddress, most: int) -> list[Question]:
     """The newest questions, each once, with the answers that people gave as corrections."""
-    path = place if isinstance(place, Path) else place.shown
+    path = place if isinstance(place, Path) else place.redacted
     golds: dict[str, str] = {str(id): str(answer) for id, answer in _rows(place, CORRECTIONS_QUERY)}
     found: dict[str, Question] = {}
     for id, text in _rows(place, QUESTIONS_QUERY):
@@ -91,7 +91,7 @@ def _rows_of_database(address: DatabaseAddress, query: str) -> Iterator[tuple[An
     """Looking makes no tables."""
     database, words = open_postgres(address), query.split(" FROM ")
     if database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])[0][0]:
-        raise BadInput(f"{address.shown} is not a log of the server (serve --decisions): it holds no decisions.")
+        raise BadInput(f"{address.redacted} is not a log of the server (serve --decisions): it holds no decisions.")
     yield from database.read(f"{words[0]} FROM {address.schema}.{words[1]}")
 
 

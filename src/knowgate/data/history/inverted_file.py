@@ -79,7 +79,7 @@ class InvertedFile:
         scores = np.concatenate([_products(self.vectors[start:end], query) for start, end in spans])
         rows = np.concatenate([np.arange(start, end) for start, end in spans])
         best = np.sort(rows[select_top_rows(scores, min(len(scores), k + EXTRA_RESCORED))])
-        hits: NearestHits = score_rows(self.vectors, best[self.ids[best] != DELETED_ID], query).best(k)
+        hits: NearestHits = score_rows(self.vectors, best[self.ids[best] != DELETED_ID], query).top(k)
         return [(int(self.ids[row]), float(score)) for row, score in zip(hits.rows, hits.scores, strict=True)]
 
     def rows(self) -> VectorRows:

@@ -88,7 +88,7 @@ class HnswIndex:
             width = self._db.read("SELECT value FROM meta WHERE key = 'width'")
             self._gave_up = not width or int(width[0][0]) > MAX_HNSW_WIDTH
             if not self._gave_up and not self._is_valid:
-                self._db.alone(BUILD_STATEMENTS, log.info, turn="graph")
+                self._db.execute_outside_transaction(BUILD_STATEMENTS, log.info, lock="graph")
         except KnowgateError as error:
             self._gave_up = True
             log.warning("There is no graph over the log, so it is searched exactly, which takes longer: %s", error)
@@ -143,7 +143,7 @@ class PostgresHistory:
     @property
     def is_made(self) -> bool:
         """Whether there is such a log; looking makes none."""
-        return self._db.is_made
+        return self._db.has_tables
 
     @property
     def embedding(self) -> LogEmbedding:
@@ -187,7 +187,7 @@ class PostgresHistory:
                 query = "DELETE FROM entries WHERE position(lower(?) IN lower(question)) > 0"
                 count += db.execute(query, [to_storable_text(contains)]).rowcount
         if count:
-            self._db.sweep(["entries"], log.warning)
+            self._db.vacuum(["entries"], log.warning)
         return int(count)
 
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:

@@ -109,7 +109,7 @@ class VectorIndex:
         self._make_lists()
         with self._lock:
             lists, ids, vectors = self._lists, self._ids[: self._size], self._vectors[: self._size]
-        fresh = [_hits(ids, hits) for hits in find_nearest_rows(vectors, queries, k, longest=self._longest)]
+        fresh = [_hits(ids, hits) for hits in find_nearest_rows(vectors, queries, k, max_norm=self._longest)]
         if lists is None:
             return fresh
         return [_best(near + lists.nearest(query, k), k) for near, query in zip(fresh, queries, strict=True)]

@@ -32,10 +32,10 @@ class PlotArea:
     y_share: bool = True
 
     def across(self, value: float) -> float:
-        return LEFT + (self.width - LEFT - RIGHT) * self.x.share(value)
+        return LEFT + (self.width - LEFT - RIGHT) * self.x.scale(value)
 
     def down(self, value: float) -> float:
-        return TOP + (self.height - TOP - BOTTOM) * (1 - self.y.share(value))
+        return TOP + (self.height - TOP - BOTTOM) * (1 - self.y.scale(value))
 
     @property
     def foot(self) -> float:
@@ -295,7 +295,7 @@ def _row(axis: Axis, row: DotRow, y: float) -> Iterator[str]:
 
 
 def _place(axis: Axis, value: float) -> float:
-    return ROW_NAME_WIDTH + (686 - ROW_NAME_WIDTH) * axis.share(value)
+    return ROW_NAME_WIDTH + (686 - ROW_NAME_WIDTH) * axis.scale(value)
 
 
 def _short(name: str, most: int = MAX_BAR_NAME) -> str:

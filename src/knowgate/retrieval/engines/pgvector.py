@@ -83,7 +83,7 @@ def parse_table_spec(spec: str) -> tuple[DatabaseAddress, TableSpec]:
     rest = [(key, value) for key, value in pairs if key not in TABLE_OPTIONS and not key.startswith(FILTER_PREFIX)]
     address = parse_database_address(f"{place}?{urlencode(rest, quote_via=quote)}" if rest else place)
     if not named.get("table"):
-        raise BadSetting(f"pgvector: {address.shown} names no table. Write it so: {EXAMPLE_SPEC}")
+        raise BadSetting(f"pgvector: {address.redacted} names no table. Write it so: {EXAMPLE_SPEC}")
     chosen = tuple((column, tuple(values)) for column, values in sorted(filters.items()))
     return address, TableSpec(**named, filters=chosen)
 
@@ -153,7 +153,7 @@ class PgvectorRetriever:
         found = {str(name): str(kind) for name, kind in self._db.read(query, [self._spec.quoted])}
         if not found:
             raise BadSetting(
-                f"pgvector: there is no table '{self._spec.table}' in {self._address.shown}. Write table=TABLE or "
+                f"pgvector: there is no table '{self._spec.table}' in {self._address.redacted}. Write table=TABLE or "
                 "table=SCHEMA.TABLE, as it is spelt there."
             )
         spec = self._spec
