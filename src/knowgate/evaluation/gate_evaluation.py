@@ -112,7 +112,7 @@ def evaluate(
         if record:
             save_scores(trial, scores)
         compared = compare_gates(trial, scores, resamples=resamples, seed=seed)
-        choices = None if weighing is None else arbitrate(trial, weighing, plug_in=plug_in, watch=on_weighed)
+        choices = None if weighing is None else arbitrate(trial, weighing, plug_in=plug_in, on_progress=on_weighed)
         weighed = choices.fingerprint if choices else None
         compared = replace(compared, promises=read_guarantees(trial, asked, plug_in=plug_in, arbiter=weighed))
         compared = _with_arbiter(compared, scores, choices, seed) if choices else compared

@@ -245,12 +245,12 @@ def tune_threshold(trial: LabelTable, open_right: BoolArray, needs: FloatArray) 
     dev, outcomes = trial.is_dev, GateOutcomes(needs, trial.closed_right, open_right)
     if not dev.any() or dev.all():
         return None
-    threshold = choose_for_accuracy(outcomes.at(dev))
-    rest = evaluate_threshold(outcomes.at(~dev), threshold)
+    threshold = choose_for_accuracy(outcomes.select(dev))
+    rest = evaluate_threshold(outcomes.select(~dev), threshold)
     always, never = rest.right_always / rest.n, rest.right_never / rest.n
     return TunedThreshold(
         threshold=threshold,
-        dev_accuracy=evaluate_threshold(outcomes.at(dev), threshold).accuracy,
+        dev_accuracy=evaluate_threshold(outcomes.select(dev), threshold).accuracy,
         accuracy=rest.accuracy,
         rate=rest.rate,
         random=rest.rate * always + (1 - rest.rate) * never,

@@ -174,7 +174,7 @@ class GateService:
     def foresee(self, rag: AdaptiveRAG, question: Question) -> Decision | None:
         """The decision where a rule makes it, so that nothing need be read; None where the gate is asked."""
         if rag.rules is not None and not self.is_stale(rag) and rag.bound_gate.obeys_rules:
-            ruling = rag.rules.judge(question.text)
+            ruling = rag.rules.decide(question.text)
             if ruling is not None:
                 reason = f"{ruling.reason} (rule '{ruling.rule}')"
                 need, threshold = float(ruling.retrieve), _threshold(rag)
