@@ -92,7 +92,7 @@ def by_llama_cpp(spec: str, scratch: Path) -> Contestant:
     base.loaded.tokenizer.backend_tokenizer.save(str(tokens))
     file = behind if behind is not None and spec.startswith(f"{LLAMACPP}gguf:") else scratch / f"{tokens.stem}.gguf"
     if not file.is_file():
-        write_gguf(file, base.loaded.model, base.loaded.tokenizer, kind="q8_0", tokens_of=behind)
+        write_gguf(file, base.loaded.model, base.loaded.tokenizer, number_format="q8_0", tokenizer_source=behind)
     judge, run = CausalJudge(base, ANSWER_LABELS), LlamaCppClassifier(file, tokens, CORES)
     pair = judge.label_tokens
 
