@@ -213,7 +213,7 @@ def answered(made, tmp_path):
 
 
 def test_a_gate_that_asks_is_refused_on_rows_alone_and_decides_where_their_llm_is_named(made, answered):
-    with pytest.raises(NotOffered, match="asks the LLM in words of its own"):
+    with pytest.raises(NotOffered, match="asks the LLM with its own prompt"):
         evaluate(Asking(), answered)
     gate = Asking()
     assert evaluate(gate, answered, model=made.model, resamples=0).gate("asking").measures["auroc"].value == 1.0

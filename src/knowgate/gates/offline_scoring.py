@@ -11,7 +11,7 @@ import numpy as np
 
 from knowgate.core.validation import expand_path, read_text
 from knowgate.data.runs.columns import TOKEN_STATISTICS
-from knowgate.data.runs.folder import RECORDED_PREFIX
+from knowgate.data.runs.folder import RECORDED_PREFIX, suggest_label_options
 from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.data.runs.table import GateColumn, LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
@@ -26,12 +26,12 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.types import Gate, Question, Reading, Signal, SignalRequest, Vector
 
 SIGNAL_NAMES = {Signal.HIDDEN: "hidden states", Signal.LABELS: "label logits", Signal.LOGPROBS: "log-probabilities"}
-SIGNAL_ADVICE = {
-    Signal.HIDDEN: "hidden states come from local models (hf:, gguf:, llamacpp:) and `layers`",
-    Signal.LABELS: "label logits come from local models and servers with top_logprobs",
-    Signal.LOGPROBS: "log-probabilities come from local models and servers with logprobs",
-    Signal.SAMPLES: "samples come from `samples`",
+SIGNAL_SOURCES = {
+    Signal.HIDDEN: "local models (hf:, gguf:, llamacpp:)",
+    Signal.LABELS: "local models and servers with top_logprobs",
+    Signal.LOGPROBS: "local models and servers with logprobs",
 }
+LABEL_OPTIONS = {Signal.HIDDEN: "layers=mid,late,last", Signal.SAMPLES: "samples=20"}
 
 
 @dataclass(frozen=True)
@@ -107,20 +107,24 @@ class RecordedReadingSource:
         raise self._make_prompt_error()
 
     def _make_prompt_error(self) -> NotOffered:
+        data, model = suggest_label_options(self.table.settings)
         return NotOffered(
             f"gate '{self.spec}' asks the LLM with its own prompt, whose answers the rows do not hold. Evaluate it with "
-            f"the LLM: set `data` to questions, `model` to {self.table.settings['model']} and `gates` to {self.spec}.",
+            f"the LLM: data={data}, model={model}, gates={self.spec}",
             brief="asks the LLM with its own prompt",
         )
 
 
 def _suggest_labeling(missing: Sequence[Signal], table: LabelTable) -> str:
     """Say how to get missing signals."""
-    advice = "; ".join(SIGNAL_ADVICE[signal] for signal in missing if signal in SIGNAL_ADVICE)
-    label_again = f"Label again{f' ({advice})' if advice else ''}."
+    data, model = suggest_label_options(table.settings)
+    options = [f"data={data}", f"model={model}", *(LABEL_OPTIONS[item] for item in missing if item in LABEL_OPTIONS)]
+    sources = [f"{SIGNAL_NAMES[item]} come from {SIGNAL_SOURCES[item]}" for item in missing if item in SIGNAL_SOURCES]
+    note = f" ({'; '.join(sources)})" if sources else ""
+    advice = f"Label again with {', '.join(options)}{note}"
     if table.settings["model"].startswith(RECORDED_PREFIX):
-        return f"Imported answers are only text, which a judge can read: `knowgate fit judge`. Or: {label_again}"
-    return label_again
+        return f"Imported answers are only text, which a judge can read: `knowgate fit judge`. Or ask the LLM. {advice}"
+    return advice
 
 
 def find_signals(table: LabelTable) -> frozenset[Signal]:

@@ -106,7 +106,7 @@ def test_questions_the_arbiter_was_fitted_on_are_left_out(gate, place):
 
 
 def test_net_belongs_to_a_largest_loss(gate, place):
-    with pytest.raises(BadSetting, match="--net belongs to --max-loss"):
+    with pytest.raises(BadSetting, match="`net` needs `max_loss`"):
         calibrate(gate, place / "run", best_accuracy=True, net=True)
 
 

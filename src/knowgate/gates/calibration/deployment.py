@@ -133,9 +133,9 @@ def _check_reranker(deployment: Deployment, reranker: Mapping[str, Any] | None) 
         if deployment.reranker is not None:
             yield "it was shown without reranking"
     elif deployment.reranker != reranker["fingerprint"]:
-        used = f"by this one ({_shorten(deployment.reranker)})" if deployment.reranker else "without reranking"
+        used = f"not by this one ({_shorten(deployment.reranker)})" if deployment.reranker else "and here by none"
         proven = f"{reranker['name']} ({_shorten(reranker['fingerprint'])})"
-        yield f"it was shown for passages chosen by the reranker {proven}, not {used}"
+        yield f"it was shown for passages chosen by the reranker {proven}, {used}"
     elif _differ(reranker.get("candidates"), deployment.candidates):
         yield f"it was shown for passages chosen from {reranker['candidates']} candidates, not {deployment.candidates}"
     elif deployment.at_times:
