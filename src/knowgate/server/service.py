@@ -45,7 +45,7 @@ def read_deletion_request(body: Mapping[str, Any]) -> str:
 def delete_from_histories(stores: Sequence[HistoryStore], question: str) -> int:
     """How many entries are gone."""
     key = question_key(question)
-    return sum(store.forget(ids=store.ids_of(key)) for store in stores)
+    return sum(store.forget(ids=store.find_ids(key)) for store in stores)
 
 
 MAX_DOCUMENTS = 1000  # documents of one request
