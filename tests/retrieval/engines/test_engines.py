@@ -54,7 +54,7 @@ def test_a_batch_gives_what_its_queries_give_one_by_one(engine):
 
 def test_no_queries_find_nothing_and_no_k_is_an_error(engine):
     assert engine.retriever.search([], 3) == []
-    with pytest.raises(BadSetting, match="k is 0"):
+    with pytest.raises(BadSetting, match="k=0 is not allowed"):
         engine.retriever.search([QUERY], 0)
 
 
