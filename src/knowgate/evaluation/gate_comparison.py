@@ -39,7 +39,7 @@ from knowgate.gates.calibration.deployment import (
 )
 from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE
 from knowgate.gates.fitted_gate import FittedGate
-from knowgate.gates.offline_scoring import GateScores, get_gate_folder, get_gate_name
+from knowgate.gates.offline_scoring import TableScores, get_gate_folder, get_gate_name
 from knowgate.labels.options import count_shown_passages
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap, bootstrap_p_value, summarize_resamples
 from knowgate.stats.metrics import BoolArray
@@ -217,7 +217,7 @@ class Evaluation:
 
 
 def compare_gates(
-    trial: LabelTable, scored: Sequence[GateScores], *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+    trial: LabelTable, scored: Sequence[TableScores], *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> Evaluation:
     """Measure the gates; never and always are added, and the oracle where there are open-book answers."""
     if trial.open_right is None and (trial.closed_right.all() or not trial.closed_right.any()):

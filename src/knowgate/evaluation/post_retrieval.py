@@ -29,7 +29,7 @@ from knowgate.evaluation.frontier import compute_frontier
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
 from knowgate.gates.artifacts.gate_folder import read_artifact
-from knowgate.gates.offline_scoring import GateScores, check_unseen
+from knowgate.gates.offline_scoring import TableScores, check_unseen
 from knowgate.stats.bootstrap import Bootstrap, Estimate, summarize_resamples
 from knowgate.stats.metrics import BoolArray, FloatArray, WeightMatrix, weighted_mean
 from knowgate.stats.proportions import mcnemar_test
@@ -71,14 +71,14 @@ class Cascade:
 
 
 def evaluate_cascade(
-    trial: LabelTable, gates: Sequence[GateScores], choices: ArbiterChoices, draws: Bootstrap
+    trial: LabelTable, gates: Sequence[TableScores], choices: ArbiterChoices, draws: Bootstrap
 ) -> Cascade:
     """Every gate, and always retrieving, with this arbiter behind it."""
     lines = [_line(trial, gate, choices.right, draws) for gate in gates]
     return Cascade(choices.name, choices.fingerprint, float(choices.from_memory.mean()), lines)
 
 
-def _line(trial: LabelTable, gate: GateScores, given: BoolArray, draws: Bootstrap) -> CascadeResult:
+def _line(trial: LabelTable, gate: TableScores, given: BoolArray, draws: Bootstrap) -> CascadeResult:
     closed, opened, retrieve = trial.closed_right, trial.always_right, gate.needs > gate.threshold
     alone, right = np.where(retrieve, opened, closed), np.where(retrieve, given, closed)
     table = np.stack([right, right.astype(float) - alone, right.astype(float) - opened], axis=1).astype(np.float64)
@@ -200,7 +200,7 @@ def _check_passages(run: Path, rows: Sequence[LabelRow]) -> None:
 
 
 def evaluate_second_look(
-    trial: LabelTable, gates: Sequence[GateScores], useful: BoolArray, draws: Bootstrap
+    trial: LabelTable, gates: Sequence[TableScores], useful: BoolArray, draws: Bootstrap
 ) -> list[SecondLookResult]:
     """Every gate with and without the second look, between never and always."""
     if trial.open_right is None:
@@ -208,7 +208,7 @@ def evaluate_second_look(
     return [_second_look_line(trial, gate, useful, draws) for gate in gates]
 
 
-def _second_look_line(trial: LabelTable, gate: GateScores, useful: BoolArray, draws: Bootstrap) -> SecondLookResult:
+def _second_look_line(trial: LabelTable, gate: TableScores, useful: BoolArray, draws: Bootstrap) -> SecondLookResult:
     closed, opened = trial.closed_right, trial.always_right
     retrieve = gate.needs > gate.threshold
     shown = retrieve & useful

@@ -16,7 +16,7 @@ from knowgate.core.display import TextTable, format_percent, format_percent_esti
 from knowgate.data.runs.table import DEFAULT_ROUNDS, LabelTable
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_calibration
-from knowgate.gates.offline_scoring import GateScores
+from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.bootstrap import Bootstrap, Estimate, summarize_resamples
 from knowgate.stats.metrics import BoolArray, FloatArray, WeightMatrix, weighted_mean
 from knowgate.stats.proportions import mcnemar_test
@@ -96,7 +96,12 @@ def _line(name: str, rows: ActionOutcomes, chosen: NDArray[np.int64], price: flo
 
 
 def evaluate_actions(
-    trial: LabelTable, gates: Sequence[GateScores], given: BoolArray, prices: Sequence[float], resamples: int, seed: int
+    trial: LabelTable,
+    gates: Sequence[TableScores],
+    given: BoolArray,
+    prices: Sequence[float],
+    resamples: int,
+    seed: int,
 ) -> list[ActionResult]:
     """Every gate at every price; the rows must hold answers after several rounds of retrieval. given: after one."""
     several = trial.iterative_right

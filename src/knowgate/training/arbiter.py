@@ -21,8 +21,8 @@ from knowgate.core.validation import check_seed
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.gates.arbiters import FITTED_ARBITERS, load_arbiter
-from knowgate.gates.arbiters.fitted_arbiter import ARBITER_KIND, ARBITER_MANIFEST, FittedArbiter, write_arbiter_artifact
-from knowgate.gates.artifacts.gate_folder import SEEN_FILE
+from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT, ARBITER_KIND, ARBITER_MANIFEST, FittedArbiter
+from knowgate.gates.artifacts.gate_folder import SEEN_FILE, write_artifact
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.stats.bootstrap import Bootstrap, Estimate, estimate_auroc, summarize_resamples
 from knowgate.stats.metrics import BoolArray, FloatArray, weighted_mean
@@ -129,8 +129,13 @@ def save_arbiter(fitted: ArbiterResult, pairs: AnswerPairs, out: Path, *, comman
         "metrics": {name: asdict(value) for name, value in metrics.items()},
     }
     seen = ("\n".join(pairs.seen(fitted.learnt_all)) + "\n").encode()
-    write_arbiter_artifact(
-        out, manifest, fitted.tensors, render_arbiter_card(manifest, command), {**fitted.files, SEEN_FILE: seen}
+    write_artifact(
+        out,
+        manifest,
+        fitted.tensors,
+        render_arbiter_card(manifest, command),
+        {**fitted.files, SEEN_FILE: seen},
+        artifact_format=ARBITER_FORMAT,
     )
 
 

@@ -74,7 +74,7 @@ def test_states_of_another_question_are_refused(tmp_path):
     lines = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
     lines[0]["vector"], lines[1]["vector"] = lines[1]["vector"], lines[0]["vector"]
     (folder.path / "labels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ArtifactError, match=r"the hidden states of row 'a' .* are not those it was written with"):
+    with pytest.raises(ArtifactError, match=r"the hidden states of row 'a' .* do not match their digest"):
         folder.vectors(list(folder.rows()), "before.2")
 
 
@@ -103,7 +103,7 @@ def test_a_row_beyond_its_shard_is_refused(tmp_path):
     folder.append([row("a")], states(1))
     (record,) = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
     folder.append_records([{**record, "id": "b", "vector": [record["vector"][0], 5]}])
-    with pytest.raises(ArtifactError, match=r"row 'b' points to place 5 of .*, which has 1"):
+    with pytest.raises(ArtifactError, match=r"row 'b' refers to row 5 of .*, which has 1"):
         folder.vectors(list(folder.rows()), "before.2")
 
 

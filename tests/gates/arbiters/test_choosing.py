@@ -61,7 +61,7 @@ def test_an_unknown_arbiter_is_answered_with_those_there_are():
 
 
 def test_an_arbiter_that_must_be_fitted_says_how():
-    with pytest.raises(BadSetting, match="knowgate fit arbiter --mode features"):
+    with pytest.raises(BadSetting, match="`knowgate fit arbiter` with mode=features"):
         load_arbiter("features")
 
 

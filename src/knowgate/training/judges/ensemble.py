@@ -110,7 +110,7 @@ class FittedJudge(Generic[JudgeType]):
 
     def known(self, cuts: Sequence[LabelPromptTokens], places: Sequence[int]) -> FloatArray:
         """P(known) of rows, by those who did not learn from them."""
-        return average_unseen_votes(self.judge.votes(cuts), self.members, places)
+        return average_unseen_votes(self.judge.predict_members(cuts), self.members, places)
 
 
 def fit_judge(

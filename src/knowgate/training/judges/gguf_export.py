@@ -123,10 +123,16 @@ def _write(gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch
     turn = extract_turn_template(model.render, tokenizer.all_special_tokens, chat=bool(tokenizer.chat_template))
     target.mkdir(parents=True)
     tokenizer.backend_tokenizer.save(str(target / TOKENIZER_FILE))
-    tokens_of = find_gguf_file(str(options["base"]))
-    write_gguf(target / GGUF_FILE, model.loaded.model, tokenizer, kind=kind, tokens_of=tokens_of, watch=watch)
-    first, second = judge.columns
-    return _Written((first, second), turn, [cut.ids for cut in cuts], judge.known(cuts))
+    write_gguf(
+        target / GGUF_FILE,
+        model.loaded.model,
+        tokenizer,
+        number_format=kind,
+        tokenizer_source=find_gguf_file(str(options["base"])),
+        on_progress=watch,
+    )
+    first, second = judge.label_tokens
+    return _Written((first, second), turn, [cut.ids for cut in cuts], judge.predict_known(cuts))
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
@@ -180,4 +186,4 @@ def _off_by(folder: Path) -> float | None:
     except MissingExtra:
         return None
     assert isinstance(judge, LlamaJudge)
-    return judge.off_by()
+    return judge.measure_deviation()

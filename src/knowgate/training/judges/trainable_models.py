@@ -192,12 +192,12 @@ class TrainableEncoder:
     def loss(self, lessons: Sequence[TrainingExample]) -> Any:
         import torch
 
-        outputs = self.encoder.outputs([lesson.cut.ids for lesson in lessons])
+        outputs = self.encoder.compute_logits([lesson.cut.ids for lesson in lessons])
         shares = torch.tensor([lesson.shares[0] for lesson in lessons], device=outputs.device)
         return torch.nn.functional.binary_cross_entropy_with_logits(outputs, shares)
 
     def margins(self, lessons: Sequence[TrainingExample]) -> list[float]:
-        return [float(one) for one in self.encoder.outputs([lesson.cut.ids for lesson in lessons]).tolist()]
+        return [float(one) for one in self.encoder.compute_logits([lesson.cut.ids for lesson in lessons]).tolist()]
 
     def save(self, folder: Path) -> None:
         from knowgate.models.hf.loader import silence_transformers
@@ -215,7 +215,7 @@ NO_CHAT_TEMPLATE_NOTE = (
 class VotingJudge(Protocol):
     """A judge as far as fitting must know it."""
 
-    def votes(self, cuts: Sequence[LabelPromptTokens]) -> list[FloatArray]: ...
+    def predict_members(self, cuts: Sequence[LabelPromptTokens]) -> list[FloatArray]: ...
 
 
 JudgeType = TypeVar("JudgeType", bound=VotingJudge)
@@ -244,13 +244,13 @@ def _causal(base: str, labels: tuple[str, str], seed: int, *, bits: int = 0) -> 
     judge = CausalJudge(model, labels)
     spoken_to = bool(model.loaded.tokenizer.chat_template)
     return TrainingSetup(
-        judge, TrainableCausalModel(model, judge.columns), () if spoken_to else (NO_CHAT_TEMPLATE_NOTE,)
+        judge, TrainableCausalModel(model, judge.label_tokens), () if spoken_to else (NO_CHAT_TEMPLATE_NOTE,)
     )
 
 
 def _pairs(base: str, labels: tuple[str, str], seed: int) -> TrainingSetup[EncoderJudge]:
     encoder = PairEncoder(resolve_encoder(base), seed)
-    encoder.read_weights()
+    encoder.load_weights()
     return TrainingSetup(EncoderJudge((encoder,)), TrainableEncoder(encoder))
 
 
