@@ -161,7 +161,7 @@ def test_a_spec_is_parsed():
 
 @pytest.mark.parametrize("value", ["", "collection", "http://host", "http://", "x?text=a"])
 def test_a_spec_without_a_collection_says_how_to_write_it(value):
-    with pytest.raises(BadSetting, match="names no collection. Write qdrant:ADDRESS/COLLECTION"):
+    with pytest.raises(BadSetting, match=r"names no collection\. Write qdrant:ADDRESS/COLLECTION"):
         parse_collection_spec("qdrant", value)
 
 

@@ -231,7 +231,7 @@ def test_a_recording_is_replayed_without_anybody_being_asked(web, tmp_path):
     answer = rag.answer(UNKNOWN)
     assert [one.id for one in answer.passages] == ["https://bala.example/canteen"]
     before = retriever.fingerprint
-    with pytest.raises(BadInput, match="contains no search for 'who else\\?'. Record it"):
+    with pytest.raises(BadInput, match=r"contains no search for 'who else\?'\. Record it"):
         retriever.search(["who else?"], 3)
     web("searxng", Engine(SEARXNG), record=str(recording)).search(["more"], 3)
     assert retriever.fingerprint != before
