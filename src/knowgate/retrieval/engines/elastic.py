@@ -61,7 +61,7 @@ class ElasticRetriever(EngineRetriever):
         else:
             bodies = [self._make_match_body(query) for query in queries]
         settings = {"size": k, "_source": self.fields.get_source_fields()}
-        return self._server.each(lambda body: self._request({**settings, **body}), bodies)
+        return self._server.map(lambda body: self._request({**settings, **body}), bodies)
 
     def _make_match_body(self, query: str) -> dict[str, Any]:
         fields = [name for name in (self.fields.text, self.fields.title) if name]
@@ -77,7 +77,7 @@ class ElasticRetriever(EngineRetriever):
         return [{"terms": {name: values}} for name, values in self.where.items()]
 
     def _request(self, body: Mapping[str, Any]) -> list[SearchHit]:
-        response = self._server.ask("POST", f"{self._path}/_search", body=body)
+        response = self._server.request_json("POST", f"{self._path}/_search", body=body)
         try:
             if response.get("timed_out"):
                 raise ServerError(f"the {self.name} server ran out of time and returned only some results.")
@@ -89,8 +89,8 @@ class ElasticRetriever(EngineRetriever):
 
     def _get_state(self) -> Sequence[object]:
         """Return the number of documents and the last sequence number of every primary shard."""
-        count = self._server.ask("GET", f"{self._path}/_count")
-        stats = self._server.ask("GET", f"{self._path}/_stats/docs", params={"level": "shards"})
+        count = self._server.request_json("GET", f"{self._path}/_count")
+        stats = self._server.request_json("GET", f"{self._path}/_stats/docs", params={"level": "shards"})
         sequence_numbers = [
             f"{index}/{shard}:{shard_copy['seq_no']['max_seq_no']}"
             for index, index_stats in (stats.get("indices") or {}).items()

@@ -17,7 +17,8 @@ from urllib.parse import quote
 import httpx
 
 from knowgate.core.files import sha256_text
-from knowgate.core.http_client import JsonClient, parse_json_response, redact_message, redact_urls, replace_surrogates
+from knowgate.core.http_client import JsonClient, parse_json_response, replace_surrogates
+from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.errors import BadInput, ServerError
 from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage
@@ -72,18 +73,20 @@ class HttpRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
         server = self._server
-        return server.each(lambda query: parse_search_response(self._request(query, k), server.what)[:k], queries)
+        return server.map(lambda query: parse_search_response(self._request(query, k), server.name)[:k], queries)
 
     def _request(self, query: str, k: int) -> bytes:
         query = replace_surrogates(query)
         if "{query}" not in self._url:
-            return self._server.fetch("POST", self._url, body={"query": query, "k": k})
+            return self._server.request_bytes("POST", self._url, body={"query": query, "k": k})
         try:
-            return self._server.fetch("GET", self._url.replace("{k}", str(k)).replace("{query}", quote(query, safe="")))
+            return self._server.request_bytes(
+                "GET", self._url.replace("{k}", str(k)).replace("{query}", quote(query, safe=""))
+            )
         except httpx.InvalidURL:
             raise BadInput(
                 f"a question of {len(query):,} characters is too long for a URL. Leave {{query}} out of the URL of "
-                f"{self._server.what}, so that it is sent by POST."
+                f"{self._server.name}, so that it is sent by POST."
             ) from None
 
 

@@ -18,8 +18,8 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx
 
 from knowgate.core.files import cache_dir, file_lock, sha256_file, sha256_text, write_json
-from knowgate.core.http_client import redact_message
 from knowgate.core.options import read_options
+from knowgate.core.redaction import redact_message
 from knowgate.core.schema import read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BadSetting, KnowgateError, ServerError
@@ -92,7 +92,7 @@ class WebRetriever:
         check_k(k)
         normalized = [_normalize_query(query) for query in queries]
         distinct = list(dict.fromkeys(normalized))
-        results = self.engine.client.each(lambda query: self._search(query, k), distinct)
+        results = self.engine.client.map(lambda query: self._search(query, k), distinct)
         passages = dict(zip(distinct, results, strict=True))
         return [passages[query] for query in normalized]
 

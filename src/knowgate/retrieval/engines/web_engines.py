@@ -86,7 +86,7 @@ class WebEngine(ABC):
         response = self._request(" ".join(query.split()[:MAX_QUERY_WORDS])[:MAX_QUERY_CHARS], n)
         items = self._get_items(response) if isinstance(response, dict) else None
         if not isinstance(items, list):
-            raise ServerError(f"{self.client.what} returned no list of results. Check its address.")
+            raise ServerError(f"{self.client.name} returned no list of results. Check its address.")
         valid = [item for item in items if isinstance(item, dict) and isinstance(item.get("url"), str)]
         return [_make_result(item, self._get_text(item)) for item in valid[:n]]
 
@@ -121,12 +121,12 @@ class SearxngEngine(WebEngine):
         language = self.options.lang or "auto"
         params = {"q": query, "format": "json", "safesearch": self.options.safe, "language": language}
         try:
-            return self.client.ask("GET", "/search", params=params)
+            return self.client.request_json("GET", "/search", params=params)
         except ServerError as error:
             if "status 403" not in str(error):
                 raise
             raise ServerError(
-                f"{self.client.what} refuses JSON. Allow it in its settings.yml: search: formats: [html, json]."
+                f"{self.client.name} refuses JSON. Allow it in its settings.yml: search: formats: [html, json]."
             ) from None
 
     def _get_text(self, item: dict[str, Any]) -> Any:
@@ -145,10 +145,10 @@ class TavilyEngine(WebEngine):
 
     def _request(self, query: str, n: int) -> Any:
         body = {"query": query, "max_results": n, "search_depth": "basic", "include_answer": False}
-        response = self.client.ask("POST", "/search", body=body, passed=QUOTA_STATUSES)
+        response = self.client.request_json("POST", "/search", body=body, accept=QUOTA_STATUSES)
         if isinstance(response, dict) and "results" not in response and "detail" in response:
-            detail = self.client.told(str(response["detail"]))
-            raise ServerError(f"{self.client.what} is over its quota: {detail}. Wait, or choose a larger plan.")
+            detail = self.client.redact(str(response["detail"]))
+            raise ServerError(f"{self.client.name} is over its quota: {detail}. Wait, or choose a larger plan.")
         return response
 
     def _get_text(self, item: dict[str, Any]) -> Any:
@@ -168,7 +168,7 @@ class BraveEngine(WebEngine):
     def _request(self, query: str, n: int) -> Any:
         safe, lang = ("off", "moderate", "strict")[self.options.safe], self.options.lang
         params = {"q": query, "count": n, "safesearch": safe, **({"search_lang": lang} if lang else {})}
-        return self.client.ask("GET", "/web/search", params=params)
+        return self.client.request_json("GET", "/web/search", params=params)
 
     def _get_items(self, response: dict[str, Any]) -> Any:
         web = response.get("web", {"results": []})  # missing if there are no results
