@@ -186,7 +186,7 @@ def test_busy_engines_are_tried_again_and_then_said_to_be_over_quota(web):
     engine = Engine(BRAVE, busy)
     assert web("brave", engine).search(["canteen"], 1)[0]
     assert len(engine.requests) == 2
-    with pytest.raises(ServerError, match=r"status 429.*over its quota"):
+    with pytest.raises(ServerError, match=r"status 429.*quota is used up"):
         web("brave", Engine(BRAVE, *[busy] * 3)).search(["other"], 1)
 
 
@@ -253,7 +253,7 @@ def test_results_of_odd_kinds_are_left_out(web):
     [
         ("web:google", "Known: searxng, tavily, brave, replay"),
         ("web:searxng", "needs its address: web:searxng@https"),
-        ("web:searxng@ftp://x", "no address of the web search"),
+        ("web:searxng@ftp://x", "not an address of the web search"),
         ("web:replay@nowhere", "there is no recording"),
         ("web:tavily?colour=red", "unknown option 'colour'"),
         ("web:tavily?safe=9", "safe='9' is not allowed"),
