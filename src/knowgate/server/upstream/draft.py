@@ -120,10 +120,10 @@ async def read_stream(reply: aiohttp.ClientResponse, is_enough: Callable[[Stream
             gathered.add(chunk)
         except ModelError:
             return found
-        if gathered.finish is not None or is_enough(gathered):
+        if gathered.finish_reason is not None or is_enough(gathered):
             break
-    found.ended = gathered.finish is not None
-    choice = {"text": "".join(gathered.texts), "finish_reason": gathered.finish or "length"}
+    found.ended = gathered.finish_reason is not None
+    choice = {"text": "".join(gathered.texts), "finish_reason": gathered.finish_reason or "length"}
     try:
         (found.completion,) = parse_completions({"choices": [{**choice, "logprobs": gathered.logprobs or None}]})
     except ModelError:
