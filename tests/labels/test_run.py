@@ -186,7 +186,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_the_finished_rows(tmp_path, monkeyp
     (folder.path / "run.json").write_text((folder.path / "run.json").read_text())
     file = folder.path / "labels.jsonl"
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(KnowgateError, match=r"No space left on device\. Finished rows are safe"):
+    with pytest.raises(KnowgateError, match=r"No space left on device\. Finished rows are saved"):
         run(tmp_path, many(2))
     assert len(list(folder.rows())) == 1
 

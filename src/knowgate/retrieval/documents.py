@@ -297,7 +297,7 @@ def _clean(text: str) -> str:
 
 
 def _read_records(path: Path) -> Iterator[Document]:
-    for number, record in read_jsonl(path, halves=True):
+    for number, record in read_jsonl(path, allow_surrogates=True):
         yield _parse_record(record, f"{path} line {number}")
 
 

@@ -83,7 +83,7 @@ class IndexManifest:
 
 def write_index_manifest(folder: Path, manifest: IndexManifest) -> None:
     """Write `index.json` with the digests of all other files, so it must be written last."""
-    record = {**dataclasses.asdict(manifest), "files": compute_digests(folder, leave=[MANIFEST_FILE])}
+    record = {**dataclasses.asdict(manifest), "files": compute_digests(folder, exclude=[MANIFEST_FILE])}
     write_json(folder / MANIFEST_FILE, {"format": INDEX_FORMAT, "version": INDEX_VERSION, **record})
 
 
@@ -100,7 +100,7 @@ def read_index_manifest(folder: Path) -> IndexManifest:
         raise broken_index_error(folder, f"it has version {version}, this knowgate reads version {INDEX_VERSION}")
     check_artifact_folder(folder, lambda problem: broken_index_error(folder, problem))
     with _report_damage(folder):
-        return read_record(IndexManifest, record, MANIFEST_FILE, others=True)
+        return read_record(IndexManifest, record, MANIFEST_FILE, ignore_unknown=True)
 
 
 def check_index_files(folder: Path, manifest: IndexManifest, names: Collection[str] = INDEX_FILES) -> None:

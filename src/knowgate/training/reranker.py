@@ -228,7 +228,7 @@ def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool
     """The ranking measures of each row, which look at positives and negatives alone; nothing without rows."""
     if not rows:
         return {}
-    pools = [row.only_pool() for row in rows]
+    pools = [row.keep_pool() for row in rows]
     reranker = CrossEncoderReranker.from_model(model, "trained here", reads_question=reads_question)
     passages = [[found.passage for found in row.candidates] for row in pools]
     return compute_rank_metrics(pools, reranker.score([row.question for row in pools], passages))

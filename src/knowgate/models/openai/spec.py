@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import httpx
 
-from knowgate.core.http_client import redact_logins
+from knowgate.core.redaction import redact_secrets
 from knowgate.core.validation import expand_path
 from knowgate.errors import BadSetting
 
@@ -53,7 +53,7 @@ def parse_openai_spec(value: str) -> OpenAISpec:
     """
     match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://[^\s#]+)(#(?P<options>\S*))?", value)
     if match is None:
-        raise BadSetting(f"'openai:{redact_logins(value)}' is not of the form {SPEC_FORM}.")
+        raise BadSetting(f"'openai:{redact_secrets(value)}' is not of the form {SPEC_FORM}.")
     pairs = parse_qsl(match["options"] or "", keep_blank_values=True)
     options = dict(pairs)
     if not set(options) <= set(SPEC_OPTIONS) or len(options) < len(pairs):
@@ -90,7 +90,7 @@ def _parse_number(name: str, text: str, maximum: int, minimum: int = 1) -> int:
 
 def check_server_url(url: str) -> None:
     """Raise BadSetting for a URL that is invalid or contains a login, which would be shown in messages."""
-    redacted = redact_logins(url)
+    redacted = redact_secrets(url)
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
