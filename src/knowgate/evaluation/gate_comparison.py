@@ -76,7 +76,7 @@ def build_short_table(gates: Sequence[GateResult]) -> TextTable:
 
 def _short_row(gate: GateResult, *, has_open: bool) -> tuple[str, ...]:
     m = gate.measures
-    auroc = m["auroc"].shown() if "auroc" in m and m["auroc"].value is not None else MISSING_VALUE
+    auroc = m["auroc"].format() if "auroc" in m and m["auroc"].value is not None else MISSING_VALUE
     if not has_open:
         return (gate.gate, auroc)
     gain = format_points_estimate(m["gain"])

@@ -133,7 +133,7 @@ def _cells(one: GateDiff, kind: str) -> tuple[str, str, str]:
 
 
 def _auroc(found: Estimate) -> str:
-    return MISSING_VALUE if found.value is None else found.shown()
+    return MISSING_VALUE if found.value is None else found.format()
 
 
 def build_sides_table(found: EvaluationDiff) -> TextTable:

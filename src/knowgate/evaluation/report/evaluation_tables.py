@@ -224,7 +224,7 @@ def _slice_cell(part: SliceTable, name: str) -> str:
 
 
 def format_estimate(value: Estimate | None) -> str:
-    return MISSING_VALUE if value is None or value.value is None else value.shown()
+    return MISSING_VALUE if value is None or value.value is None else value.format()
 
 
 def _p(value: float) -> str:
