@@ -151,11 +151,11 @@ def test_damaged_preferences_are_refused_or_read(tmp_path: Path):
 def test_a_damaged_reranker_is_refused_or_has_the_same_files(tmp_path: Path):
     sealed = Path(shutil.copytree(OLD / "reranker", tmp_path / "sealed"))
     manifest = json.loads((sealed / "reranker.json").read_text())
-    digests = compute_digests(sealed, leave=["reranker.json", "README.md"])
+    digests = compute_digests(sealed, exclude=["reranker.json", "README.md"])
     (sealed / "reranker.json").write_text(json.dumps({**manifest, "files": digests}))
 
     def files(folder: Path) -> Any:
-        return read_reranker(folder) and compute_digests(folder, leave=["reranker.json", "README.md"])
+        return read_reranker(folder) and compute_digests(folder, exclude=["reranker.json", "README.md"])
 
     def check(value: Any, mutation: Mutation) -> None:
         assert value == digests or mutation.what.startswith("reranker.json"), mutation

@@ -184,7 +184,7 @@ def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
     """Parse a record of `history export`; `where` names its location in errors."""
     for key in ("weight", "created", "expires"):
         value = record.get(key)
-        check_number(0 if value is None else value, f"'{key}' of {where}", most=MAX_TIMESTAMP)
+        check_number(0 if value is None else value, f"'{key}' of {where}", maximum=MAX_TIMESTAMP)
     try:
         return LogEntry(
             _check_question(record["question"]),
