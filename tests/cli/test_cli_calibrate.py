@@ -64,7 +64,10 @@ def test_targets_that_make_no_sense_are_explained(call, made, options, message):
 
 
 def test_a_copy_of_a_plain_gate_is_refused(call, made):
-    assert "--out needs a fitted gate" in call("calibrate", "logprob", "--labels", "run", "--best-accuracy", "--out", "x").err
+    assert (
+        "--out needs a fitted gate"
+        in call("calibrate", "logprob", "--labels", "run", "--best-accuracy", "--out", "x").err
+    )
 
 
 def test_an_arbiter_is_told_to_be_none_before_any_question_is_counted(call, tmp_path, made):

@@ -42,7 +42,7 @@ def used(folder: Path, answers: list[AnswerPair] = PAIRS) -> list[Belief]:
 def sign(folder: Path) -> None:
     """As a forger would: every digest and checksum fits again."""
     manifest = json.loads((folder / "arbiter.json").read_text())
-    manifest["files"] = compute_digests(folder, leave=["arbiter.json", "README.md"])
+    manifest["files"] = compute_digests(folder, exclude=["arbiter.json", "README.md"])
     manifest["checksum"] = compute_checksum(manifest)
     (folder / "arbiter.json").write_text(json.dumps(manifest))
 

@@ -62,7 +62,7 @@ def edit(folder, *, signed=False, **values):
 def swap_weights(folder, data):
     """Other weights, with the manifest made to fit them."""
     (folder / "weights.safetensors").write_bytes(data)
-    digests = compute_digests(folder, leave=["gate.json", "README.md"])
+    digests = compute_digests(folder, exclude=["gate.json", "README.md"])
     edit(folder, signed=True, weights_sha256=hashlib.sha256(data).hexdigest(), files=digests)
 
 
@@ -206,11 +206,11 @@ def test_weights_for_states_of_another_width_are_refused(folder):
         ({"want": {"samples": -1}}, "want.samples is -1, not between 0"),
         ({"model": "bound"}, "model is 'bound', not an object"),
         ({"options": {"layer": "../4", "position": "pre"}}, "layer is '../4', not a whole number"),
-        ({"options": {"position": "pre"}}, "lacks 'layer'"),
+        ({"options": {"position": "pre"}}, "has no field 'layer'"),
         ({"calibration": {"kind": "isotonic", "x": [0.0, 1.0], "y": [1.0]}}, "as many x as y knots"),
         ({"metrics": {"auroc": {"value": []}}}, "metrics.auroc.value is [], not a number"),
-        ({"files": {"../../outside.txt": "0"}}, "'../../outside.txt' is no name of a file inside it"),
-        ({"files": {"/etc/passwd": "0"}}, "'/etc/passwd' is no name of a file inside it"),
+        ({"files": {"../../outside.txt": "0"}}, "'../../outside.txt' is not the name of a file inside it"),
+        ({"files": {"/etc/passwd": "0"}}, "'/etc/passwd' is not the name of a file inside it"),
     ],
 )
 def test_a_field_that_is_not_what_it_should_be_is_refused_by_name(folder, values, words):
@@ -251,7 +251,7 @@ def test_people_may_write_into_the_card(gate_with_files):
 def test_a_planted_pickle_is_refused_and_never_run(gate_with_files, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (gate_with_files / name).write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(ArtifactError, match=rf"'{name}' is pickle or the like"):
+    with pytest.raises(ArtifactError, match=rf"'{name}' may be a pickle file"):
         load_gate(str(gate_with_files))
     assert not (tmp_path / "exploded").exists()
 
@@ -259,7 +259,7 @@ def test_a_planted_pickle_is_refused_and_never_run(gate_with_files, name, tmp_pa
 def test_a_link_out_of_the_folder_is_refused(gate_with_files, tmp_path):
     (gate_with_files / "seen.txt").rename(tmp_path / "elsewhere.txt")
     (gate_with_files / "seen.txt").symlink_to(tmp_path / "elsewhere.txt")
-    with pytest.raises(ArtifactError, match=r"'seen\.txt' is a link that leads out of the folder"):
+    with pytest.raises(ArtifactError, match=r"'seen\.txt' is a link to outside the folder"):
         read_artifact(gate_with_files)
 
 
@@ -336,16 +336,14 @@ def test_its_own_model_and_wording_need_no_word(folder):
 
 @pytest.mark.parametrize(("model", "prompts"), [(FakeModel(name="other"), PROMPTS), (MODEL, "other wording")])
 def test_another_model_or_wording_is_refused(folder, model, prompts):
-    with pytest.raises(ArtifactError, match=r"fitted on bound \(model .*\), not on this model \(.*--plug-in"):
+    with pytest.raises(ArtifactError, match=r"fitted on bound \(model .*\), not on this model \(.*plug_in=True"):
         load_gate(str(folder)).bind(model, prompts)
 
 
 def test_a_gate_of_recorded_answers_is_advised_to_be_used_as_a_plug_in_of_a_named_llm(tmp_path):
     made = {**MANIFEST, "model": {"name": "recorded:my-llm", "fingerprint": "x"}}
     write_artifact(tmp_path / "judge", made, TENSORS, "# a card")
-    said = (
-        r"with --model \(as openai:NAME@URL\), and add --plug-in if it is the LLM these answers are of \('my-llm'\)\.$"
-    )
+    said = r"give `model` \(as openai:NAME@URL\), and plug_in=True if it is the LLM of these answers \('my-llm'\)\.$"
     with pytest.raises(ArtifactError, match=said):
         load_gate(str(tmp_path / "judge")).bind(MODEL, PROMPTS)
 

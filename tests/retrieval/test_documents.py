@@ -114,7 +114,7 @@ def test_what_is_no_ordinary_file_is_named_and_never_opened(tmp_path: Path):
 
 def test_a_pipe_in_the_place_of_records_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "d.jsonl")
-    with pytest.raises(BadInput, match="not an ordinary file"):
+    with pytest.raises(BadInput, match="not a regular file"):
         find_documents(tmp_path / "d.jsonl")
 
 
@@ -167,5 +167,5 @@ def test_a_bad_record_is_named(tmp_path: Path, line: str, message: str):
 def test_a_cut_off_gzip_file_is_named(tmp_path: Path):
     path = tmp_path / "d.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id": "a", "text": "one"}\n')[:-9])
-    with pytest.raises(BadInput, match="not a whole gzip"):
+    with pytest.raises(BadInput, match="not a complete gzip"):
         list(find_documents(path))

@@ -22,7 +22,7 @@ from knowgate.cli.console import create_console
 from knowgate.cli.options import parse_path
 from knowgate.core import VERSION
 from knowgate.core.files import cache_dir
-from knowgate.core.http_client import redact_urls
+from knowgate.core.redaction import redact_urls
 from knowgate.errors import KnowgateError, WeightsError
 from knowgate.models import embedded_weights as weights
 from knowgate.pipeline.settings import PipelineOptions, load_settings
@@ -60,8 +60,8 @@ def check_serving(config: Path | None = None) -> Iterator[Finding]:
     yield _keys(options)
     if options.upstream is None:
         yield Finding("upstream", f"none: {settings.model} answers in the server's process")
-    for written in options.upstream or ():
-        yield _upstream(written.partition(",")[0])
+    else:
+        yield _upstream(options.upstream)
 
 
 def _packages() -> Iterator[Finding]:
@@ -101,7 +101,7 @@ def _keys(options: ServeOptions) -> Finding:
             return Finding("API keys", "none: only this machine is answered")
         return Finding("API keys", f"none, but {options.host} can be reached", "knowgate keys add NAME", broken=True)
     try:
-        count = len(read_keys(Path(options.keys).expanduser()))
+        count = len(read_keys(options.keys))
     except KnowgateError as error:
         return Finding("API keys", str(error), "knowgate keys list", broken=True)
     return Finding(

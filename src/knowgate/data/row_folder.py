@@ -108,7 +108,7 @@ class RowFolder:
 
     def _validate(self, kind: type[Any], value: Any, where: str) -> None:
         try:
-            read_record(kind, value, where, others=True)
+            read_record(kind, value, where, ignore_unknown=True)
         except BadInput as error:
             raise self.make_error(str(error)) from None
 

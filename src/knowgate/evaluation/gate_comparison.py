@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.core.chart import COLORS, GRAY, Axis, ChartFrame, ChartPoint, Curve, fit_axis, render_line_chart
-from knowgate.core.display import (
-    MISSING_VALUE,
-    TextTable,
-    format_percent,
-    format_percent_estimate,
-    format_points_estimate,
-)
+from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.core.validation import read_text
 from knowgate.data.runs.rows import ANSWER_FREQUENCY, FREQUENCY_THIRDS, SLICE_DIMENSIONS
 from knowgate.data.runs.table import LabelTable
@@ -42,6 +36,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.offline_scoring import TableScores, get_gate_folder, get_gate_name
 from knowgate.labels.options import count_shown_passages
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap, bootstrap_p_value, summarize_resamples
+from knowgate.stats.formats import format_percent_estimate, format_points_estimate
 from knowgate.stats.metrics import BoolArray
 from knowgate.stats.proportions import PairedComparison, holm_correction, mcnemar_test
 from knowgate.types import Gate
@@ -81,7 +76,7 @@ def build_short_table(gates: Sequence[GateResult]) -> TextTable:
 
 def _short_row(gate: GateResult, *, has_open: bool) -> tuple[str, ...]:
     m = gate.measures
-    auroc = m["auroc"].shown() if "auroc" in m and m["auroc"].value is not None else MISSING_VALUE
+    auroc = m["auroc"].format() if "auroc" in m and m["auroc"].value is not None else MISSING_VALUE
     if not has_open:
         return (gate.gate, auroc)
     gain = format_points_estimate(m["gain"])

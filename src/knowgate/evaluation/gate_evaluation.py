@@ -89,7 +89,7 @@ def evaluate(
     _check(asked, runs, data, out)
     if rerank is not None and data is None:
         raise BadSetting("--rerank goes with --data; recorded rows keep the passages they were answered with.")
-    check_integer(resamples, "the number of resamples", least=0, most=MAX_RESAMPLES)
+    check_integer(resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
     check_seed(seed)
     named: Sequence[str | Gate] = asked
     if data is not None and out is not None:

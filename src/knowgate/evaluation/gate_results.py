@@ -198,7 +198,7 @@ def _ranking(judged: GradedNeeds) -> WeightedMetric:
     told = judged.retrieve == unknown
 
     def measure(weights: WeightMatrix) -> dict[str, FloatArray]:
-        drawn = ranked.sorted(weights)
+        drawn = ranked.sort(weights)
         values = {"auroc": ranked.auroc(drawn, unknown), **ranked.precision_and_risk(drawn, unknown)}
         values["ece"] = weighted_ece(weights, unknown, needs)
         values["brier"] = weighted_brier(weights, unknown, needs)

@@ -12,14 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from knowgate.core.display import (
-    MISSING_VALUE,
-    TextTable,
-    format_percent,
-    format_percent_estimate,
-    format_points,
-    format_points_estimate,
-)
+from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
 from knowgate.data.runs.records import RecordedUsefulness, read_usefulness, write_usefulness
 from knowgate.data.runs.rows import LabelRow
 from knowgate.data.runs.storage import question_from_row
@@ -31,6 +24,7 @@ from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
 from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.gates.offline_scoring import TableScores, check_unseen
 from knowgate.stats.bootstrap import Bootstrap, Estimate, summarize_resamples
+from knowgate.stats.formats import format_percent_estimate, format_points_estimate
 from knowgate.stats.metrics import BoolArray, FloatArray, WeightMatrix, weighted_mean
 from knowgate.stats.proportions import mcnemar_test
 from knowgate.types import PassageFilter

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.core.display import TextTable, format_percent, format_percent_estimate, format_points_estimate
+from knowgate.core.display import TextTable, format_percent
 from knowgate.data.runs.table import DEFAULT_ROUNDS, LabelTable
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.bootstrap import Bootstrap, Estimate, summarize_resamples
+from knowgate.stats.formats import format_percent_estimate, format_points_estimate
 from knowgate.stats.metrics import BoolArray, FloatArray, WeightMatrix, weighted_mean
 from knowgate.stats.proportions import mcnemar_test
 

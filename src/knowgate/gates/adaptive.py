@@ -37,7 +37,7 @@ class AdaptiveGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(EmbedderOptions, self.artifact.options, "options", others=True)
+        read_record(EmbedderOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.claim("weight", len(COMPLEXITY_CLASSES), None)
         tensors.claim("bias", len(COMPLEXITY_CLASSES))
         seen = tensors.claim("seen", len(COMPLEXITY_CLASSES))

@@ -34,7 +34,7 @@ class JudgeGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", others=True)
+        read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
@@ -64,7 +64,7 @@ class GainGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", others=True)
+        read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:

@@ -70,7 +70,7 @@ class FusionGate(FittedGate):
     recorded_signal = SELF_ASSESSMENT
 
     def check(self, tensors: TensorValidator) -> None:
-        options = read_record(FusionOptions, self.artifact.options, "options", others=True)
+        options = read_record(FusionOptions, self.artifact.options, "options", ignore_unknown=True)
         if unknown := [name for name in options.features if name not in FEATURES]:
             raise BadInput(f"unknown feature '{unknown[0][:80]}'; known: {', '.join(FEATURES)}.")
         heads = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]

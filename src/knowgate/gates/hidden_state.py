@@ -44,7 +44,7 @@ class ProbeGate(FittedGate):
     """
 
     def check(self, tensors: networks.TensorValidator) -> None:
-        read_record(ProbeOptions, self.artifact.options, "options", others=True)
+        read_record(ProbeOptions, self.artifact.options, "options", ignore_unknown=True)
         networks.claim_network(tensors)
         tensors.finish()
 
@@ -91,7 +91,7 @@ class UarGate(FittedGate):
     """
 
     def check(self, tensors: networks.TensorValidator) -> None:
-        options = read_record(UarOptions, self.artifact.options, "options", others=True)
+        options = read_record(UarOptions, self.artifact.options, "options", ignore_unknown=True)
         for calibration in options.calibrations:
             check_calibration(calibration, "options")
         (width,) = tensors.claim(f"{SELF_HEAD}.weight", None).shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from knowgate.core.postgres.address import redact_password
+from knowgate.core.redaction import redact_secrets
 from knowgate.data.history import history_exists, open_history
 from knowgate.data.history.entries import HistoryScope, HistoryStore
 from knowgate.errors import BadSetting
@@ -36,7 +36,7 @@ def bind_scope(
     Raises:
         BadSetting: The log is missing or empty, holds labels of other models only, or its address has a password.
     """
-    path = redact_password(history) if isinstance(history, str) else "FILE"
+    path = redact_secrets(history) if isinstance(history, str) else "FILE"
     if isinstance(history, str):
         if path != history:
             raise BadSetting(

@@ -43,9 +43,9 @@ class IkGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        options = read_record(IkOptions, self.artifact.options, "options", others=True)
+        options = read_record(IkOptions, self.artifact.options, "options", ignore_unknown=True)
         mode_options = EmbedderOptions if options.mode == "text" else JudgeOptions
-        read_record(mode_options, self.artifact.options, "options", others=True)
+        read_record(mode_options, self.artifact.options, "options", ignore_unknown=True)
         if options.mode == "text":
             claim_network(tensors)
         tensors.finish()

@@ -51,7 +51,7 @@ class KbmGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(KbmOptions, self.artifact.options, "options", others=True)
+        read_record(KbmOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.finish()
 
     @functools.cached_property

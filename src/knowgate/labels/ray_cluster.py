@@ -40,10 +40,10 @@ class WorkerResources:
     cpus: float = 0.0
 
     def __post_init__(self) -> None:
-        check_number(self.workers, "the runner's 'workers'", most=MAX_WORKERS)
-        check_number(self.cpus, "the runner's 'cpus'", most=MAX_WORKERS)
+        check_number(self.workers, "the runner's 'workers'", maximum=MAX_WORKERS)
+        check_number(self.cpus, "the runner's 'cpus'", maximum=MAX_WORKERS)
         if self.gpus is not None:
-            check_number(self.gpus, "the runner's 'gpus'", most=MAX_WORKERS)
+            check_number(self.gpus, "the runner's 'gpus'", maximum=MAX_WORKERS)
 
 
 @dataclass(frozen=True)

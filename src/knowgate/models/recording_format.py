@@ -75,7 +75,7 @@ def read_manifest(folder: Path) -> RecordingManifest:
                 f"the recording {folder} has version {str(value['version'])[:40]}; this knowgate reads version "
                 f"{RECORDING_VERSION}. Record it again."
             )
-        return read_record(RecordingManifest, value, MANIFEST_FILE, others=True)
+        return read_record(RecordingManifest, value, MANIFEST_FILE, ignore_unknown=True)
     except (BadInput, KeyError, TypeError) as error:
         raise ArtifactError(f"{path} is broken ({error}). Record it again.") from None
 
@@ -110,7 +110,7 @@ def compute_result_digest(result: Any) -> str:
 
 def parse_result(line: bytes, key: str) -> Any:
     """Return the result in a line; raises BadInput if its key or digest is wrong."""
-    call = read_record(RecordedCall, parse_json(line.decode(), "it"), "it", others=True)
+    call = read_record(RecordedCall, parse_json(line.decode(), "it"), "it", ignore_unknown=True)
     if call.key != key or call.digest not in ("", compute_result_digest(call.result)):
         raise BadInput("it was changed or damaged.")
     return call.result

@@ -156,7 +156,7 @@ class RecordingModel(Backend):
         """Create the folder, or check that it holds a recording of this model."""
         manifest = RecordingManifest(self.name, self.fingerprint, self.offers, self.depth)
         if not (self._folder / MANIFEST_FILE).exists():
-            check_output_folder(self._folder, [MANIFEST_FILE], "a recording", "--record")
+            check_output_folder(self._folder, [MANIFEST_FILE], "a recording", "record")
             write_manifest(self._folder, manifest)
             return
         recorded = read_manifest(self._folder)

@@ -158,7 +158,7 @@ def load_bm25_matrix(folder: Path) -> Any:
     """
     import bm25s
 
-    params = read_record(Bm25Params, read_json(folder / "params.index.json"), "params.index.json", others=True)
+    params = read_record(Bm25Params, read_json(folder / "params.index.json"), "params.index.json", ignore_unknown=True)
     vocabulary = read_record(Bm25Vocabulary, {"words": read_json(folder / "vocab.index.json")}, "vocab.index.json")
     _check_arrays(folder, params.num_docs, max(vocabulary.words.values(), default=-1))
     matrix = bm25s.BM25.load(folder, mmap=True, show_progress=False, load_vocab=False)

@@ -20,7 +20,8 @@ import numpy as np
 from safetensors import SafetensorError
 
 from knowgate.core.files import sha256_file, sha256_text
-from knowgate.core.http_client import JsonClient, redact_logins, redact_message, replace_surrogates
+from knowgate.core.http_client import JsonClient, replace_surrogates
+from knowgate.core.redaction import redact_message, redact_secrets
 from knowgate.errors import BadSetting, MissingExtra, ModelError, ServerError, WeightsError
 from knowgate.models import embedded_weights as weights
 from knowgate.types import Embedder, Vector
@@ -126,7 +127,7 @@ class RemoteEmbedder:
         match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://\S+)", spec.removeprefix(OPENAI_PREFIX))
         if match is None or httpx.URL(match["url"]).userinfo:
             raise BadSetting(
-                f"'{redact_message(redact_logins(spec))}' is not an embedding server. Write openai:MODEL@URL, with the "
+                f"'{redact_message(redact_secrets(spec))}' is not an embedding server. Write openai:MODEL@URL, with the "
                 f"URL up to /v1, and put the API key into {EMBEDDING_KEY_VARIABLES[0]}."
             )
         self.spec, self._model = spec, match["model"]
@@ -143,32 +144,32 @@ class RemoteEmbedder:
         if not texts:
             return np.zeros((0, 0), dtype=np.float32)
         batches = [texts[start : start + REQUEST_BATCH_SIZE] for start in range(0, len(texts), REQUEST_BATCH_SIZE)]
-        vectors = np.concatenate(self._server.each(self._embed_batch, batches))
+        vectors = np.concatenate(self._server.map(self._embed_batch, batches))
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.isfinite(vectors).all() or (norms == 0).any():
-            raise ServerError(f"{self._server.what} returned a vector of zeros or with a value that is not a number.")
+            raise ServerError(f"{self._server.name} returned a vector of zeros or with a value that is not a number.")
         return np.asarray(vectors / norms, dtype=np.float32)
 
     def _embed_batch(self, texts: Sequence[str]) -> Vector:
         inputs = [replace_surrogates(text) or " " for text in texts]  # servers reject empty texts
         body = {"model": self._model, "input": inputs, "encoding_format": "float"}
-        return self._parse_vectors(self._server.ask("POST", "/embeddings", body=body), len(texts))
+        return self._parse_vectors(self._server.request_json("POST", "/embeddings", body=body), len(texts))
 
     def _parse_vectors(self, response: Any, n: int) -> Vector:
         rows = response.get("data") if isinstance(response, dict) else None
         if not isinstance(rows, list) or len(rows) != n:
             raise ServerError(
-                f"{self._server.what} returned no list of {n} vectors under 'data'. Check the URL; most end in /v1."
+                f"{self._server.name} returned no list of {n} vectors under 'data'. Check the URL; most end in /v1."
             )
         try:
             ordered = sorted(rows, key=lambda row: int(row["index"]))
             vectors = np.array([row["embedding"] for row in ordered], dtype=np.float64)
         except (KeyError, TypeError, ValueError, OverflowError):
             raise ServerError(
-                f"{self._server.what} returned vectors whose 'index' or 'embedding' is missing or not a number."
+                f"{self._server.name} returned vectors whose 'index' or 'embedding' is missing or not a number."
             ) from None
         if vectors.ndim != 2 or not vectors.shape[1]:
-            raise ServerError(f"{self._server.what} returned vectors of different lengths.")
+            raise ServerError(f"{self._server.name} returned vectors of different lengths.")
         return vectors.astype(np.float32)
 
 

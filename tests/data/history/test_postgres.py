@@ -12,7 +12,7 @@ from knowgate.data.history import history_exists, open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.data.history.postgres_store import PostgresHistory
 from knowgate.errors import ArtifactError, BadSetting, KnowgateError
-from tests.data.history.test_entries import acknowledged_until, check_kept
+from tests.data.history.test_entries import acknowledged_until, check_entries
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.postgres_server import postgres_server
 
@@ -293,4 +293,4 @@ def test_no_acknowledged_entry_is_lost_when_the_server_itself_is_killed():
     address = server.address()
     said = acknowledged_until(address, lambda writers: server.kill())
     server.start()
-    check_kept(address, said)
+    check_entries(address, said)

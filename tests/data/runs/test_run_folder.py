@@ -118,7 +118,7 @@ def test_failed_rows_are_dropped_from_a_run_that_was_killed_in_a_line(tmp_path):
 
 def test_a_folder_of_other_things_gets_no_row_and_no_lock(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    words = "is not empty and not a label run; choose another --out"
+    words = "is not empty and not a label run. Choose another `out`"
     with pytest.raises(BadSetting, match=words), RunFolder(tmp_path).exclusive():
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -126,7 +126,7 @@ def test_a_folder_of_other_things_gets_no_row_and_no_lock(tmp_path):
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(BadSetting, match="is a file, not a folder; choose another --out"):
+    with pytest.raises(BadSetting, match=r"is a file, not a folder\. Choose another `out`"):
         begun(tmp_path / "run")
 
 

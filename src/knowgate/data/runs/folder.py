@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from knowgate.core.display import TextTable, format_proportion
+from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text
 from knowgate.core.schema import NonNegativeInt
 from knowgate.core.validation import expand_path
@@ -22,6 +22,7 @@ from knowgate.data.row_folder import RowFolder
 from knowgate.data.runs.rows import LabelRow, row_from_json, row_to_json
 from knowgate.data.runs.shards import digest_states, list_shards, list_state_names, read_shard, write_shard
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
+from knowgate.stats.formats import format_proportion
 from knowgate.stats.proportions import estimate_proportion
 from knowgate.types import Vector
 from knowgate.types.markup import escape_html

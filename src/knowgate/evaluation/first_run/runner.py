@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.core.files import exclusive_writer, sha256_text, write_text
-from knowgate.core.http_client import redact_urls
+from knowgate.core.redaction import redact_urls
 from knowgate.data.runs.caveats import list_caveats
 from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadInput, BadSetting

@@ -184,7 +184,7 @@ def draw_roc_chart(evaluation: Evaluation, gates: Sequence[GateResult]) -> str:
     wrong = ~evaluation.trial.closed_right
     lines = [
         PlotLine(
-            f"{gate.gate} ({gate.measures['auroc'].shown(2)})",
+            f"{gate.gate} ({gate.measures['auroc'].format(2)})",
             compute_roc_points(wrong, gate.needs),
             pick_line_style(number),
         )

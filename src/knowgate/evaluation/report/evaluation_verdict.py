@@ -111,7 +111,7 @@ def _best(evaluation: Evaluation) -> str:
     best = max(ranked, key=lambda gate: gate.measures["auroc"].value or 0.0)
     return (
         f"What the LLM knows can be ranked: '{best.gate}' tells known from unknown questions best, with an AUROC of "
-        f"{best.measures['auroc'].shown(2)}."
+        f"{best.measures['auroc'].format(2)}."
     )
 
 

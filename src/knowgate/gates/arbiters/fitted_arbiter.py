@@ -60,7 +60,7 @@ class ArbiterManifest:
 
 def read_arbiter_manifest(value: Mapping[str, Any], where: str) -> ArbiterManifest:
     """Validate the content of `arbiter.json`; fields that later versions added are ignored."""
-    manifest = read_record(ArbiterManifest, dict(value), where, others=True)
+    manifest = read_record(ArbiterManifest, dict(value), where, ignore_unknown=True)
     for calibration in (manifest.calibration.closed, manifest.calibration.open):
         gate_manifest.check_calibration(calibration, where)
     return manifest

@@ -45,7 +45,7 @@ class LoraArbiter(FittedArbiter):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(LoraArbiterOptions, self.artifact.options, "options", others=True)
+        read_record(LoraArbiterOptions, self.artifact.options, "options", ignore_unknown=True)
 
     @functools.cached_property
     def judge(self) -> CausalJudge:

@@ -237,7 +237,7 @@ def _link_or_copy(source: str, target: str) -> None:
 def _write_manifest(folder: Path, manifest: Mapping[str, Any], artifact_format: ArtifactFormat) -> None:
     """Write the manifest with the digests of the other files and a checksum of itself."""
     unchecked_files = (artifact_format.manifest_file, CARD_FILE)
-    complete = {**manifest, "files": compute_digests(folder, leave=unchecked_files)}
+    complete = {**manifest, "files": compute_digests(folder, exclude=unchecked_files)}
     write_json(folder / artifact_format.manifest_file, {**complete, "checksum": compute_checksum(complete)})
 
 

@@ -162,7 +162,7 @@ class RerankerRecord:
 class EvidenceRecord:
     """How `calibrate` chose a threshold, and the setup that it is valid for."""
 
-    takes_others: ClassVar[bool] = True
+    ignore_unknown: ClassVar[bool] = True
     model: ModelRecord
     prompts: str
     retriever: RetrieverRecord
@@ -204,7 +204,7 @@ class BudgetRecord(EvidenceRecord):
 
 def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
     """Validate the content of `gate.json`; fields that later versions added are ignored."""
-    manifest = read_record(GateManifest, dict(value), where, others=True)
+    manifest = read_record(GateManifest, dict(value), where, ignore_unknown=True)
     check_calibration(manifest.calibration, where)
     distance = manifest.distance
     if distance is not None and distance.of == "state" and distance.layer not in manifest.want.layers:

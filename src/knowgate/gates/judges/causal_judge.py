@@ -348,7 +348,7 @@ def load_llama_judge(folders: tuple[Path, ...], digests: tuple[str, ...], option
         digests: Digests of the folders; the judge is cached until they change.
         options: The `gguf` entry of the manifest.
     """
-    return _load_llama_cached(folders, digests, read_record(GgufOptions, options, "options.gguf", others=True))
+    return _load_llama_cached(folders, digests, read_record(GgufOptions, options, "options.gguf", ignore_unknown=True))
 
 
 @functools.lru_cache(maxsize=2)

@@ -95,7 +95,9 @@ def load_templates(path: Path, like: str) -> TemplateSet:
     base = load_packaged_templates(like)
     path = expand_path(path)
     try:
-        templates = _strip_line_breaks(parse_toml(read_text(path, most=MAX_TEMPLATE_BYTES), f"the prompt file {path}"))
+        templates = _strip_line_breaks(
+            parse_toml(read_text(path, maximum=MAX_TEMPLATE_BYTES), f"the prompt file {path}")
+        )
     except OSError as error:
         raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}. Check `prompts`.") from None
     except BadInput as error:

@@ -81,7 +81,7 @@ def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
         )
     try:
         manifest: Mapping[str, Any] = read_json(folder / RERANKER_MANIFEST)
-        record = read_record(RerankerManifest, manifest, RERANKER_MANIFEST, others=True)
+        record = read_record(RerankerManifest, manifest, RERANKER_MANIFEST, ignore_unknown=True)
     except BadInput as error:
         raise ArtifactError(f"{folder / RERANKER_MANIFEST} is damaged ({error}). Fit the reranker again.") from None
 

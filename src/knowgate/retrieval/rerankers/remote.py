@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 
 from knowgate.core.files import sha256_text
-from knowgate.core.http_client import JsonClient, redact_urls, replace_surrogates
+from knowgate.core.http_client import JsonClient, replace_surrogates
+from knowgate.core.redaction import redact_urls
 from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.errors import BadInput, BadSetting, ServerError
 from knowgate.retrieval.passages import format_passage
@@ -80,7 +81,7 @@ class RemoteReranker:
         if len(questions) != len(passages):
             raise BadInput(f"got {len(questions)} questions and {len(passages)} lists of passages.")
         pairs = list(zip(questions, passages, strict=True))
-        return self._server.each(lambda pair: self._score_passages(*pair), pairs)
+        return self._server.map(lambda pair: self._score_passages(*pair), pairs)
 
     @functools.cached_property
     def _server(self) -> JsonClient:
@@ -99,18 +100,20 @@ class RemoteReranker:
         if not passages:
             return []
         query, *texts = [replace_surrogates(text) for text in (question, *map(format_passage, passages))]
-        response = self._server.ask("POST", self._url, body=self._make_body(query, texts))
+        response = self._server.request_json("POST", self._url, body=self._make_body(query, texts))
         return self._parse_scores(response, len(passages))
 
     def _make_body(self, query: str, texts: list[str]) -> dict[str, Any]:
         return {"model": self.model, "query": query, "documents": texts}
 
     def _parse_scores(self, response: Any, n: int) -> list[float]:
-        results, server = self._get_results(response), self._server.what
+        results, server = self._get_results(response), self._server.name
         if not isinstance(results, list):
             raise ServerError(f"{server} returned no list of results.")
         try:
-            parsed = [read_record(RerankResult, item, f"{server} returned a result", others=True) for item in results]
+            parsed = [
+                read_record(RerankResult, item, f"{server} returned a result", ignore_unknown=True) for item in results
+            ]
         except BadInput as error:
             raise ServerError(str(error)) from None
         scores = {result.index: result.relevance_score for result in parsed}

@@ -1,4 +1,4 @@
-"""Plain questions that come as completions or responses; what is none goes through."""
+"""Plain questions in completions and responses; other prompts are forwarded unchanged."""
 
 import httpx
 import pytest
@@ -26,42 +26,42 @@ def post(address, path, **body):
         ("responses", {"input": [{"type": "message", "role": "user", "content": [PART]}]}),
     ],
 )
-def test_a_plain_question_is_decided_on_and_gets_passages(serve, stub, path, body):
+def test_a_plain_question_in_any_format_gets_passages(serve, stub, path, body):
     address, _ = serve(gate="always")
-    told = post(address, path, **body).json()["knowgate"]
-    assert (told["way"], told["retrieve"], [one["id"] for one in told["passages"]]) == ("question", True, ["d1"])
+    report = post(address, path, **body).json()["knowgate"]
+    assert (report["way"], report["retrieve"], [one["id"] for one in report["passages"]]) == ("question", True, ["d1"])
     assert "Babakostad" in str(stub.bodies[0])
     assert str(stub.bodies[0]).count("<passages>") == 1
 
 
-def test_a_gate_that_reads_a_draft_gets_one_of_its_own(serve, stub):
+def test_a_completion_gets_a_separate_draft_for_the_gate(serve, stub):
     address, _ = serve(gate="logprob:mean")
-    told = post(address, "completions", prompt=UNKNOWN, max_tokens=7).json()["knowgate"]
-    assert (told["retrieve"], told["passages"]) == (False, [])
+    report = post(address, "completions", prompt=UNKNOWN, max_tokens=7).json()["knowgate"]
+    assert (report["retrieve"], report["passages"]) == (False, [])
     assert stub.bodies[0]["messages"] == [{"role": "user", "content": UNKNOWN}]
     assert stub.bodies[1] == {"model": "m", "prompt": UNKNOWN, "max_tokens": 7}
 
 
-def test_a_wish_is_heard_and_not_sent_on(serve, stub):
+def test_request_options_are_applied_and_not_forwarded(serve, stub):
     address, _ = serve(gate="always")
-    told = post(address, "responses", input=UNKNOWN, knowgate={"retrieve": "never"}).json()["knowgate"]
-    assert told["retrieve"] is False
+    report = post(address, "responses", input=UNKNOWN, knowgate={"retrieve": "never"}).json()["knowgate"]
+    assert report["retrieve"] is False
     assert stub.bodies[0] == {"model": "m", "input": UNKNOWN}
 
 
 @pytest.mark.parametrize(
     ("path", "body", "why"),
     [
-        ("completions", {"prompt": ["one", "two"]}, "not one text"),
-        ("completions", {"prompt": "def f(x):\n    return"}, "no plain question"),
-        ("completions", {"prompt": "def f(", "suffix": ")"}, "after the gap"),
-        ("responses", {"input": UNKNOWN, "previous_response_id": "r1"}, "kept by the upstream"),
+        ("completions", {"prompt": ["one", "two"]}, "not a single text"),
+        ("completions", {"prompt": "def f(x):\n    return"}, "not a plain question"),
+        ("completions", {"prompt": "def f(", "suffix": ")"}, "has a suffix"),
+        ("responses", {"input": UNKNOWN, "previous_response_id": "r1"}, "stored at the upstream"),
         ("responses", {"input": [{"type": "function_call_output", "output": "3"}]}, "more than messages"),
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "more than text"),
         ("responses", {}, "more than messages"),
     ],
 )
-def test_what_is_no_plain_question_goes_through_and_says_why(serve, stub, path, body, why):
+def test_a_prompt_that_is_no_plain_question_is_forwarded_with_a_reason(serve, stub, path, body, why):
     address, _ = serve(gate="always")
     reply = post(address, path, **body)
     assert reply.json() == {"object": f"/v1/{path}", "got": {"model": "m", **body}}
@@ -69,21 +69,23 @@ def test_what_is_no_plain_question_goes_through_and_says_why(serve, stub, path, 
     assert why in reply.headers["x-knowgate-reason"]
 
 
-def test_passages_go_into_the_instructions_where_they_belong_to_the_system():
-    sent = REQUEST_FORMATS["/responses"].with_passages({"input": UNKNOWN, "instructions": "Be kind."}, FOUND, "system")
+def test_system_placement_puts_passages_into_the_instructions():
+    sent = REQUEST_FORMATS["/responses"].insert_passages(
+        {"input": UNKNOWN, "instructions": "Be kind."}, FOUND, "system"
+    )
     assert sent["instructions"].startswith("Be kind.\n\n")
     assert (sent["input"], "Babakostad" in sent["instructions"]) == (UNKNOWN, True)
 
 
-def test_passages_before_parts_are_a_part_of_the_same_kind():
+def test_passages_before_input_parts_have_the_type_input_text():
     body = {"input": [{"role": "user", "content": [PART]}]}
-    parts = REQUEST_FORMATS["/responses"].with_passages(body, FOUND, "user")["input"][0]["content"]
+    parts = REQUEST_FORMATS["/responses"].insert_passages(body, FOUND, "user")["input"][0]["content"]
     assert [part["type"] for part in parts] == ["input_text", "input_text"]
     assert parts[1] == PART
 
 
-def test_a_stream_of_responses_is_told_in_its_first_and_last_event():
-    amending = StreamAnnotator(RequestTrace())
+def test_the_first_and_last_event_of_a_response_stream_are_annotated():
+    annotator = StreamAnnotator(RequestTrace())
     kinds = ("response.created", "response.output_text.delta", "response.completed")
-    told = [amending.amend(b'data: {"type": "%s"}\n' % kind.encode()) for kind in kinds]
-    assert [b"knowgate" in line for line in told] == [True, False, True]
+    report = [annotator.annotate(b'data: {"type": "%s"}\n' % kind.encode()) for kind in kinds]
+    assert [b"knowgate" in line for line in report] == [True, False, True]

@@ -23,7 +23,7 @@ def broke_after(values, promised, delta=DELTA):
     test = GuaranteeTest(promised, delta)
     for count, value in enumerate(values, 1):
         test.add(value)
-        if test.is_broken:
+        if test.is_violated:
             return count
     return None
 
@@ -65,7 +65,7 @@ def test_bounds_hold_at_every_moment_of_almost_all_simulated_days(mean):
         bounds = MeanConfidenceSequence(DELTA)
         for value in rng.binomial(1, mean, A_DAY):
             bounds.add(float(value))
-            if bounds._rules_out(bounds.total, mean) or bounds._rules_out(bounds.n - bounds.total, 1 - mean):
+            if bounds._is_excluded(bounds.total, mean) or bounds._is_excluded(bounds.n - bounds.total, 1 - mean):
                 missed += 1
                 break
     assert missed <= 100 * DELTA
@@ -78,7 +78,7 @@ def test_bounds_hold_for_the_mean_so_far_where_the_mean_changes():
         bounds = MeanConfidenceSequence(DELTA)
         for value, so_far in zip(rng.binomial(1, means), np.cumsum(means) / np.arange(1, 401), strict=True):
             bounds.add(float(value))
-            if bounds._rules_out(bounds.total, so_far) or bounds._rules_out(bounds.n - bounds.total, 1 - so_far):
+            if bounds._is_excluded(bounds.total, so_far) or bounds._is_excluded(bounds.n - bounds.total, 1 - so_far):
                 missed += 1
                 break
     assert missed <= 50 * DELTA
@@ -105,7 +105,7 @@ def test_a_broken_promise_stays_broken():
     test = GuaranteeTest(0.02)
     for value in [1] * 10 + [0] * 500:
         test.add(value)
-    assert (test.is_broken, test.closeness) == (True, 1.0)
+    assert (test.is_violated, test.evidence_share) == (True, 1.0)
     assert test.evidence < 1
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_is_refused():
         MeanConfidenceSequence().add(1.5)
     with pytest.raises(KnowgateError, match="between 0 and 1"):
         GuaranteeTest(0.1).add(math.nan)
-    with pytest.raises(KnowgateError, match="promised loss is 0"):
+    with pytest.raises(KnowgateError, match="limit=0 is not allowed"):
         GuaranteeTest(0)
-    with pytest.raises(KnowgateError, match="delta is 1"):
+    with pytest.raises(KnowgateError, match="delta=1 is not allowed"):
         MeanConfidenceSequence(1)

@@ -1,4 +1,4 @@
-"""The server's log read back: `knowgate replay` and `knowgate refit`."""
+"""Commands that read the decision log: `knowgate replay` and `knowgate refit`."""
 
 import json
 import sqlite3
@@ -27,7 +27,7 @@ def served(serve, many, tmp_path, **options):
     return file, address, ids
 
 
-def test_a_log_of_the_server_can_be_replayed(serve, many, tmp_path, call):  # noqa: F811
+def test_a_decision_log_can_be_replayed(serve, many, tmp_path, call):  # noqa: F811
     file, address, _ = served(serve, many, tmp_path, audit=1.0, audit_budget=1000)
     wait_for_audits(address, 40)
     found = json.loads(call("replay", file, "--json", "--thresholds", "0.5,1").out)
@@ -38,7 +38,7 @@ def test_a_log_of_the_server_can_be_replayed(serve, many, tmp_path, call):  # no
     assert half["savings"]["seconds"] is not None
 
 
-def test_decisions_of_another_gate_are_left_out_and_counted(serve, many, tmp_path, call):  # noqa: F811
+def test_decisions_of_another_gate_are_skipped_and_counted(serve, many, tmp_path, call):  # noqa: F811
     file, address, _ = served(serve, many, tmp_path)
     ask(address, many.questions[0].text, model="knowgate/always")
     ask(address, "x", model="knowgate")
@@ -47,7 +47,7 @@ def test_decisions_of_another_gate_are_left_out_and_counted(serve, many, tmp_pat
     assert "1 of another gate or threshold" in outcome.err
 
 
-def test_a_gate_is_refitted_from_the_log_in_one_command(serve, many, tmp_path, call):  # noqa: F811
+def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, call):  # noqa: F811
     file, address, ids = served(serve, many, tmp_path, canary=1.0)
     gold = many.questions[1].answers[0]
     httpx.post(f"{address}/v1/feedback", json={"id": ids[1], "correction": gold})
@@ -60,7 +60,7 @@ def test_a_gate_is_refitted_from_the_log_in_one_command(serve, many, tmp_path, c
     assert (tmp_path / "again" / "run" / "report" / "report.html").is_file()
 
 
-def test_the_upstream_of_the_server_is_asked(tmp_path, call):  # noqa: F811
+def test_refit_uses_the_upstream_of_the_server(tmp_path, call):  # noqa: F811
     from knowgate.cli.refit import served_model_spec
     from knowgate.errors import KnowgateError
     from knowgate.pipeline.settings import PipelineOptions
@@ -72,7 +72,7 @@ def test_the_upstream_of_the_server_is_asked(tmp_path, call):  # noqa: F811
         served_model_spec(PipelineOptions(serve={"upstream": "http://127.0.0.1:1/v1"}))
 
 
-def test_logs_without_questions_and_other_databases_are_refused_in_a_sentence(serve, many, tmp_path, call):  # noqa: F811
+def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tmp_path, call):  # noqa: F811
     file, _, _ = served(serve, many, tmp_path, keep_questions=False)
     assert "--keep-questions" in call("refit", file, "--docs", many.docs).err
     other = tmp_path / "other.db"

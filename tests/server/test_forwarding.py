@@ -1,4 +1,4 @@
-"""The three ways of a request with an upstream, and where passages go."""
+"""The three modes of forwarding to an upstream, and the placement of passages."""
 
 import threading
 
@@ -37,35 +37,35 @@ class WatchedRetriever:
         return [FOUND for _ in queries]
 
 
-def with_retriever(retriever):
+def use_retriever(retriever):
     def change(service):
-        rag = service.keeper.rag.replace(retriever=retriever)
-        service.keeper = service.forwarding.keeper = GateService(rag, seconds=30, strict=False)
+        rag = service.gate_service.rag.replace(retriever=retriever)
+        service.gate_service = service.forwarder.gate_service = GateService(rag, timeout=30, strict=False)
 
     return change
 
 
-def test_draft_first_searches_only_after_the_draft(serve, stub):
+def test_draft_mode_searches_after_the_draft(serve, stub):
     stub.sure, watched = -3.0, WatchedRetriever(stub)
-    address, _ = serve(gate="logprob:mean", options={"way": "draft"}, change=with_retriever(watched))
-    told = ask(address).json()["knowgate"]
-    assert (told["way"], told["retrieve"], len(stub.bodies)) == ("draft", True, 2)
+    address, _ = serve(gate="logprob:mean", options={"way": "draft"}, change=use_retriever(watched))
+    report = ask(address).json()["knowgate"]
+    assert (report["way"], report["retrieve"], len(stub.bodies)) == ("draft", True, 2)
     assert watched.answered == [1]
 
 
-def test_a_race_searches_beside_the_draft(serve, stub):
+def test_race_mode_searches_during_the_draft(serve, stub):
     watched = WatchedRetriever(stub)
     stub.sure, stub.waits_for = -3.0, watched.asked  # there is no draft before the search has begun
-    address, _ = serve(gate="logprob:mean", options={"way": "race"}, change=with_retriever(watched))
-    told = ask(address).json()["knowgate"]
-    assert (told["way"], [one["id"] for one in told["passages"]]) == ("race", ["d1"])
+    address, _ = serve(gate="logprob:mean", options={"way": "race"}, change=use_retriever(watched))
+    report = ask(address).json()["knowgate"]
+    assert (report["way"], [one["id"] for one in report["passages"]]) == ("race", ["d1"])
     assert watched.answered == [0]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_sure_draft_does_not_wait_for_the_search_it_raced_with(serve, stub, streamed):
+def test_a_confident_draft_does_not_wait_for_the_search(serve, stub, streamed):
     watched = WatchedRetriever(held=True)
-    address, _ = serve(gate="logprob:mean", options={"way": "race"}, change=with_retriever(watched))
+    address, _ = serve(gate="logprob:mean", options={"way": "race"}, change=use_retriever(watched))
     reply = ask(address, stream=streamed)
     assert not watched.done.is_set()
     watched.let_go.set()
@@ -73,28 +73,28 @@ def test_a_sure_draft_does_not_wait_for_the_search_it_raced_with(serve, stub, st
     assert len(stub.bodies) == 1
 
 
-def test_by_the_question_alone_one_call_is_made(serve, stub):
+def test_question_mode_makes_one_call(serve, stub):
     address, _ = serve(gate="always", options={"way": "question"})
     assert ask(address).json()["knowgate"]["way"] == "question"
     assert len(stub.bodies) == 1
 
 
-def test_a_gate_that_reads_a_draft_cannot_go_by_the_question_alone(made, stub):
+def test_question_mode_rejects_a_gate_that_reads_drafts(made, stub):
     settings = kg.PipelineOptions(gate="logprob:mean", docs=made.docs)
-    with pytest.raises(kg.KnowgateError, match="reads a draft: use --way draft or race"):
+    with pytest.raises(kg.KnowgateError, match="reads a draft: set `way` to draft or race"):
         create_app(settings, ServeOptions(upstream=stub.url, way="question"))
 
 
-def test_a_gate_that_needs_what_an_upstream_does_not_give_is_refused_at_the_start(made, stub):
+def test_a_gate_that_an_upstream_does_not_support_is_rejected_at_startup(made, stub):
     with pytest.raises(kg.KnowgateError, match="needs labels"):
         create_app(kg.PipelineOptions(gate="prompt", docs=made.docs), ServeOptions(upstream=stub.url))
 
 
-def test_a_follow_up_is_searched_with_the_question_before_it(serve, stub):
+def test_a_follow_up_is_searched_together_with_the_earlier_question(serve, stub):
     watched = WatchedRetriever()
     asked = []
     watched.search = lambda queries, k: asked.extend(queries) or [FOUND for _ in queries]
-    address, _ = serve(gate="always", change=with_retriever(watched))
+    address, _ = serve(gate="always", change=use_retriever(watched))
     turns = [UNKNOWN, "Babakostad", "And its river?"]
     messages = [
         {"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), turns, strict=True)
@@ -106,7 +106,7 @@ def test_a_follow_up_is_searched_with_the_question_before_it(serve, stub):
 # --- where passages go ----------------------------------------------------------------------------
 
 
-def test_passages_go_before_the_last_user_turn():
+def test_user_placement_puts_passages_before_the_last_message():
     body = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who?"}], "seed": 1}
     sent = insert_passages(body, FOUND, "user")
     assert sent["messages"][0] == body["messages"][0]
@@ -118,21 +118,21 @@ def test_passages_go_before_the_last_user_turn():
     assert sent["messages"][1]["content"].endswith("</passages>\n\nWho?")
 
 
-def test_passages_go_into_the_system_prompt_or_become_one():
+def test_system_placement_extends_or_creates_the_system_prompt():
     with_one = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who?"}]}
     without = {"messages": [{"role": "user", "content": "Who?"}]}
     assert insert_passages(with_one, FOUND, "system")["messages"][0]["content"].startswith("Be kind.\n\nPassages")
     assert [one["role"] for one in insert_passages(without, FOUND, "system")["messages"]] == ["system", "user"]
 
 
-def test_passages_become_a_field_of_documents():
+def test_documents_placement_adds_a_field():
     body = {"messages": [{"role": "user", "content": "Who?"}]}
     sent = insert_passages(body, FOUND, "documents")
     assert sent["messages"] == body["messages"]
     assert sent["documents"] == [{"id": "d1", "title": "Towns", "text": FOUND[0].text}]
 
 
-def test_a_turn_in_parts_gets_passages_as_a_part():
+def test_a_message_in_parts_gets_passages_as_a_part():
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Who?"}]}]}
     parts = insert_passages(body, FOUND, "user")["messages"][0]["content"]
     assert (len(parts), parts[1]) == (2, {"type": "text", "text": "Who?"})

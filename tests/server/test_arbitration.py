@@ -1,4 +1,4 @@
-"""The arbiter with an upstream: its answer with passages against its draft."""
+"""Arbitration with an upstream: its answer with passages against its draft."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
 
 
-class FirmArbiter(Arbiter):
-    """Believes what it is told to. Remembers whether both answers came with log-probabilities."""
+class FixedArbiter(Arbiter):
+    """Believes what it is report to. Remembers whether both answers came with log-probabilities."""
 
     name, fingerprint, needs = "firm", "firm", frozenset({Signal.LOGPROBS})
 
@@ -27,38 +27,38 @@ class FirmArbiter(Arbiter):
         if self.error is not None:
             raise self.error
         self.seen += [both.closed.tokens is not None and both.open.tokens is not None for both in answers]
-        return [Belief(self.closed, 0.5, "so it was told") for _ in answers]
+        return [Belief(self.closed, 0.5, "so it was report") for _ in answers]
 
 
-def with_arbiter(arbiter):
+def use_arbiter(arbiter):
     def change(service):
-        service.keeper.rag = service.keeper.rag.replace(arbiter=arbiter)
+        service.gate_service.rag = service.gate_service.rag.replace(arbiter=arbiter)
 
     return change
 
 
 @pytest.mark.parametrize(("closed", "text"), [(0.9, "The answer is 42."), (0.1, "From the passages: 43.")])
-def test_the_answer_that_is_believed_more_is_the_reply(serve, stub, closed, text):
-    stub.sure, arbiter = -3.0, FirmArbiter(closed)
-    address, _ = serve(gate="logprob:mean", change=with_arbiter(arbiter))
+def test_the_more_probable_answer_is_the_response(serve, stub, closed, text):
+    stub.sure, arbiter = -3.0, FixedArbiter(closed)
+    address, _ = serve(gate="logprob:mean", change=use_arbiter(arbiter))
     reply = ask(address).json()
     assert reply["choices"][0]["message"]["content"] == text
     assert reply["knowgate"]["choice"]["given"] == ("draft" if closed > 0.5 else "passages")
     assert (reply["choices"][0].get("logprobs"), arbiter.seen) == (None, [True])
 
 
-def test_an_arbiter_that_fails_is_left_out_and_said(serve, stub):
+def test_a_failing_arbiter_is_skipped_and_reported(serve, stub):
     stub.sure = -3.0
-    address, _ = serve(gate="logprob:mean", change=with_arbiter(FirmArbiter(0.9, RuntimeError("secret words"))))
+    address, _ = serve(gate="logprob:mean", change=use_arbiter(FixedArbiter(0.9, RuntimeError("secret words"))))
     reply = ask(address)
     assert reply.json()["choices"][0]["message"]["content"] == "From the passages: 43."
     assert (reply.json()["knowgate"]["degraded"], "secret" in reply.text) == (["arbiter"], False)
 
 
 @pytest.mark.parametrize(("closed", "text"), [(0.9, "The answer is 42."), (0.1, "From the passages: 43.")])
-def test_a_stream_whose_draft_is_whole_is_weighed(serve, stub, closed, text):
-    stub.sure, arbiter = -3.0, FirmArbiter(closed)
-    address, _ = serve(gate="logprob:mean", change=with_arbiter(arbiter))
+def test_a_stream_with_a_complete_draft_is_arbitrated(serve, stub, closed, text):
+    stub.sure, arbiter = -3.0, FixedArbiter(closed)
+    address, _ = serve(gate="logprob:mean", change=use_arbiter(arbiter))
     reply = ask(address, stream=True)
     chunks = events(reply)
     assert said(chunks) == text
@@ -69,16 +69,16 @@ def test_a_stream_whose_draft_is_whole_is_weighed(serve, stub, closed, text):
     assert arbiter.seen == [True]
 
 
-def test_a_stream_of_which_only_the_beginning_was_drafted_is_not_weighed_and_says_so(serve, stub):
-    stub.sure, arbiter = -3.0, FirmArbiter(0.9)
-    address, _ = serve(gate="logprob:first", change=with_arbiter(arbiter))
+def test_a_stream_with_a_partial_draft_is_not_arbitrated_and_reports_it(serve, stub):
+    stub.sure, arbiter = -3.0, FixedArbiter(0.9)
+    address, _ = serve(gate="logprob:first", change=use_arbiter(arbiter))
     chunks = events(ask(address, stream=True))
     assert said(chunks) == "From the passages: 43."
-    assert chunks[0]["knowgate"]["unweighed"].startswith("of this stream only the beginning was drafted")
+    assert chunks[0]["knowgate"]["unweighed"].startswith("only the beginning of this stream was drafted")
     assert arbiter.seen == []
 
 
-def test_a_stream_is_held_back_only_until_it_is_clear_that_it_says_something(serve, stub, monkeypatch):
+def test_a_stream_is_held_back_only_until_the_arbiter_accepts_it(serve, stub, monkeypatch):
     """The rules need 80 characters: then it goes out, while the rest is still to come."""
     stub.sure, long = -3.0, "Its capital, as the passages say in some detail, is Babakostad, " * 4
     answers = {True: long.strip(), False: "The answer is 42."}
@@ -104,7 +104,7 @@ def test_a_stream_is_held_back_only_until_it_is_clear_that_it_says_something(ser
     assert "choice" not in chunks[0]["knowgate"]
 
 
-def test_a_stream_that_cannot_tell_gives_way_to_its_draft(serve, stub, monkeypatch):
+def test_a_stream_that_abstains_is_replaced_by_its_draft(serve, stub, monkeypatch):
     stub.sure, answers = -3.0, {True: "The passages do not mention it.", False: "The answer is 42."}
     monkeypatch.setattr(type(stub), "answer", lambda self, body: answers["<passages>" in str(body)])
     address, _ = serve(gate="logprob:mean")
@@ -121,7 +121,7 @@ def said(chunks):
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
-def test_by_default_an_answer_with_passages_that_cannot_tell_gives_way(serve, stub, monkeypatch):
+def test_by_default_an_abstention_is_replaced_by_the_draft(serve, stub, monkeypatch):
     stub.sure = -3.0
     monkeypatch.setattr(
         type(stub), "answer", lambda self, body: "The answer is 42." if "logprobs" in body else "I do not know."
@@ -130,7 +130,7 @@ def test_by_default_an_answer_with_passages_that_cannot_tell_gives_way(serve, st
     assert ask(address).json()["choices"][0]["message"]["content"] == "The answer is 42."
 
 
-def test_an_arbiter_has_nothing_to_weigh_where_the_gate_reads_no_draft(made, stub):
+def test_an_arbiter_is_rejected_if_the_gate_reads_no_draft(made, stub):
     settings = kg.PipelineOptions(gate="always", docs=made.docs, arbiter="rules")
-    with pytest.raises(kg.KnowgateError, match="weighs drafts"):
+    with pytest.raises(kg.KnowgateError, match="compares drafts"):
         create_app(settings, ServeOptions(upstream=stub.url))

@@ -1,4 +1,4 @@
-"""What a request can ask for: a proven loss, some documents only, and to be forgotten."""
+"""What a request can ask for: a guaranteed loss, a filter of documents, and deletion."""
 
 import sqlite3
 from typing import ClassVar
@@ -21,17 +21,17 @@ from tests.support.hash_embedder import HashEmbedder
 
 
 @pytest.mark.parametrize("upstream", [True, False])
-def test_where_no_loss_is_proven_a_demand_for_one_is_a_retrieval_that_says_why(serve, upstream):
+def test_a_demanded_loss_without_a_guarantee_retrieves_with_a_reason(serve, upstream):
     address, _ = serve(upstream=upstream, gate="never")
-    told = ask(address, model="knowgate", knowgate={"max_loss": 0.01}).json()["knowgate"]
-    assert (told["retrieve"], told["gate"], len(told["passages"])) == (True, "never", 1)
-    assert "not proven here that skipping loses at most 1.00%" in told["reason"]
+    report = ask(address, model="knowgate", knowgate={"max_loss": 0.01}).json()["knowgate"]
+    assert (report["retrieve"], report["gate"], len(report["passages"])) == (True, "never", 1)
+    assert "not proven here that skipping loses at most 1.00%" in report["reason"]
 
 
 @pytest.mark.parametrize(("proven", "retrieves"), [(0.02, False), (0.05, True), (None, True)])
-def test_a_threshold_that_is_proven_to_lose_no_more_is_used(serve, monkeypatch, proven, retrieves):
+def test_a_gate_that_guarantees_the_demanded_loss_decides(serve, monkeypatch, proven, retrieves):
     address, app = serve(gate="never")
-    monkeypatch.setattr(type(app.state.service.keeper.rag), "proven_loss", property(lambda rag: proven))
+    monkeypatch.setattr(type(app.state.service.gate_service.rag), "proven_loss", property(lambda rag: proven))
     assert ask(address, knowgate={"max_loss": 0.02}).json()["knowgate"]["retrieve"] is retrieves
 
 
@@ -57,26 +57,26 @@ class Asked:
         return [[] for _ in queries]
 
 
-def test_what_is_proven_is_not_asked_of_the_engine_for_every_request(serve):
+def test_the_index_fingerprint_is_not_read_for_every_request(serve):
     address, app = serve(gate="never")
-    rag = app.state.service.keeper.rag
+    rag = app.state.service.gate_service.rag
     rag.retriever.retriever = engine = Asked("one")
     for _ in range(3):
-        told = ask(address, knowgate={"max_loss": 0.01, "retrieve": "auto"}).json()["knowgate"]
-        assert "not proven here" in told["reason"]
+        report = ask(address, knowgate={"max_loss": 0.01, "retrieve": "auto"}).json()["knowgate"]
+        assert "not proven here" in report["reason"]
     assert engine.count == 1
 
 
-def test_an_engine_that_cannot_be_asked_proves_nothing(serve):
+def test_an_index_without_fingerprint_has_no_guarantee(serve):
     address, app = serve(gate="never")
-    app.state.service.keeper.rag.retriever.retriever = engine = Asked(ServerError("gone"))
-    told = ask(address, knowgate={"max_loss": 0.01}).json()["knowgate"]
-    assert told["retrieve"]
-    assert "not proven here" in told["reason"]
+    app.state.service.gate_service.rag.retriever.retriever = engine = Asked(ServerError("gone"))
+    report = ask(address, knowgate={"max_loss": 0.01}).json()["knowgate"]
+    assert report["retrieve"]
+    assert "not proven here" in report["reason"]
     assert engine.count == 1
 
 
-def test_a_fingerprint_is_known_for_a_minute_or_until_something_fails():
+def test_a_fingerprint_is_cached_for_a_minute_or_until_a_failure():
     now, engine = [0.0], Asked("one", "two", ServerError("gone"), "three", "four")
     found = FingerprintCachingRetriever(engine, clock=lambda: now[0])
     assert [found.fingerprint, found.fingerprint, found.name] == ["one", "one", "asked"]
@@ -95,14 +95,14 @@ def test_a_fingerprint_is_known_for_a_minute_or_until_something_fails():
 
 @pytest.mark.parametrize("upstream", [True, False])
 @pytest.mark.parametrize(("wanted", "found"), [("d1", ["d1"]), ("d0", ["d0"]), (["x*", "d0"], ["d0"]), ("x*", [])])
-def test_only_the_documents_that_a_request_names_are_searched(serve, upstream, wanted, found):
+def test_a_filter_restricts_the_documents(serve, upstream, wanted, found):
     address, _ = serve(upstream=upstream, gate="always")
     reply = ask(address, model="knowgate", knowgate={"filter": {"id": wanted}})
     assert reply.status_code == 200
     assert [one["id"] for one in reply.json()["knowgate"]["passages"]] == found
 
 
-def test_a_filter_asks_for_more_until_enough_fit():
+def test_a_filter_searches_deeper_until_enough_passages_match():
     class Many:
         name, fingerprint = "many", "many"
         asked: ClassVar = []
@@ -117,7 +117,7 @@ def test_a_filter_asks_for_more_until_enough_fit():
 
 
 @pytest.mark.parametrize("wish", [{"max_loss": 2}, {"max_loss": "little"}, {"filter": {"author": "x"}}, {"filter": 3}])
-def test_wishes_that_make_no_sense_are_refused(serve, wish):
+def test_invalid_loss_and_filter_are_rejected(serve, wish):
     address, _ = serve(gate="always")
     reply = ask(address, knowgate=wish)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "policy")
@@ -132,7 +132,7 @@ def kept(tmp_path):
     return {"decisions": str(tmp_path / "d.db"), "keep_questions": True}
 
 
-def test_a_decision_is_forgotten_with_its_feedback_and_all_of_its_question(serve, kept, tmp_path):
+def test_deleting_a_decision_deletes_everything_about_its_question(serve, kept, tmp_path):
     address, _ = serve(gate="always", options=kept)
     first, again, other = (ask(address, text).headers["x-knowgate-id"] for text in (UNKNOWN, UNKNOWN.upper(), KNOWN))
     httpx.post(f"{address}/v1/feedback", json={"id": first, "rating": "up", "comment": "a secret"})
@@ -143,12 +143,12 @@ def test_a_decision_is_forgotten_with_its_feedback_and_all_of_its_question(serve
     assert all(b"a secret" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
 
 
-def test_a_question_is_forgotten_in_the_history_too(serve, kept, tmp_path):
+def test_deleting_a_question_deletes_it_from_the_history(serve, kept, tmp_path):
     store = open_history(str(tmp_path / "h.db"), HashEmbedder())
     store.add([LogEntry(text, KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for text in (UNKNOWN, KNOWN)])
 
     def change(service):
-        object.__setattr__(service.keeper.rag, "log", TrafficLog(store))
+        object.__setattr__(service.gate_service.rag, "log", TrafficLog(store))
 
     address, _ = serve(gate="always", options=kept, change=change)
     ask(address)
@@ -157,14 +157,14 @@ def test_a_question_is_forgotten_in_the_history_too(serve, kept, tmp_path):
     assert [entry.question for entry in store.entries()] == [KNOWN]
 
 
-def test_what_is_not_there_cannot_be_forgotten(serve, kept):
+def test_deleting_an_unknown_decision_is_404(serve, kept):
     address, _ = serve(gate="always", options=kept)
     assert httpx.delete(f"{address}/v1/decisions/kg-none").status_code == 404
     assert httpx.post(f"{address}/v1/forget", json={"question": " "}).status_code == 400
     assert httpx.post(f"{address}/v1/forget", json={"question": "Never asked?"}).json()["decisions"] == 0
 
 
-def test_questions_that_are_not_kept_are_forgotten_by_id(serve, tmp_path):
+def test_a_decision_without_stored_question_can_be_deleted_by_id(serve, tmp_path):
     address, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db")})
     id = ask(address).headers["x-knowgate-id"]
     assert httpx.delete(f"{address}/v1/decisions/{id}").json()["decisions"] == 1

@@ -1,4 +1,4 @@
-"""A server among others: signals, workers, sudden ends, settings read again."""
+"""Server processes: signals, workers, crashes and reloading."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ def words(stub, made, tmp_path):
 # --- the end --------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_finished_and_no_row_is_lost_when_it_is_told_to_stop(stub, words, tmp_path):
+def test_sigterm_finishes_streams_and_writes_all_rows(stub, words, tmp_path):
     stub.slow = 0.4
     found = []
     with served(tmp_path, *words) as server:
@@ -56,7 +56,7 @@ def rows(path):
         file.close()
 
 
-def test_what_was_acknowledged_survives_a_sudden_end_under_load(words, tmp_path):
+def test_acknowledged_feedback_survives_sigkill_under_load(words, tmp_path):
     acknowledged, over = [], threading.Event()
 
     def rate(number):
@@ -89,14 +89,14 @@ def test_what_was_acknowledged_survives_a_sudden_end_under_load(words, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_no_acknowledged_history_row_is_lost_in_a_sudden_end_under_load(stub, made, tmp_path, kind):
-    """A person's label that was acknowledged (`learnt`) is in the history, whatever happens a moment later."""
+def test_acknowledged_history_labels_survive_sigkill_under_load(stub, made, tmp_path, kind):
+    """A person's label that was acknowledged (`get_arms`) is in the history, whatever happens a moment later."""
     kept, history = str(tmp_path / "d.db"), str(tmp_path / "h.db")
     if kind == "postgresql":
         kept = history = postgres_server().address()
     words = ["--upstream", stub.url, "--gate", "never", "--docs", str(made.docs)]
     words += ["--decisions", kept, "--keep-questions", "--log", history]
-    learnt = []
+    get_arms = []
 
     def rate(number):
         with httpx.Client(timeout=60) as client:
@@ -107,38 +107,38 @@ def test_no_acknowledged_history_row_is_lost_in_a_sudden_end_under_load(stub, ma
                     id = client.post(f"{server.address}/v1/chat/completions", json=body).headers["x-knowgate-id"]
                     said = client.post(f"{server.address}/v1/feedback", json={"id": id, "rating": "up"})
                     if said.status_code == 200 and said.json()["learnt"]:
-                        learnt.append(question)
+                        get_arms.append(question)
                 except httpx.TransportError:
                     return
 
     module = "tests.support.hashed_knowgate"
     with served(tmp_path, *words, module=module) as server, ThreadPoolExecutor(4) as pool:
         working = [pool.submit(rate, number) for number in range(4)]
-        until(lambda: len(learnt) >= 40)
+        until(lambda: len(get_arms) >= 40)
         server.process.send_signal(signal.SIGKILL)
         server.wait()
         for one in working:
             one.result()
     found = {one.question for one in open_history(history).entries()}
-    assert set(learnt) <= found
+    assert set(get_arms) <= found
 
 
 # --- several workers ------------------------------------------------------------------------------
 
 
-def test_workers_share_the_log_of_decisions_and_the_counters(words, tmp_path):
+def test_workers_share_decision_log_and_metrics(words, tmp_path):
     with served(tmp_path, *words, "--workers", "2") as server:
         with ThreadPoolExecutor(8) as pool:
             replies = list(pool.map(lambda _: ask(server.address), range(40)))
         ids = [reply.headers["x-knowgate-id"] for reply in replies]
         for id in ids:  # one worker writes beside its replies, another one reads
             until(lambda id=id: httpx.get(f"{server.address}/v1/decisions/{id}", timeout=60).status_code == 200)
-        told = httpx.get(f"{server.address}/metrics", timeout=30).text
-    assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 40.0' in told
+        report = httpx.get(f"{server.address}/metrics", timeout=30).text
+    assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 40.0' in report
     assert rows(tmp_path / "d.db") == set(ids)
 
 
-def test_the_dashboard_of_any_worker_shows_what_all_of_them_did(words, tmp_path):
+def test_the_dashboard_of_every_worker_shows_all_requests(words, tmp_path):
     with served(tmp_path, *words[:-2], "--workers", "2") as server:  # decisions are not kept
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: ask(server.address), range(40)))
@@ -154,7 +154,7 @@ def test_the_dashboard_of_any_worker_shows_what_all_of_them_did(words, tmp_path)
     assert sum(map(sum, found["figures"]["minutes"])) == 40
 
 
-def test_workers_that_cannot_start_end_the_server_with_a_sentence(stub, made, tmp_path):
+def test_workers_that_cannot_start_stop_the_server_with_a_message(stub, made, tmp_path):
     words = ["--upstream", stub.url, "--gate", "nosuch", "--docs", str(made.docs), "--workers", "2"]
     with served(tmp_path, *words, is_up=False) as server:
         server.wait()
@@ -164,7 +164,7 @@ def test_workers_that_cannot_start_end_the_server_with_a_sentence(stub, made, tm
 # --- settings read again --------------------------------------------------------------------------
 
 
-def test_settings_are_read_again_at_a_signal_while_requests_keep_theirs(stub, made, tmp_path):
+def test_sighup_reloads_settings_while_requests_keep_theirs(stub, made, tmp_path):
     file = tmp_path / "knowgate.toml"
     file.write_text(f'gate = "never"\ndocs = "{made.docs}"\n[serve]\nupstream = "{stub.url}"\n')
     with served(tmp_path, "--config", str(file)) as server, ThreadPoolExecutor(1) as pool:
@@ -180,10 +180,10 @@ def test_settings_are_read_again_at_a_signal_while_requests_keep_theirs(stub, ma
     assert (after["gate"], after["retrieve"]) == ("always", True)
 
 
-def test_settings_that_cannot_be_used_change_nothing(made, stub):
+def test_invalid_new_settings_keep_the_old_ones(made, stub):
     given = [kg.PipelineOptions(gate="nosuch", docs=made.docs)]
     settings, options = kg.PipelineOptions(gate="never", docs=made.docs), ServeOptions(upstream=stub.url)
-    app = create_app(settings, options, read=lambda: given[0])
+    app = create_app(settings, options, read_settings=lambda: given[0])
     with running(app) as address:
         assert reload(app, address) is False
         assert ask(address).json()["knowgate"]["gate"] == "never"
@@ -192,10 +192,10 @@ def test_settings_that_cannot_be_used_change_nothing(made, stub):
         assert ask(address).json()["knowgate"]["threshold"] == 0.25
 
 
-def test_what_was_learnt_of_one_gate_does_not_count_for_the_one_that_takes_its_place(made, stub, tmp_path):
+def test_audits_of_the_old_gate_do_not_count_for_the_new_one(made, stub, tmp_path):
     options = ServeOptions(upstream=stub.url, decisions=str(tmp_path / "d.db"), audit=1.0)
     again = kg.PipelineOptions(gate="always", docs=made.docs)
-    app = create_app(kg.PipelineOptions(gate="never", docs=made.docs), options, read=lambda: again)
+    app = create_app(kg.PipelineOptions(gate="never", docs=made.docs), options, read_settings=lambda: again)
     with running(app) as address:
         ask(address)
         until(lambda: httpx.get(f"{address}/v1/learning").json()["arms"]["a"]["loss"]["drawn"] == 1)
@@ -209,25 +209,25 @@ def test_what_was_learnt_of_one_gate_does_not_count_for_the_one_that_takes_its_p
 def reload(app, address):
     """As the signal does it, in the server's own loop."""
     httpx.get(f"{address}/health")
-    done = asyncio.run_coroutine_threadsafe(app.state.reloading.reload(), app.state.reloading.loop)
+    done = asyncio.run_coroutine_threadsafe(app.state.reloader.reload(), app.state.reloader.loop)
     return done.result(60)
 
 
-def test_a_model_in_this_process_stays_loaded(made):
+def test_reloading_keeps_the_loaded_model(made):
     settings = kg.PipelineOptions(model=made.model, docs=made.docs, gate="never")
     again = kg.PipelineOptions(model=made.model, docs=made.docs, gate="always")
-    app = create_app(settings, ServeOptions(), read=lambda: again)
-    model = app.state.service.keeper.rag.model
+    app = create_app(settings, ServeOptions(), read_settings=lambda: again)
+    model = app.state.service.gate_service.rag.model
     with running(app) as address:
         assert reload(app, address) is True
-        assert app.state.service.keeper.rag.model is model
+        assert app.state.service.gate_service.rag.model is model
         assert ask(address, model="knowgate").json()["knowgate"]["retrieve"] is True
 
 
 # --- many slow ones -------------------------------------------------------------------------------
 
 
-def test_a_hundred_slow_connections_are_in_nobodys_way(serve, stub):
+def test_slow_connections_do_not_block_others(serve, stub):
     address, _ = serve(gate="never")
     host, port = address.removeprefix("http://").split(":")
     wires = [socket.create_connection((host, int(port)), timeout=30) for _ in range(100)]
