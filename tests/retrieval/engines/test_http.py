@@ -141,5 +141,5 @@ def test_keys_in_the_url_are_not_shown():
 
 @pytest.mark.parametrize("url", ["ftp://x", "search.example", "http://x:notaport/"])
 def test_what_is_not_a_url_is_refused(url: str):
-    with pytest.raises(BadSetting, match="is no address of the search server"):
+    with pytest.raises(BadSetting, match="is not an address of the search server"):
         HttpRetriever(url)

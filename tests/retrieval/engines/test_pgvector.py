@@ -129,12 +129,12 @@ def test_a_version_stands_for_what_is_in_a_table(server):
     [
         ("lib.none", "", r"no table 'lib\.none' in .*table=SCHEMA\.TABLE"),
         ("lib.docs", "&id=key&vector=vec", "no column 'text'; it has key, body, head, lang, year, vec"),
-        ("lib.docs", "&id=key&text=body&vector=lang", "is of type text; it must be vector or halfvec"),
+        ("lib.docs", "&id=key&text=body&vector=lang", "has the type text; it must be vector or halfvec"),
         ("lib.docs", f"{COLUMNS}&filter.none=1", "no column 'none'"),
-        ("lib.docs", f"{COLUMNS}&distance=far", "allowed: cosine, ip, l2"),
+        ("lib.docs", f"{COLUMNS}&distance=far", "must be one of cosine, ip, l2"),
         ("lib.docs;drop", "", "only letters, digits and underscores"),
         ("lib.docs", "&text=a%22b", "only letters, digits and underscores"),
-        ("a.b.c", "", r"write TABLE or SCHEMA\.TABLE"),
+        ("a.b.c", "", r"Write TABLE or SCHEMA\.TABLE"),
     ],
 )
 def test_tables_that_cannot_be_used_are_said_in_a_sentence(server, table, more, said):
@@ -143,7 +143,7 @@ def test_tables_that_cannot_be_used_are_said_in_a_sentence(server, table, more, 
 
 
 def test_vectors_of_another_embedding_are_refused(server):
-    with pytest.raises(BadSetting, match="holds vectors of 64 numbers, and the embedding 'minilm' gives 32"):
+    with pytest.raises(BadSetting, match="holds vectors of 64 numbers, and the embedding model 'minilm' returns 32"):
         PgvectorRetriever(spec(server), HashEmbedder(32)).search(["x"], 1)
 
 
