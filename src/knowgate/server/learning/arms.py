@@ -66,7 +66,7 @@ class LossMonitor:
     @property
     def alarm(self) -> str:
         """Why the server must always retrieve; "" while the guarantee holds."""
-        if self.loss_test is None or not self.loss_test.is_broken or self.guaranteed_loss is None:
+        if self.loss_test is None or not self.loss_test.is_violated or self.guaranteed_loss is None:
             return ""
         confidence = f"{100 * (1 - self.delta):g} % confidence"
         return f"more than {100 * self.guaranteed_loss:.3g} % of the answers are lost by skipping, with {confidence}"
@@ -78,10 +78,10 @@ class LossMonitor:
             **_bounds_to_json(self.loss),
             "promised": self.guaranteed_loss,
             "confidence": 1 - self.delta,
-            "evidence": self.loss_test.closeness if self.loss_test else None,
+            "evidence": self.loss_test.evidence_share if self.loss_test else None,
             "alarm": self.alarm,
         }
-        drift = {"questions": self.far.n, **_bounds_to_json(self.far), "drifted": self.drift_test.is_broken}
+        drift = {"questions": self.far.n, **_bounds_to_json(self.far), "drifted": self.drift_test.is_violated}
         return {"loss": loss, "drift": drift}
 
 

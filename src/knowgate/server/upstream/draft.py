@@ -131,10 +131,10 @@ async def _read_stream(
             answer.add(chunk)
         except ModelError:
             return draft
-        if answer.finish is not None or is_enough(answer):
+        if answer.finish_reason is not None or is_enough(answer):
             break
-    draft.has_ended = answer.finish is not None
-    choice = {"text": "".join(answer.texts), "finish_reason": answer.finish or "length"}
+    draft.has_ended = answer.finish_reason is not None
+    choice = {"text": "".join(answer.texts), "finish_reason": answer.finish_reason or "length"}
     try:
         (draft.completion,) = parse_completions({"choices": [{**choice, "logprobs": answer.logprobs or None}]})
     except ModelError:
