@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from knowgate.errors import BadSetting, KnowgateError
@@ -23,7 +23,7 @@ from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
 from knowgate.server.chat.local_chat import LocalChat
-from knowgate.server.dashboard.page import build_asset_routes
+from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS
 from knowgate.server.json_api import ApiError
 from knowgate.server.openapi import Endpoint
@@ -68,7 +68,7 @@ def create_app(
 
     routes = [Route(endpoint.path, EndpointApp(service, endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS]
     app = Starlette(
-        routes=[*routes, *build_asset_routes()],
+        routes=[*routes, Mount("/dashboard", DashboardAssets())],
         lifespan=lifespan,
         exception_handlers={HTTPException: _handle_http_exception},
     )
