@@ -48,7 +48,7 @@ class JudgeGate(FittedGate):
 
 
 @dataclass(frozen=True)
-class GainGate(FittedGate):
+class GainGate(JudgeGate):
     """Asks a judge whether the LLM's answer is right and whether one from documents would be.
 
     need = (P(documents would be right) - P(the answer is right) + 1) / 2. Both are predicted before any search. Where
@@ -63,10 +63,6 @@ class GainGate(FittedGate):
         >>> gate = GainGate.load("my-gain")  # doctest: +SKIP
     """
 
-    def check(self, tensors: TensorValidator) -> None:
-        read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
-        tensors.finish()
-
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         tokens, texts = int(self.artifact.options["tokens"]), draft_texts(readings)
         known, document_right = (
@@ -74,7 +70,3 @@ class GainGate(FittedGate):
             for name in GAIN_PROMPTS
         )
         return judges.compute_gain_needs(known, document_right)
-
-    @functools.cached_property
-    def judge(self) -> judges.AnswerJudge:
-        return judges.load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)

@@ -13,7 +13,7 @@ from knowgate.core.validation import expand_path, read_text
 from knowgate.data.runs.columns import TOKEN_STATISTICS
 from knowgate.data.runs.folder import RECORDED_PREFIX, suggest_label_options
 from knowgate.data.runs.records import RecordedNeeds, write_needs
-from knowgate.data.runs.table import GateColumn, LabelTable
+from knowgate.data.runs.table import LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END
 from knowgate.errors import BadInput, BadSetting, NotOffered
@@ -166,6 +166,11 @@ class _BoundGate:
     spec: str
     gate: Gate
 
+    @property
+    def scoring(self) -> str:
+        """Fingerprint of a fitted gate without its threshold, '' for any other."""
+        return self.gate.scoring if isinstance(self.gate, FittedGate) else ""
+
 
 @dataclass(frozen=True)
 class _ChunkScores:
@@ -178,7 +183,9 @@ class _ChunkScores:
 
 
 def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[TableScores]:
-    """Score several gates on a label table.
+    """Score several gates on a label table, in one pass over its rows.
+
+    Fitted gates that differ only in their threshold are scored once.
 
     Args:
         table: The label table.
@@ -186,20 +193,28 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
         plug_in: Accept gates that were fitted on another LLM.
     """
     expanded = [item for gate in gates for item in (list_scorable_gates(table) if gate == "auto" else [gate])]
-    unique = {gate if isinstance(gate, str) else id(gate): gate for gate in expanded}
-    if not table.is_in_memory:
-        return _number_duplicate_names(_score_by_chunk(table, list(unique.values()), plug_in))
-    cache: dict[str, TableScores] = {}
-    return _number_duplicate_names([_score_cached(table, gate, cache, plug_in) for gate in unique.values()])
+    unique = list({gate if isinstance(gate, str) else id(gate): gate for gate in expanded}.values())
+    bound = {n: _bind_gate(table, gate, plug_in) for n, gate in enumerate(unique) if not _is_recorded(table, gate)}
+    different: dict[str, _BoundGate] = {}
+    for n, item in bound.items():
+        different.setdefault(item.scoring or str(n), item)
+    chunk_scores: dict[str, list[_ChunkScores]] = {key: [] for key in different}
+    for chunk in table.chunks() if different else ():
+        for key, item in different.items():
+            chunk_scores[key].append(_score_chunk(chunk, item))
+    return _number_duplicate_names(
+        [
+            _merge_chunks(table, bound[n], chunk_scores[bound[n].scoring or str(n)])
+            if n in bound
+            else _get_recorded_scores(table, str(gate))
+            for n, gate in enumerate(unique)
+        ]
+    )
 
 
 def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> TableScores:
     """Score one gate on a label table; see `score_gates`."""
-    if isinstance(gate, str) and _is_recorded(table, gate):
-        scores = _get_recorded_scores(table.recorded_needs[gate])
-        return scores if parse_fitted_spec(gate) is None else replace(scores, threshold=load_gate(gate).threshold)
-    bound = _bind_gate(table, gate, plug_in)
-    return _merge_chunks(table, bound, [_score_chunk(chunk, bound) for chunk in table.chunks()])
+    return score_gates(table, [gate], plug_in=plug_in)[0]
 
 
 def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> bool:
@@ -211,35 +226,6 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
     except NotOffered:
         return False
     return True
-
-
-def _score_cached(table: LabelTable, gate: str | Gate, cache: dict[str, TableScores], plug_in: bool) -> TableScores:
-    """Score a gate, or reuse the scores of a fitted gate that differs only in its threshold."""
-    if isinstance(gate, str) and (_is_recorded(table, gate) or parse_fitted_spec(gate) is None):
-        return score_gate(table, gate, plug_in=plug_in)
-    loaded = _load_gate(gate, plug_in)
-    scoring = loaded.scoring if isinstance(loaded, FittedGate) else ""
-    if scoring not in cache:
-        scores = score_gate(table, gate, plug_in=plug_in)
-        return cache.setdefault(scoring, scores) if scoring else scores
-    if (folder := get_gate_folder(gate)) is not None:
-        check_unseen(table, folder)
-    return replace(cache[scoring], name=get_gate_name(gate), threshold=loaded.threshold)
-
-
-def _score_by_chunk(table: LabelTable, gates: Sequence[str | Gate], plug_in: bool) -> list[TableScores]:
-    """Score all gates in one pass over rows that are on disk."""
-    bound = {
-        number: _bind_gate(table, gate, plug_in) for number, gate in enumerate(gates) if not _is_recorded(table, gate)
-    }
-    chunk_scores: dict[int, list[_ChunkScores]] = {number: [] for number in bound}
-    for chunk in table.chunks() if bound else ():
-        for number, item in bound.items():
-            chunk_scores[number].append(_score_chunk(chunk, item))
-    return [
-        _merge_chunks(table, bound[number], chunk_scores[number]) if number in bound else score_gate(table, gate)
-        for number, gate in enumerate(gates)
-    ]
 
 
 def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate:
@@ -278,7 +264,7 @@ def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkS
         note=gate.note,
         raw=np.concatenate(raw) if len(raw) == len(chunks) else None,
         far=sum((chunk.far or 0.0) * chunk.n_known for chunk in chunks) / n_known if n_known else None,
-        scoring=gate.scoring if isinstance(gate, FittedGate) else "",
+        scoring=bound.scoring,
     )
 
 
@@ -305,14 +291,16 @@ def _is_recorded(table: LabelTable, gate: str | Gate) -> bool:
     return isinstance(loaded, FittedGate) and loaded.scoring == table.recorded_needs[gate].scoring
 
 
-def _get_recorded_scores(column: GateColumn) -> TableScores:
+def _get_recorded_scores(table: LabelTable, gate: str) -> TableScores:
+    """Return the recorded needs of a gate; the threshold is that of its folder, if there is one."""
+    column = table.recorded_needs[gate]
     n_missing = int(np.isnan(column.needs).sum())
     if n_missing:
         raise BadSetting(f"the recorded gate '{column.gate}' lacks {n_missing} of {len(column.needs)} questions.")
     return TableScores(
         column.gate,
         column.needs,
-        column.threshold,
+        column.threshold if parse_fitted_spec(gate) is None else load_gate(gate).threshold,
         seconds=column.seconds,
         note=column.about,
         raw=column.raw,
