@@ -87,6 +87,7 @@ class RecordedReadingSource:
     spec: str
 
     def bind(self, gate: Gate) -> Gate:
+        """Bind a gate to the LLM of the table; raise NotOffered if the rows lack its signals."""
         if Signal.LABELS in gate.needs and not gate.recorded_signal:
             raise self._make_prompt_error()
         missing = sorted(gate.needs - find_signals(self.table))
@@ -104,13 +105,15 @@ class RecordedReadingSource:
         return list(self.table.readings)
 
     def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        """Raise NotOffered, because the rows hold no answers to the gate's own prompts."""
         raise self._make_prompt_error()
 
     def _make_prompt_error(self) -> NotOffered:
+        """Build the error for gates that ask the LLM with their own prompt."""
         data, model = suggest_label_options(self.table.settings)
         return NotOffered(
-            f"gate '{self.spec}' asks the LLM with its own prompt, whose answers the rows do not hold. Evaluate it with "
-            f"the LLM: data={data}, model={model}, gates={self.spec}",
+            f"gate '{self.spec}' asks the LLM with its own prompt, whose answers the rows do not hold. Evaluate it "
+            f"with the LLM: data={data}, model={model}, gates={self.spec}",
             brief="asks the LLM with its own prompt",
         )
 
@@ -229,6 +232,7 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
 
 
 def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate:
+    """Load a gate, check that it was not fitted on these rows, and bind it."""
     name, folder = get_gate_name(gate), get_gate_folder(gate)
     loaded = _load_gate(gate, plug_in)
     if folder is not None:
@@ -238,10 +242,12 @@ def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate
 
 
 def _load_gate(gate: str | Gate, plug_in: bool) -> Gate:
+    """Load a gate from its spec; return a gate object as it is."""
     return load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
 
 
 def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
+    """Score a gate on rows that are in memory."""
     readings = collect_readings(RecordedReadingSource(chunk, bound.spec), [bound.gate], chunk.questions)
     scores = score_with_raw(bound.gate, chunk.questions, readings)
     distances = measure_distances(bound.gate, chunk.questions, readings)
@@ -251,6 +257,7 @@ def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
 
 
 def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkScores]) -> TableScores:
+    """Concatenate the scores of all chunks."""
     gate, request = bound.gate, bound.gate.request
     raw = [chunk.raw for chunk in chunks if chunk.raw is not None]
     n_known = sum(chunk.n_known for chunk in chunks)
@@ -317,6 +324,7 @@ def save_scores(table: LabelTable, scores: Sequence[TableScores]) -> None:
 
 
 def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
+    """Convert scores to the record of one label run."""
     needs = {key: float(scores.needs[number]) for number, key in ids.items()}
     raw = {} if scores.raw is None else {key: float(scores.raw[number]) for number, key in ids.items()}
     return RecordedNeeds(
@@ -328,6 +336,7 @@ def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
 
 
 def _get_fitted_spec(gate: str | Gate) -> FittedGateSpec | None:
+    """Return folder and verdict of a fitted gate, None for any other."""
     if isinstance(gate, str):
         return parse_fitted_spec(gate)
     return FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
@@ -361,8 +370,8 @@ def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
     n_seen = sum(mark_seen_rows(table, folder))
     if n_seen:
         raise BadSetting(
-            f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions; use other "
-            "questions, or leave these out with drop_seen=True.",
+            f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions; use "
+            "others, or leave these out with drop_seen=True.",
             brief=f"fitted on {n_seen} of these {len(table.rows)} questions",
         )
 
