@@ -57,7 +57,7 @@ def same_states(ids, layer):
 def connect(server, folder, layers=SERVED_LAYERS):
     states = HiddenStateConfig(layers, 5, folder)
     return OpenAIModel(
-        "m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(server), states=states
+        "m", "http://server.test/v1", retry=QUICK, transport=httpx.MockTransport(server), hidden_states=states
     )
 
 
@@ -139,7 +139,7 @@ def test_a_gate_that_reads_what_the_server_lacks_is_refused_at_the_start(folder,
     with pytest.raises(NotOffered, match="no hidden states of sampled answers"):
         bind_gate(load_gate(str(folder / "costly")), connect(server, tmp_path), PROMPTS)
     with pytest.raises(
-        NotOffered, match="'seakr' cannot work with openai:m: a server gives no hidden states of sampled"
+        NotOffered, match="'seakr' cannot work with openai:m: this server gives no hidden states of sampled"
     ):
         bind_gate(load_gate("seakr"), connect(server, tmp_path), PROMPTS)
     assert server.ids == []

@@ -83,7 +83,7 @@ def model(request, tmp_path):
         return request.getfixturevalue(request.param)
     if request.param == "openai":
         quick = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
-        return OpenAIModel("m", "http://server.test/v1", patience=quick, transport=httpx.MockTransport(ChatServer()))
+        return OpenAIModel("m", "http://server.test/v1", retry=quick, transport=httpx.MockTransport(ChatServer()))
     if request.param == "chat":
         return Chat()
     return long_answers() if request.param == "fake" else RecordThenReplay(long_answers(), tmp_path / "run")

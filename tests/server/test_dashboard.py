@@ -6,7 +6,7 @@ import pytest
 from knowgate.server.auth.api_keys import add_key
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
-from tests.server.test_learning import audited, learnt, raise_alarm, wait_for_audits
+from tests.server.test_learning import audit_options, get_arms, trigger_alarm, wait_for_audits
 from tests.support.browser import driven
 from tests.support.chromium import needs_browser
 
@@ -33,7 +33,7 @@ def opened(page, address):
 # --- what it is made of ---------------------------------------------------------------------------
 
 
-def test_the_page_may_fetch_nothing_from_elsewhere_and_runs_no_other_script(serve):
+def test_the_page_loads_nothing_from_other_origins(serve):
     address, _ = serve(gate="never")
     for path in ("/", "/dashboard/main.js", "/dashboard/page.css"):
         reply = httpx.get(f"{address}{path}")
@@ -44,7 +44,7 @@ def test_the_page_may_fetch_nothing_from_elsewhere_and_runs_no_other_script(serv
         assert "innerHTML" not in reply.text
 
 
-def test_what_is_shown_asks_for_a_key_where_there_are_keys(serve, tmp_path):
+def test_the_data_of_the_dashboard_needs_a_key_but_the_page_does_not(serve, tmp_path):
     key = add_key(tmp_path / "keys.json", "me")
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
     assert httpx.get(f"{address}/").status_code == 200
@@ -52,7 +52,7 @@ def test_what_is_shown_asks_for_a_key_where_there_are_keys(serve, tmp_path):
     assert httpx.get(f"{address}/v1/dashboard", headers={"Authorization": f"Bearer {key}"}).status_code == 200
 
 
-def test_figures_are_counted_and_savings_are_net_of_drafts(serve, stub, tmp_path):
+def test_savings_are_net_of_discarded_drafts(serve, stub, tmp_path):
     prices = {"price_retrieval": 1.0, "price_output_token": 0.5}
     address, _ = serve(gate="logprob:first", options=prices)
     stub.sure = -9.0
@@ -70,7 +70,7 @@ def test_figures_are_counted_and_savings_are_net_of_drafts(serve, stub, tmp_path
     assert found["stages"]["gate"]["n"] == 3
 
 
-def test_before_anything_was_looked_up_nobody_knows_what_is_saved(serve):
+def test_savings_are_unknown_before_the_first_retrieval(serve):
     address, _ = serve(gate="never")
     ask(address)
     saved = httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["saved"]
@@ -81,8 +81,8 @@ def test_before_anything_was_looked_up_nobody_knows_what_is_saved(serve):
 
 
 @needs_browser
-def test_the_page_shows_what_the_server_did_and_complains_of_nothing(serve, stub, page, tmp_path):
-    address, _ = serve(gate="never", options={**audited(tmp_path), "keep_questions": True})
+def test_the_page_shows_decisions_as_text_without_console_errors(serve, stub, page, tmp_path):
+    address, _ = serve(gate="never", options={**audit_options(tmp_path), "keep_questions": True})
     ask(address, HOSTILE)
     wait_for_audits(address, 1)
     opened(page, address)
@@ -97,7 +97,7 @@ def test_the_page_shows_what_the_server_did_and_complains_of_nothing(serve, stub
 
 
 @needs_browser
-def test_a_question_is_answered_both_ways_and_rated_by_keyboard_alone(serve, page, tmp_path):
+def test_the_playground_can_be_used_by_keyboard_alone(serve, page, tmp_path):
     address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
     opened(page, address)
     page.run("document.getElementById('question').focus()")
@@ -117,15 +117,15 @@ def test_a_question_is_answered_both_ways_and_rated_by_keyboard_alone(serve, pag
     page.wait("document.querySelector('#answers .thumbs .note').textContent.startsWith('Thank you')")
     assert page.run("document.activeElement.getAttribute('aria-pressed')") == "true"
     recent = httpx.get(f"{address}/v1/dashboard").json()["recent"]
-    told = [httpx.get(f"{address}/v1/decisions/{row['id']}").json() for row in recent]
-    assert [(one["gate"], [said["rating"] for said in one["feedback"]]) for one in told if one["feedback"]] == [
+    report = [httpx.get(f"{address}/v1/decisions/{row['id']}").json() for row in recent]
+    assert [(one["gate"], [said["rating"] for said in one["feedback"]]) for one in report if one["feedback"]] == [
         ("never", ["down"])
     ]
     assert page.console == []
 
 
 @needs_browser
-def test_with_keys_the_page_asks_for_one_and_says_when_it_is_wrong(serve, page, tmp_path):
+def test_the_page_asks_for_a_key_and_reports_a_wrong_one(serve, page, tmp_path):
     key = add_key(tmp_path / "keys.json", "me")
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
     page.open(f"{address}/")
@@ -141,18 +141,18 @@ def test_with_keys_the_page_asks_for_one_and_says_when_it_is_wrong(serve, page, 
 
 
 @needs_browser
-def test_an_alarm_is_seen_and_can_be_cleared(serve, stub, page, tmp_path):
-    address = raise_alarm(serve, stub, tmp_path)
+def test_the_page_shows_an_alarm_and_clears_it(serve, stub, page, tmp_path):
+    address = trigger_alarm(serve, stub, tmp_path)
     opened(page, address)
     page.wait("!document.getElementById('alarm').hidden")
     assert "Alarm, gate never: more than 10 % of the answers are lost" in page.text
     page.run("document.querySelector('#alarm button').click()")
     page.wait("document.getElementById('alarm').hidden")
-    assert not learnt(address)["a"]["loss"]["alarm"]
+    assert not get_arms(address)["a"]["loss"]["alarm"]
 
 
 @needs_browser
-def test_it_fits_a_phone_and_is_dark_where_that_is_wanted(serve, page, tmp_path):
+def test_the_page_fits_a_phone_and_has_a_dark_mode(serve, page, tmp_path):
     address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
     ask(address, KNOWN, model="knowgate")
     page.size(400, 800)
@@ -164,7 +164,7 @@ def test_it_fits_a_phone_and_is_dark_where_that_is_wanted(serve, page, tmp_path)
 
 
 @needs_browser
-def test_decisions_can_be_filtered_and_stay_open_when_new_ones_come(serve, page, tmp_path):
+def test_decisions_can_be_filtered_and_stay_open_during_updates(serve, page, tmp_path):
     address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
     for text in (KNOWN, UNKNOWN):
         ask(address, text, model="knowgate")
@@ -180,7 +180,7 @@ def test_decisions_can_be_filtered_and_stay_open_when_new_ones_come(serve, page,
 
 
 @needs_browser
-def test_what_a_rule_decided_is_marked_so_and_shows_no_need(serve, page, tmp_path):
+def test_a_decision_of_a_rule_is_marked_and_shows_no_need(serve, page, tmp_path):
     address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
     ask(address, "Thanks a lot!", model="knowgate")
     ask(address, UNKNOWN, model="knowgate")

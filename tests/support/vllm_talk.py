@@ -107,7 +107,9 @@ def record(url: str) -> None:
         labelled(model)
         (FOLDER / "talk.json").write_text(json.dumps(notebook.said, indent=1) + "\n")
         return
-    readings = OpenAIModel("smollm", spec.url, states=spec.states).read(ASKED, SignalRequest(layers=LAYERS))
+    readings = OpenAIModel("smollm", spec.url, hidden_states=spec.hidden_states).read(
+        ASKED, SignalRequest(layers=LAYERS)
+    )
     states = {layer: np.stack([reading.hidden[layer] for reading in readings]) for layer in LAYERS}
     texts = {layer: base64.b64encode(block.astype("<f2").tobytes()).decode() for layer, block in states.items()}
     (FOLDER / "states.json").write_text(json.dumps(texts, indent=1) + "\n")

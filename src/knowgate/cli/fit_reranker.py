@@ -156,7 +156,7 @@ def _say(fitted: AlignedReranker, out: Path) -> None:
     if fitted.tested:
         table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
         for name in RANK_METRIC_NAMES:
-            table.add_row(name, *(part[name].shown() for part in (gains.before, gains.after, gains.gain)))
+            table.add_row(name, *(part[name].format() for part in (gains.before, gains.after, gains.gain)))
         create_console(soft_wrap=False).print(table)
     else:
         STDERR_CONSOLE.print(

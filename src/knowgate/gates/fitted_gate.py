@@ -210,7 +210,7 @@ def _build_gate_table(path: Path, manifest: Mapping[str, Any], note: str) -> Tex
 def format_auroc(manifest: Mapping[str, Any]) -> str:
     """Format the AUROC on the test split with its interval."""
     auroc = manifest["metrics"].get("auroc") or {}
-    return Estimate(auroc.get("value"), auroc.get("low"), auroc.get("high")).shown()
+    return Estimate(auroc.get("value"), auroc.get("low"), auroc.get("high")).format()
 
 
 def describe_threshold_rule(manifest: Mapping[str, Any]) -> str:

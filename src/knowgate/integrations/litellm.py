@@ -78,7 +78,7 @@ class KnowgateHook(CustomLogger):
         rag = self.decider.rag
         question = run_in_model_thread(rag.model, lambda: extract_question(rag.model, data["messages"]))
         if isinstance(question, UngatedRequest):
-            return _noted(data, {"ungated": question.why})
+            return _noted(data, {"ungated": question.reason})
         decision = self.decider.decide(question)
         record = decision_record(decision)
         if not decision.retrieve:

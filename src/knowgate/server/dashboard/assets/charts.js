@@ -1,5 +1,5 @@
 // Charts as SVG, in the style of the reports. Each says in words what it shows.
-import { draw, make, percent } from "./parts.js";
+import { draw, make, percent } from "./elements.js";
 
 const WIDTH = 560, HEIGHT = 190, LEFT = 44, BOTTOM = 28, TOP = 12;
 

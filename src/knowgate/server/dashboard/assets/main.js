@@ -1,9 +1,9 @@
 // The page: asks the server every few seconds what it did, and shows it.
 import { lossChart, lossWords, minutesChart, needsChart } from "./charts.js";
-import { amount, clock, duration, find, make, milliseconds, percent, table } from "./parts.js";
+import { amount, clock, duration, find, make, milliseconds, percent, table } from "./elements.js";
 import { startPlayground } from "./playground.js";
 import { showRecent } from "./recent.js";
-import { NoKey, dropKey, get, giveKey, hasKey, post } from "./talk.js";
+import { NoKey, dropKey, get, giveKey, hasKey, post } from "./api.js";
 
 const EVERY = 4000;
 const own = { takesFeedback: false };

@@ -1,6 +1,6 @@
 // A question answered both ways, streamed side by side, with what the gate decides on it.
-import { find, make } from "./parts.js";
-import { post, stream } from "./talk.js";
+import { find, make } from "./elements.js";
+import { post, stream } from "./api.js";
 import { thumbs } from "./recent.js";
 
 const SIDES = { never: "From memory", always: "With passages" };

@@ -1,6 +1,6 @@
 // Recent decisions: why, what it took, both answers where they are known, and what people think of them.
-import { clock, find, make, milliseconds } from "./parts.js";
-import { post } from "./talk.js";
+import { clock, find, make, milliseconds } from "./elements.js";
+import { post } from "./api.js";
 
 const KINDS = {
   all: () => true,
