@@ -32,7 +32,7 @@ def test_a_gate_that_fails_raises_or_falls_open_and_says_so(broken):
     decision = broken(True).decide(KNOWN)
     assert decision.retrieve
     assert decision.notes == (GATE_FAILED,)
-    assert decision.reason.startswith("the gate failed, so it is retrieved: ")
+    assert decision.reason.startswith("the gate failed, retrieving: ")
 
 
 def test_a_decider_is_opened_from_settings():

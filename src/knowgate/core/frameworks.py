@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -83,3 +83,11 @@ def run_coroutine(work: Coroutine[Any, Any, Result]) -> Result:
         raise error
     made: Result = result
     return made
+
+
+def call_or_await(call: Callable[[], Result], acall: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Call a function; if it raises NotImplementedError, run its asynchronous counterpart instead."""
+    try:
+        return call()
+    except NotImplementedError:
+        return run_coroutine(acall())
