@@ -104,7 +104,7 @@ def test_a_folder_of_other_things_is_neither_sent_nor_replaced(tmp_path):
     (tmp_path / "other" / "letter.txt").write_text("dear")
     with pytest.raises(BadSetting, match="was not fitted by knowgate"):
         push_artifact(tmp_path / "other", str(tmp_path / "share"))
-    with pytest.raises(ArtifactError, match="exists and contains no gate.json"):
+    with pytest.raises(ArtifactError, match=r"exists and contains no gate\.json"):
         pull_artifact(str(GATE), tmp_path / "other")
     assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
 

@@ -34,7 +34,7 @@ def collect_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 def collect_parameters(evaluation: Evaluation) -> dict[str, str]:
     """Return the version of knowgate, the data and the settings of an evaluation."""
-    table = evaluation.trial
+    table = evaluation.table
     parameters = {"knowgate": VERSION, "questions": len(table.rows), "runs": ", ".join(map(str, table.runs))}
     parameters |= {name: table.settings.get(name) for name in ("model", "retriever", "grader", "data")}
     return {name: str(value)[:MAX_NAME_CHARS] for name, value in parameters.items() if value is not None}

@@ -11,7 +11,8 @@ import pytest
 from knowgate.core.display import MISSING_VALUE
 from knowgate.errors import BadSetting
 from knowgate.gates.offline_scoring import TableScores
-from knowgate.papers.cbdr_tables import build_beta_tables, select_unsure_questions
+from knowgate.papers.cbdr_tables import build_beta_tables
+from knowgate.papers.sweeps import select_unsure_questions
 from tests.support.runs_by_hand import row, side
 from tests.support.trials_by_hand import four_rows, trial_run
 
@@ -30,7 +31,7 @@ def runs(folder: Path) -> list[Path]:
 
 
 def test_each_way_of_choosing_passages_has_its_rows_and_columns(tmp_path):
-    (sheet,) = build_beta_tables(runs(tmp_path), ["good"], tried=(0.5, 0.9))
+    (sheet,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
     assert sheet.columns == ("passages by", "answer if confidence >", "top 1", "top 3")
     assert [row[:2] for row in sheet.rows] == [
         (MISSING_VALUE, "never retrieve"),
@@ -40,7 +41,7 @@ def test_each_way_of_choosing_passages_has_its_rows_and_columns(tmp_path):
 
 
 def test_cells_are_accuracy_and_retrieval_rate(tmp_path):
-    (sheet,) = build_beta_tables(runs(tmp_path), ["good"], tried=(0.5, 0.9))
+    (sheet,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
     cells = {row[:2]: row[2:] for row in sheet.rows}
     assert cells[MISSING_VALUE, "never retrieve"] == ("50.0 % (0.0 %)", "50.0 % (0.0 %)")
     assert cells["bm25", "always retrieve"] == ("50.0 % (100.0 %)", "50.0 % (100.0 %)")
@@ -52,14 +53,14 @@ def test_cells_are_accuracy_and_retrieval_rate(tmp_path):
 def test_runs_of_one_choice_are_one_trial(tmp_path):
     other = [row("z", side(True), side(True))]
     both = [trial_run(tmp_path / "a", **BM25), trial_run(tmp_path / "b", other, **BM25)]
-    (sheet,) = build_beta_tables(both, ["good"], tried=(0.5,))
+    (sheet,) = build_beta_tables(both, ["good"], betas=(0.5,))
     assert sheet.rows[0][:3] == ("0.5", "40.0 %", "80.0 %")
 
 
 def test_different_questions_are_not_put_side_by_side(tmp_path):
     plain = trial_run(tmp_path / "plain", **BM25)
     fewer = trial_run(tmp_path / "fewer", four_rows()[:3], **RERANKED)
-    with pytest.raises(BadSetting, match=r"different questions \(4 and 3\).*label the same data with each --rerank"):
+    with pytest.raises(BadSetting, match=r"different questions \(4 and 3\).*Label the same questions"):
         build_beta_tables([plain, fewer], ["good"])
 
 

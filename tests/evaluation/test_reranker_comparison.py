@@ -14,6 +14,7 @@ from knowgate.errors import BadInput
 from knowgate.evaluation.rankers import PassageMeanRanker, ShortestFirstRanker
 from knowgate.evaluation.reranker_cache import CachedAnswerer, CachedReranker
 from knowgate.evaluation.reranker_comparison import (
+    ComparisonSettings,
     HeldOutPreferences,
     build_reranker_tables,
     compare_rerankers,
@@ -94,7 +95,7 @@ def test_without_a_base_rankers_are_held_against_the_retriever():
 
 
 def test_the_margin_rule_keeps_the_retrievers_order_where_it_is_sure():
-    found = compare_rerankers([held()], {"aligned": ALIGNED}, margin=0.5)
+    found = compare_rerankers([held()], {"aligned": ALIGNED}, settings=ComparisonSettings(margin=0.5))
     ranking = reranker_comparison_to_dict(found)["rankings"]["confidence"]
     assert ranking["margin_share"] == pytest.approx(1 / 3)  # question b, whose first score leads by 8/9
     assert ranking["values"]["P@1"]["aligned, margin 0.5"]["value"] == 1.0
@@ -103,7 +104,7 @@ def test_the_margin_rule_keeps_the_retrievers_order_where_it_is_sure():
 
 def test_answers_are_graded_and_asked_once(tmp_path: Path):
     model = CountingModel(FakeModel(ANSWERS))
-    (found,) = compared(rerankers={"aligned": ALIGNED}, answering={"fake": answering(tmp_path, model)})["answers"]
+    (found,) = compared(rerankers={"aligned": ALIGNED}, answerers={"fake": answering(tmp_path, model)})["answers"]
     top = {name: value["value"] for name, value in found["values"]["top 1"].items()}
     expected = {"no passages": 0.0, "retriever": 0.0, "aligned": 1.0, "oracle, confidence": 1 / 3}
     assert top == pytest.approx(expected)
@@ -111,7 +112,7 @@ def test_answers_are_graded_and_asked_once(tmp_path: Path):
     keys = [json.loads(line)["key"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert len(keys) == len(set(keys))
     again = CountingModel(FakeModel(ANSWERS))
-    compared(rerankers={"aligned": ALIGNED}, answering={"fake": answering(tmp_path, again)})
+    compared(rerankers={"aligned": ALIGNED}, answerers={"fake": answering(tmp_path, again)})
     assert not [call for call in again.calls if call[0] == "generate"]
 
 
@@ -119,7 +120,7 @@ def test_every_llm_and_data_set_has_its_rows_and_columns(tmp_path: Path):
     both = HeldOutPreferences("confidence", "m", {"nq": ROWS[:1], "hotpotqa": ROWS[1:]}, [])
     knowing = FakeModel({f"what is {name}?": "gold" for name in "abc"}, name="knowing")
     llms = {"fake": answering(tmp_path), "knowing": answering(tmp_path, knowing)}
-    found = compare_rerankers([both], BOTH, answering=llms)
+    found = compare_rerankers([both], BOTH, answerers=llms)
     right, less = build_reranker_tables(found)[-2:]
     assert right.columns == ("LLM", "ranker", "nq, top 1", "nq, top 3", "hotpotqa, top 1", "hotpotqa, top 3")
     cells = {line[:2]: line[2:] for line in right.rows}
@@ -132,7 +133,7 @@ def test_every_llm_and_data_set_has_its_rows_and_columns(tmp_path: Path):
 def test_an_ungraded_answer_is_left_out_on_both_sides(tmp_path: Path):
     rows = [ROWS[0], replace(ROWS[1], answers=())]
     llm = answering(tmp_path, FakeModel({"what is a?": "gold"}))
-    (found,) = compared(held(rows), rerankers={"aligned": ALIGNED}, answering={"fake": llm})["answers"]
+    (found,) = compared(held(rows), rerankers={"aligned": ALIGNED}, answerers={"fake": llm})["answers"]
     assert found["values"]["top 1"]["no passages"]["value"] == 1.0
     assert found["less"]["retriever"]["top 1"]["aligned"]["value"] == 0.0
 
@@ -141,7 +142,7 @@ def test_each_source_has_a_table_and_its_own_order_answers_too(tmp_path: Path):
     other = [replace(one, candidates=tuple(replace(c, shift=-c.shift) for c in one.candidates),
                      positives=one.negatives, negatives=one.positives) for one in ROWS]  # fmt: skip
     sets = [held(), held(other, "likelihood"), held(ROWS[:1], "benefit")]
-    found = compare_rerankers(sets, BOTH, answering={"fake": answering(tmp_path)})
+    found = compare_rerankers(sets, BOTH, answerers={"fake": answering(tmp_path)})
     assert list(found.rankings) == ["confidence", "likelihood", "benefit"]
     rankers = found.answers["fake", "nq"].rankers
     assert rankers[-2:] == ["oracle, confidence", "oracle, likelihood"]  # benefit did not measure all questions
@@ -149,7 +150,7 @@ def test_each_source_has_a_table_and_its_own_order_answers_too(tmp_path: Path):
 
 def test_controls_read_no_question():
     learnt = [row("z", {"a2": 0.5, "b1": -0.5, "x": 0.1})]
-    found = compare_rerankers([held(learnt=learnt)], BOTH, controls=True)
+    found = compare_rerankers([held(learnt=learnt)], BOTH, settings=ComparisonSettings(controls=True))
     values = reranker_comparison_to_dict(found)["rankings"]["confidence"]
     assert values["values"]["P@1"]["passage means"]["value"] == 0.5  # a2 first for a; for b anything but b1
     assert values["seen_by_passage_means"] == pytest.approx(2 / 9)
@@ -193,8 +194,8 @@ def test_kept_scores_of_other_weights_are_other_scores(tmp_path: Path):
     assert CachedReranker(other, tmp_path / "s.jsonl").score(["a?"], [[Passage("a1", "x")]]) == [[7.0]]
 
 
-def test_predictions_hold_no_texts_and_are_enough_for_the_measures(tmp_path: Path):
-    found = compare_rerankers([held()], BOTH, answering={"fake": answering(tmp_path)})
+def test_predictions_hold_no_texts_and_are_enough_for_the_gate_metric(tmp_path: Path):
+    found = compare_rerankers([held()], BOTH, answerers={"fake": answering(tmp_path)})
     lines = [json.loads(line) for line in iter_prediction_lines(found)]
     hits = {line["ranker"]: line["hits"] for line in lines if "hits" in line}
     assert hits["base"] == {"a": "001", "b": "01"}
@@ -214,5 +215,5 @@ def test_the_tables_say_what_they_are_measured_on():
 
 
 def test_nothing_to_rank_is_an_error():
-    with pytest.raises(BadInput, match="none of the 1 held-out questions has passages of both kinds"):
+    with pytest.raises(BadInput, match="none of the 1 held-out questions has both passages"):
         compare_rerankers([held(ROWS[2:])], {"aligned": ALIGNED})

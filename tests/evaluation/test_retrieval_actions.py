@@ -68,11 +68,11 @@ def test_the_table_and_the_json_have_them(run):
 
 
 def test_rows_without_such_answers_are_refused(tmp_path):
-    with pytest.raises(BadSetting, match="Label with --iterative"):
+    with pytest.raises(BadSetting, match="Label with iterative=True"):
         evaluate("logprob:first", write_rows(tmp_path / "run", pair_rows(60)), price_retrieval=0.1)
 
 
-@pytest.mark.parametrize(("prices", "said"), [((-1, 1), "--price-retrieval is -1"), ((0.1, 0), "--price-wrong is 0")])
+@pytest.mark.parametrize(("prices", "said"), [((-1, 1), "price_retrieval=-1"), ((0.1, 0), "price_wrong=0")])
 def test_prices_that_are_none_are_refused(run, prices, said):
     with pytest.raises(BadSetting, match=said):
         evaluate("logprob:first", run, price_retrieval=prices[0], price_wrong=prices[1])
@@ -87,4 +87,9 @@ def test_a_row_that_found_nothing_counts_as_it_was_answered(tmp_path):
 
 
 def test_evaluating_loads_no_scikit_learn_unless_actions_are_priced():
-    assert "sklearn" not in python("import sys; from knowgate.evaluation import evaluate; print(*sys.modules)").split()
+    assert (
+        "sklearn"
+        not in python(
+            "import sys; from knowgate.evaluation.gate_evaluation import evaluate; print(*sys.modules)"
+        ).split()
+    )

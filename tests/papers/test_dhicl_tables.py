@@ -71,7 +71,7 @@ def cells(sheet):
 
 def test_every_table_has_accuracy_with_retrieval_rate_beside_never_always_and_random(made, model):
     run, variants = made
-    main, ablations, cold, counts, words = build_dhicl_tables([run], variants, model=model, others=["logprob:min"])
+    main, ablations, cold, counts, words = build_dhicl_tables([run], variants, model=model, other_gates=["logprob:min"])
     assert main.columns == ("gate", "run", "random", "AUROC")
     assert list(cells(main)) == ["never", "always", "logprob:min", "dhicl"]
     assert cells(main)["never"] == ("50.0 % (0.0 %)", "50.0 %", "–")
@@ -119,7 +119,7 @@ def test_a_log_that_has_grown_is_asked_anew(made, model, tmp_path):
 def test_signs_share_one_pass(made, model):
     run, variants = made
     said: list[str] = []
-    build_dhicl_tables([run], variants, model=model, say=said.append)
+    build_dhicl_tables([run], variants, model=model, notify=said.append)
     assert "run: dhicl, dhicl:sign=none, dhicl:sign=code" in said
     assert len(said) == 6  # that one, no time-sensitive rows, no history, cold, 5 examples, other words
 
@@ -135,14 +135,14 @@ def test_words_that_the_model_refuses_are_left_out_and_said(made, model, monkeyp
 
     monkeypatch.setattr(FakeModel, "label_logits", picky)
     said: list[str] = []
-    words = build_dhicl_tables([run], variants, model=model, say=said.append)[-1]
+    words = build_dhicl_tables([run], variants, model=model, notify=said.append)[-1]
     assert "left out: the labels begin with the same token." in said
     assert cells(words)["dhicl:words=1/2"] == ("–", "–", "–")
 
 
 def test_without_needs_on_record_the_message_says_what_to_type(made):
     run, variants = made
-    with pytest.raises(BadInput, match=r"no needs of dhicl on record\. Let the LLM decide: --model fake"):
+    with pytest.raises(BadInput, match=r"no stored decisions of dhicl\. Let the LLM decide: model='fake'"):
         build_dhicl_tables([run], variants)
 
 
@@ -154,17 +154,17 @@ def test_a_run_of_another_llm_is_refused(made):
 
 def test_a_gate_is_named_by_what_makes_it_special():
     variants = DhiclVariants("log.db", k=10)
-    assert variants.name(variants.plain) == "dhicl:k=10"
-    assert variants.name(DhiclGate("log.db", cold=True, words="1/2")) == "dhicl:words=1/2,cold=true"
+    assert variants.make_name(variants.standard) == "dhicl:k=10"
+    assert variants.make_name(DhiclGate("log.db", cold=True, words="1/2")) == "dhicl:words=1/2,cold=true"
 
 
 def test_gates_are_timed_one_question_at_a_time_and_the_first_ones_do_not_count(model):
     found = time_gates(["prompt", "logprob:min"], questions(), model, AnswerPrompts())
     assert [(one.gate, len(one.seconds)) for one in found] == [("prompt", 6), ("logprob:min", 6)]
-    assert all(0 < one.at(0.5) <= one.at(0.95) for one in found)
+    assert all(0 < one.quantile(0.5) <= one.quantile(0.95) for one in found)
     assert [row[0] for row in build_latency_table(found).rows] == ["prompt", "logprob:min"]
 
 
 def test_too_few_questions_cannot_be_timed(model):
-    with pytest.raises(BadInput, match="more than 2 questions"):
+    with pytest.raises(BadInput, match="2 questions are too few"):
         time_gates(["prompt"], questions()[:2], model, AnswerPrompts())

@@ -77,7 +77,7 @@ def test_how_many_questions_are_shared_and_needed_is_said(tmp_path):
     ]
     found = diff_evaluations(*sides)
     assert (found.paired, found.shared, found.needed) == (0, 20, 50)
-    assert describe_pairing(found).startswith("A and B share 20 questions; to pair them takes 50.")
+    assert describe_pairing(found).startswith("A and B share 20 questions; pairing needs 50.")
 
 
 def test_gates_that_one_side_alone_has_are_named(tmp_path, both, capsys):
@@ -106,8 +106,8 @@ def test_what_is_recommended_is_compared_at_its_threshold(both):
 
 def test_a_label_run_is_evaluated_and_compared_like_its_report(tmp_path, both):
     by_report, by_run = load_evaluation_summary(both[0], []), load_evaluation_summary(tmp_path / "run80", ["good"])
-    assert by_run.keys == by_report.keys
-    assert by_run.recommended == by_report.recommended
+    assert by_run.question_keys == by_report.question_keys
+    assert by_run.recommendation == by_report.recommendation
     assert (by_run.gates["recommended"].right == by_report.gates["recommended"].right).all()
 
 
@@ -129,8 +129,8 @@ def test_gates_with_an_arbiter_behind_are_compared_in_pairs_and_count(arbitrated
     assert (accuracy.first.value, accuracy.second.value) == (1.0, 0.7)
     assert accuracy.difference.high < 0
     assert changes(found, "always")["accuracy"].difference.value == 0.0
-    assert "always + arbiter" in [one.gate for one in found.worse_by(0.01)]
-    assert "always" not in [one.gate for one in found.worse_by(0.01)]
+    assert "always + arbiter" in [one.gate for one in found.find_worse(0.01)]
+    assert "always" not in [one.gate for one in found.find_worse(0.01)]
 
 
 def test_a_worse_arbiter_ends_with_3_and_without_decisions_too(arbitrated, capsys):
@@ -150,8 +150,8 @@ def test_an_arbiter_that_one_side_alone_has_is_named(arbitrated, tmp_path, capsy
 
 def test_only_a_certain_fall_beyond_the_tolerated_one_counts(both):
     found = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
-    assert [one.gate for one in found.worse_by(0.01)] == ["always", "recommended"]
-    assert [one.gate for one in found.worse_by(0.25)] == []
+    assert [one.gate for one in found.find_worse(0.01)] == ["always", "recommended"]
+    assert [one.gate for one in found.find_worse(0.25)] == []
 
 
 def test_a_fall_that_may_be_chance_does_not_count():
@@ -162,8 +162,8 @@ def test_a_fall_that_may_be_chance_does_not_count():
         for name, value in (("a", 0.6), ("b", 0.55))
     ]
     found = diff_evaluations(*sides)
-    assert found.worse_by(0.01) == []
-    assert build_diff_verdict(found).said == "No difference between A and B is shown."
+    assert found.find_worse(0.01) == []
+    assert build_diff_verdict(found).headline == "No difference between A and B is shown."
 
 
 def test_sides_without_a_gate_in_common_are_refused():
@@ -181,7 +181,7 @@ def test_a_gate_to_watch_must_be_on_both_sides(both):
 
 def test_a_summary_of_something_else_is_refused(tmp_path):
     (tmp_path / "summary.json").write_text('{"runs": []}')
-    with pytest.raises(BadInput, match="not that of an evaluation"):
+    with pytest.raises(BadInput, match="does not belong to an evaluation"):
         load_evaluation_summary(tmp_path, [])
 
 
@@ -208,7 +208,7 @@ def test_runs_without_passages_are_compared_by_their_ranking(tmp_path):
     runs = [trial_run(tmp_path / name, [row(f"q{i}", side(i % 3 == 0)) for i in range(40)]) for name in ("a", "b")]
     found = diff_evaluations(*(load_evaluation_summary(one, ["good"], 50) for one in runs))
     assert changes(found, "good")["auroc"].difference.value == 0.0
-    assert build_diff_verdict(found).light == "unknown"
+    assert build_diff_verdict(found).level == "unknown"
 
 
 @needs_browser

@@ -6,7 +6,7 @@ import pytest
 from knowgate.cli.main import run as knowgate
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.errors import BadInput, BadSetting
-from knowgate.papers.ik_ablations import compute_needed, sweep_ik
+from knowgate.papers.ik_ablations import IkAblations, compute_needed, sweep_ik
 from knowgate.training.examples import load_examples
 from knowgate.types import Token
 from tests.support.judge_data import quick
@@ -42,15 +42,17 @@ def run(tmp_path_factory):
 def test_a_line_for_each_variant_and_the_majority_beside_them(run, tmp_path):
     said = []
     with quick():
-        table = sweep_ik([run], tokens=[0, 4], rows=[120], epochs=8, learning_rate=5e-3, out=tmp_path, say=said.append)
+        options = {"epochs": 8, "learning_rate": 5e-3}
+        ablations = IkAblations(tokens=[0, 4], rows=[120], fit_options=options)
+        table = sweep_ik([run], ablations, out=tmp_path, notify=said.append)
     without, read, majority = (dict(zip(table.columns, line, strict=True)) for line in table.rows)
     assert (without["T"], read["T"], majority["T"]) == ("0", "4", "majority")
     assert read["training rows"] == "120"
     assert float(read["AUROC"]) > 0.9 > float(without["AUROC"])
     assert float(read["own verdict right"].split()[0]) > float(majority["judged right"].split()[0]) >= 50
     assert said == ["fitting ik-t0-n120-contains on 120 questions", "fitting ik-t4-n120-contains on 120 questions"]
-    again = sweep_ik([run], tokens=[4], rows=[120], epochs=4, learning_rate=5e-3, out=tmp_path, say=said.append)
-    assert said[-1] == "ik-t4-n120-contains is there already"
+    again = sweep_ik([run], IkAblations(tokens=[4], rows=[120]), out=tmp_path, notify=said.append)
+    assert said[-1] == "ik-t4-n120-contains is already fitted"
     assert again.rows[0] == table.rows[1]
 
 
@@ -63,7 +65,7 @@ def test_labels_can_be_made_by_another_grader(run):
 
 @pytest.mark.parametrize(
     ("grade", "message"),
-    [("judge", r"--judge MODEL, or label with --grade judge"), ("taste", "allowed: exact, contains")],
+    [("judge", r"Name an LLM in `judge`, or label with grade='judge'"), ("taste", "Allowed: exact, contains")],
 )
 def test_a_grader_that_is_not_to_be_had_is_refused_with_what_to_type(run, grade, message):
     with pytest.raises(BadSetting, match=message):

@@ -9,17 +9,19 @@ import sqlite3
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.cost import compare_traffic_costs, compute_break_even_price, read_price_table
+from knowgate.evaluation.cost import compare_traffic_costs, compute_break_even_price, read_prices
 from knowgate.evaluation.replay import EventCost, Prices, Traffic, TrafficEvent
 from knowgate.evaluation.server_log import read_server_log
 
 # Four questions; the gate drafts 2 tokens of each. Retrieved: 100 tokens read, 5 written; from memory: 10 and 5.
 READ, CLOSED, OPENED = EventCost(0, 10, 2, 1.0), EventCost(0, 0, 3, 1.5), EventCost(0, 100, 5, 4.0)
 EVENTS = [
-    TrafficEvent(need, read=READ, closed=CLOSED, opened=OPENED, loses=loses, alone=EventCost(0, 10, 5, 2.5))
+    TrafficEvent(
+        need, reading=READ, closed=CLOSED, opened=OPENED, loses_answer=loses, closed_only=EventCost(0, 10, 5, 2.5)
+    )
     for need, loses in ((0.1, False), (0.2, True), (0.8, True), (0.9, True))
 ]
-PRICES = Prices(retrieval=0.01, input_token=0.001, output_token=0.002)
+PRICES = Prices(search=0.01, input_token=0.001, output_token=0.002)
 
 
 def test_always_pays_a_search_and_the_passages_of_every_question():
@@ -44,10 +46,10 @@ def test_an_hour_of_the_gpu_is_paid_by_its_seconds():
 
 def test_at_the_break_even_price_gated_costs_what_always_does():
     costly = [
-        TrafficEvent(event.need, read=EventCost(0, 400, 2, 1.0), closed=CLOSED, opened=OPENED) for event in EVENTS
+        TrafficEvent(event.need, reading=EventCost(0, 400, 2, 1.0), closed=CLOSED, opened=OPENED) for event in EVENTS
     ]
     price = compare_traffic_costs(Traffic(costly), 0.5, PRICES).break_even
-    at_it = Prices(price, PRICES.input_token, PRICES.output_token)
+    at_it = PRICES.replace(search=price)
     found = compare_traffic_costs(Traffic(costly), 0.5, at_it)
     assert price > 0
     assert found.always.money(at_it) == pytest.approx(found.gated.money(at_it))
@@ -70,21 +72,21 @@ def test_what_is_not_on_record_has_no_sum_unless_it_has_no_price():
     costing = compare_traffic_costs(Traffic(unknown), 0.5, PRICES)
     assert costing.gated.money(PRICES) is None
     assert costing.break_even is None
-    assert costing.gated.money(Prices(retrieval=0.01)) == pytest.approx(0.005)
+    assert costing.gated.money(Prices(search=0.01)) == pytest.approx(0.005)
 
 
 def test_a_table_of_prices_is_toml(tmp_path):
     (tmp_path / "prices.toml").write_text("search = 0.01\ngpu_hour = 2\n")
-    assert read_price_table(tmp_path / "prices.toml").prices == Prices(0.01, 0.0, 0.0, 2.0)
+    assert read_prices(tmp_path / "prices.toml") == Prices(search=0.01, gpu_hour=2.0)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("serch = 1", "serch"), ("search = -1", "0 or more"), ("search = 'x'", "not a number")]
+    ("text", "words"), [("serch = 1", "serch"), ("search = -1", "at least 0"), ("search = 'x'", "it must be a number")]
 )
 def test_a_table_of_other_things_is_refused(tmp_path, text, words):
     (tmp_path / "prices.toml").write_text(text)
     with pytest.raises((BadInput, BadSetting), match=words):
-        read_price_table(tmp_path / "prices.toml")
+        read_prices(tmp_path / "prices.toml")
 
 
 def decisions(path, records):
@@ -125,5 +127,5 @@ def test_another_database_is_refused_in_a_sentence(tmp_path):
     file.execute("CREATE TABLE other (x)")
     file.commit()
     file.close()
-    with pytest.raises(BadInput, match="holds no decisions"):
+    with pytest.raises(BadInput, match="no table of decisions"):
         read_server_log(tmp_path / "d.sqlite")

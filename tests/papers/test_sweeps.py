@@ -56,7 +56,7 @@ def test_variants_on_record_stand_side_by_side(tmp_path):
 
 
 def test_without_variants_the_message_names_what_is_there(tmp_path):
-    with pytest.raises(BadInput, match="On record: good, poor"):
+    with pytest.raises(BadInput, match="Stored: good, poor"):
         sweeps.sweep_variants(load_label_table([trial_run(tmp_path / "run")]), "dhicl")
 
 
@@ -93,8 +93,8 @@ def test_any_fitted_gate_can_be_swept_over_with_options_of_its_fit(tmp_path):
     ("spec", "message"),
     [
         ("logprob", "unknown fitted gate 'logprob'.*Known: .*probe"),
-        ("ik:breath=3", "fit ik has no option 'breath=3'. Known: mode, tokens"),
-        ("ik:tokens=many", "tokens is 'many'; it must be a number"),
+        ("ik:breath=3", "unknown option 'breath=3' of fit ik. Known: mode, tokens"),
+        ("ik:tokens=many", "tokens=many is not a number"),
     ],
 )
 def test_a_gate_or_option_that_is_not_there_is_named(tmp_path, spec, message):

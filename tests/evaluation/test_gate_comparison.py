@@ -86,7 +86,7 @@ def test_without_open_book_answers_only_ranking_is_measured(tmp_path):
 def test_runs_of_several_data_sets_are_one_trial_with_slices(tmp_path):
     found = evaluated(varied_run(tmp_path / "a"), varied_run(tmp_path / "b"))
     parts = {(one.dimension, one.value): one.n for one in found.slices}
-    assert parts["data set", "nq"] + parts["data set", "webqa"] == len(found.trial.rows)
+    assert parts["data set", "nq"] + parts["data set", "webqa"] == len(found.table.rows)
     assert {"rare", "middle", "frequent"} <= {value for dimension, value in parts if dimension == "answer frequency"}
 
 
@@ -233,7 +233,7 @@ def test_the_command_writes_page_summary_and_table(tmp_path, capsys):
 
 def test_labels_or_data_must_be_given(capsys):
     assert knowgate(["eval"]) == 1
-    assert "either --labels RUN" in capsys.readouterr().err
+    assert "either label runs (--labels)" in capsys.readouterr().err
 
 
 def test_questions_are_answered_now_and_kept_for_another_evaluation(tmp_path, capsys):

@@ -19,4 +19,4 @@ def test_gates_that_know_are_recommended():
 def test_where_passages_do_nothing_no_gate_is_needed_however_good_it_is(tmp_path: Path):
     run = simulated_run(tmp_path / "run", "passages do nothing", seed=1, n=300, knowing=3.0)
     found = recommend(evaluate(runs=run, resamples=100))
-    assert (found.gate, found.is_worth_it, found.skipped.value) == ("never", True, 1.0)
+    assert (found.gate, found.is_positive, found.skipped.value) == ("never", True, 1.0)

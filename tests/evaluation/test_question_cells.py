@@ -8,8 +8,8 @@ from knowgate.evaluation import gate_results
 from knowgate.evaluation.gate_results import (
     NEED_LEVELS,
     GradedNeeds,
-    _draw_cells,
-    _measures,
+    _gate_metric,
+    _resample_cells,
     group_into_cells,
     measure_gates,
 )
@@ -31,17 +31,17 @@ def test_a_cell_holds_questions_of_one_verdict_one_bin_and_neighbouring_needs():
     one = judged(30_000)
     cells = group_into_cells(one)
     for name in ("closed", "opened", "retrieve"):
-        assert (getattr(cells.judged, name)[cells.code] == getattr(one, name)).all()
-    assert (np.floor(cells.judged.needs[cells.code] * N_ECE_BINS) == np.floor(one.needs * N_ECE_BINS)).all()
-    assert np.abs(cells.judged.needs[cells.code] - one.needs).max() < 0.01
-    assert len(cells.judged.needs) <= 4 * (NEED_LEVELS + N_ECE_BINS + 1)
+        assert (getattr(cells.cells, name)[cells.cell_of_question] == getattr(one, name)).all()
+    assert (np.floor(cells.cells.needs[cells.cell_of_question] * N_ECE_BINS) == np.floor(one.needs * N_ECE_BINS)).all()
+    assert np.abs(cells.cells.needs[cells.cell_of_question] - one.needs).max() < 0.01
+    assert len(cells.cells.needs) <= 4 * (NEED_LEVELS + N_ECE_BINS + 1)
 
 
 def test_cells_of_few_different_needs_lose_nothing():
     one = judged(5_000, digits=2)
     cells = group_into_cells(one)
-    assert (cells.judged.needs[cells.code] == one.needs).all()
-    plain, counted = _measures(one)(unit_weights(5_000)), cells.measure(_measures(cells.judged))(unit_weights(5_000))
+    assert (cells.cells.needs[cells.cell_of_question] == one.needs).all()
+    plain, counted = _gate_metric(one)(unit_weights(5_000)), cells.metric()(unit_weights(5_000))
     for name, value in plain.items():
         assert counted[name] == pytest.approx(value, abs=1e-12)
 
@@ -49,7 +49,7 @@ def test_cells_of_few_different_needs_lose_nothing():
 def test_resamples_of_cells_are_those_of_the_questions():
     n = 30_000
     gates, draws = [judged(n), judged(n, seed=1)], Bootstrap(n, resamples=60)
-    exact, cells = draws.apply([_measures(one) for one in gates]), _draw_cells(gates, draws)
+    exact, cells = draws.apply([_gate_metric(one) for one in gates]), _resample_cells(gates, draws)
     for one, other in zip(exact, cells, strict=True):
         assert one.keys() == other.keys()
         for name, values in one.items():
@@ -59,13 +59,13 @@ def test_resamples_of_cells_are_those_of_the_questions():
 
 def test_without_open_book_answers_ranks_are_still_measured():
     one = judged(30_000)
-    (found,) = _draw_cells([GradedNeeds(one.needs, 0.4, one.closed, None)], Bootstrap(30_000, resamples=5))
+    (found,) = _resample_cells([GradedNeeds(one.needs, 0.4, one.closed, None)], Bootstrap(30_000, resamples=5))
     assert len(found["auroc"]) == 6
     assert "accuracy" not in found
 
 
 def test_no_resamples_leave_the_plain_values():
-    (found,) = _draw_cells([judged(100)], Bootstrap(100, resamples=0))
+    (found,) = _resample_cells([judged(100)], Bootstrap(100, resamples=0))
     assert {len(values) for values in found.values()} == {1}
 
 

@@ -75,7 +75,7 @@ def test_questions_a_gate_in_hand_was_fitted_on_are_refused_or_left_out(tmp_path
     run = write_rows(tmp_path / "run", rows)
     with pytest.raises(BadSetting, match="was fitted on 10 of these 50 questions"):
         evaluate([gate], run)
-    assert len(evaluate([gate], run, drop_seen=True, resamples=10).trial.rows) == 40
+    assert len(evaluate([gate], run, drop_seen=True, resamples=10).table.rows) == 40
 
 
 def test_a_gate_that_was_not_evaluated_is_named_with_those_that_were(tmp_path):
@@ -87,11 +87,11 @@ def test_a_gate_that_was_not_evaluated_is_named_with_those_that_were(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give either --labels RUN"),
-        ({"runs": "a", "data": "jsonl:q.jsonl"}, "give either --labels RUN"),
-        ({"data": "jsonl:q.jsonl"}, "--data needs --out DIR"),
+        ({}, "give either label runs"),
+        ({"runs": "a", "data": "jsonl:q.jsonl"}, "give either label runs"),
+        ({"data": "jsonl:q.jsonl"}, "`data` needs a folder"),
         ({"gates": [], "runs": "a"}, "no gate is named"),
-        ({"data": " , ", "out": "x"}, "--data names no questions"),
+        ({"data": " , ", "out": "x"}, "names no questions"),
     ],
 )
 def test_calls_that_make_no_sense_are_explained(options, message):
@@ -110,7 +110,7 @@ def made(tmp_path):
 def test_fresh_questions_are_answered_and_kept(made, tmp_path):
     asked = {"data": made.questions, "model": load_model(made.model), "out": tmp_path / "out", "resamples": 10}
     evaluation = evaluate(["prompt", "logprob:mean"], **asked)
-    assert len(evaluation.trial.rows) == 12
+    assert len(evaluation.table.rows) == 12
     assert evaluation.gate("prompt").measures["auroc"].value == 1.0
     assert {item.gate for item in read_needs(tmp_path / "out" / "runs" / "questions")} == {"prompt", "logprob:mean"}
 
@@ -143,14 +143,14 @@ def test_gates_of_one_name_are_kept_apart_on_record(made, tmp_path):
 
 def test_fresh_questions_are_answered_in_the_wording_that_was_named(made, tmp_path):
     asked = {"data": made.data, "model": made.model, "out": tmp_path / "out", "resamples": 10}
-    settings = evaluate("prompt", prompts="free", **asked).trial.settings
+    settings = evaluate("prompt", prompts="free", **asked).table.settings
     assert settings["prompts_fingerprint"] == load_answer_prompts(Path("free")).fingerprint
 
 
 def test_several_data_specs_are_one_evaluation(made, tmp_path):
     other = write_invented(tmp_path / "more", 4)
     both = f"{made.data}, {other.data}"
-    assert len(evaluate("prompt", data=both, model=made.model, out=tmp_path / "out", resamples=10).trial.rows) == 16
+    assert len(evaluate("prompt", data=both, model=made.model, out=tmp_path / "out", resamples=10).table.rows) == 16
 
 
 # --- what it shows of itself ----------------------------------------------------------------------
@@ -213,7 +213,7 @@ def answered(made, tmp_path):
 
 
 def test_a_gate_that_asks_is_refused_on_rows_alone_and_decides_where_their_llm_is_named(made, answered):
-    with pytest.raises(NotOffered, match="asks the LLM in words of its own"):
+    with pytest.raises(NotOffered, match="asks the LLM with its own prompt"):
         evaluate(Asking(), answered)
     gate = Asking()
     assert evaluate(gate, answered, model=made.model, resamples=0).gate("asking").measures["auroc"].value == 1.0
@@ -228,7 +228,7 @@ def test_rows_that_are_enough_are_not_asked_about_again(made, answered):
 
 def test_another_llm_than_that_of_the_rows_is_refused(answered, tmp_path):
     other = write_invented(tmp_path / "other", 4)
-    with pytest.raises(BadSetting, match="ask the LLM that answered"):
+    with pytest.raises(BadSetting, match="Use model='fake'"):
         evaluate(Asking(), answered, model=other.model)
 
 

@@ -2,7 +2,7 @@ from knowgate.gates.prompt import PromptGate
 from knowgate.gates.scoring import read_questions
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.answers import AnswerPrompts
-from knowgate.papers.self_assessment import assess_direct
+from knowgate.papers.self_assessment import SelfAssessor
 from knowgate.types import Question
 
 QUESTIONS = [Question(f"Question {i}?", id=str(i), meta={"known": i % 3 == 0}) for i in range(20)]
@@ -15,11 +15,11 @@ def test_the_auroc_counts_the_pairs_in_which_the_unknown_question_has_more_need(
     known = [need for need, question in zip(needs, QUESTIONS, strict=True) if question.meta["known"]]
     unknown = [need for need, question in zip(needs, QUESTIONS, strict=True) if not question.meta["known"]]
     wins = sum((low < high) + 0.5 * (low == high) for low in known for high in unknown)
-    found = assess_direct(model, QUESTIONS, WORDS, prompts)
+    found = SelfAssessor(model, QUESTIONS).assess_direct(WORDS)
     assert found.auroc == wins / (len(known) * len(unknown))
     assert 0 < found.auroc < 1
 
 
 def test_with_one_kind_of_question_there_is_no_auroc():
     known = [question for question in QUESTIONS if question.meta["known"]]
-    assert assess_direct(FakeModel(), known, WORDS, AnswerPrompts()).auroc is None
+    assert SelfAssessor(FakeModel(), known).assess_direct(WORDS).auroc is None

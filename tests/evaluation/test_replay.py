@@ -11,7 +11,9 @@ READ, CLOSED, OPENED = EventCost(1.0, 10.0, 2.0), EventCost(0.5, 0.0, 4.0), Even
 
 
 def event(need, retrieved=None, loses=None, **costs):
-    return TrafficEvent(need, retrieved, **{"read": READ, "closed": CLOSED, "opened": OPENED, **costs}, loses=loses)
+    return TrafficEvent(
+        need, retrieved, **{"reading": READ, "closed": CLOSED, "opened": OPENED, **costs}, loses_answer=loses
+    )
 
 
 def line(events, threshold, prices=None):
@@ -38,7 +40,7 @@ def test_a_gate_that_never_skips_costs_its_reading():
 
 
 def test_money_is_searches_and_tokens_at_their_prices():
-    prices = Prices(retrieval=1.0, input_token=0.01, output_token=0.1)
+    prices = Prices(search=1.0, input_token=0.01, output_token=0.1)
     found = line([event(0.2), event(0.8)], 0.5, prices)
     # searches 1; prompt tokens 200 - (20 + 100 + 0) = 80; written 10 - (4 + 5 + 4) = -3
     assert found.savings["money"].saved == pytest.approx(1 + 0.8 - 0.3)
@@ -52,7 +54,7 @@ def test_a_way_a_question_did_not_go_is_taken_at_the_mean_of_those_that_did():
         event(0.9, True, opened=EventCost(4.0)),
     ]
     assert line(events, 0.5).savings["seconds"] == TrafficSaving(9 - (3 + 0.5 + 2 + 4), 9)
-    assert Traffic(events).known("opened") == 2
+    assert Traffic(events).count_known("opened") == 2
 
 
 def test_what_nobody_recorded_is_not_known():
@@ -61,7 +63,7 @@ def test_what_nobody_recorded_is_not_known():
 
 
 def test_searches_have_a_price_even_where_tokens_are_unknown():
-    assert line([TrafficEvent(0.2, False)], 0.5, Prices(retrieval=2.0)).savings["money"] == TrafficSaving(2, 2)
+    assert line([TrafficEvent(0.2, False)], 0.5, Prices(search=2.0)).savings["money"] == TrafficSaving(2, 2)
 
 
 def test_risk_is_the_share_of_checked_questions_that_a_skip_would_answer_otherwise():
@@ -96,5 +98,5 @@ def test_no_events_are_refused():
 
 @pytest.mark.parametrize("price", [-1.0, math.inf, math.nan])
 def test_a_price_is_a_number_from_0(price):
-    with pytest.raises(BadSetting, match="--price-input-token"):
+    with pytest.raises(BadSetting, match="input_token="):
         Prices(input_token=price)

@@ -1,8 +1,8 @@
 import re
 
 from knowgate.evaluation.report.reranker_report import build_reranker_verdict, write_reranker_page
-from knowgate.evaluation.reranker_comparison import compare_rerankers
-from tests.evaluation.test_rerank_eval import ALIGNED, BOTH, Table, answering, held, row
+from knowgate.evaluation.reranker_comparison import ComparisonSettings, compare_rerankers
+from tests.evaluation.test_reranker_comparison import ALIGNED, BOTH, Table, answering, held, row
 from tests.support.chromium import needs_browser, open_page
 
 
@@ -17,24 +17,26 @@ def good(rows):
 
 def test_a_reranker_that_ranks_better_is_worth_a_try_until_answers_show_it():
     said = build_reranker_verdict(compare_rerankers([held(many())], {"good": good(many())}))
-    assert (said.light, said.best) == ("try", "good")
+    assert (said.level, said.best) == ("try", "good")
     assert "puts a passage that helps first for 100.0 %, the retriever for 0.0 %: +100.0 points" in said.sentences[0]
-    assert "--model shows whether answers get better" in said.sentences[1]
+    assert "name one in `model` to see whether answers improve" in said.sentences[1]
 
 
 def test_a_reranker_that_ranks_no_better_is_left(tmp_path):
-    said = build_reranker_verdict(compare_rerankers([held()], BOTH, answering={"fake": answering(tmp_path)}))
-    assert said.light == "leave"
+    said = build_reranker_verdict(compare_rerankers([held()], BOTH, answerers={"fake": answering(tmp_path)}))
+    assert said.level == "leave"
     assert said.headline == "Leave the retriever's order as it is."
     assert "Answers of fake to nq with the top 1 passages" in " ".join(said.sentences)
 
 
 def test_without_a_reranker_nothing_is_recommended():
-    assert build_reranker_verdict(compare_rerankers([held()], {})).light == "unknown"
+    assert build_reranker_verdict(compare_rerankers([held()], {})).level == "unknown"
 
 
 def test_controls_are_never_recommended():
-    said = build_reranker_verdict(compare_rerankers([held()], {"aligned": ALIGNED}, controls=True))
+    said = build_reranker_verdict(
+        compare_rerankers([held()], {"aligned": ALIGNED}, settings=ComparisonSettings(controls=True))
+    )
     assert said.best == "aligned"
 
 

@@ -6,7 +6,14 @@ from knowgate.errors import BadSetting
 from knowgate.evaluation.cost import CostAssumptions, estimate_always_cost
 from knowgate.evaluation.gate_comparison import GateGuarantee
 from knowgate.evaluation.gate_evaluation import evaluate
-from knowgate.evaluation.recommendation import Z_CERTAIN, CorrectAnswers, GateOption, _is_above, choose_gate, recommend
+from knowgate.evaluation.recommendation import (
+    Z_CERTAIN,
+    CorrectAnswers,
+    GateOption,
+    _is_above_zero,
+    choose_gate,
+    recommend,
+)
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
 from knowgate.evaluation.report.evaluation_tables import build_cost_table
 from knowgate.evaluation.report.evaluation_verdict import build_verdict
@@ -37,7 +44,7 @@ def evaluated(run):
 
 def test_a_gate_that_tells_known_questions_is_worth_using(tmp_path):
     found = recommend(evaluated(planted(tmp_path / "run", known=4)))
-    assert (found.light, found.gate, found.agreed) == ("use", "good", 5)
+    assert (found.level, found.gate, found.agreeing_folds) == ("use", "good", 5)
     assert found.threshold == pytest.approx(0.5)
     assert (found.skipped.value, found.difference.value) == (0.25, 0.0)
     assert found.gain.value == pytest.approx(0.25 * 0.75)  # a skip at random loses three answers of four
@@ -45,7 +52,7 @@ def test_a_gate_that_tells_known_questions_is_worth_using(tmp_path):
 
 def test_a_gate_that_ranks_at_random_is_not(tmp_path):
     run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
-    assert recommend(evaluated(run)).light == "leave"
+    assert recommend(evaluated(run)).level == "leave"
 
 
 def hash_share(text):
@@ -56,14 +63,14 @@ def test_a_gain_that_might_be_luck_does_not_beat_chance():
     """One gain among 100: mean 1/100, less one loss 0. Twenty: 0.19 against 2.576 standard errors of about 0.042."""
     gains = np.zeros(100)
     gains[0] = 1
-    assert not _is_above(gains, Z_CERTAIN)
+    assert not _is_above_zero(gains, Z_CERTAIN)
     gains[:20] = 1
-    assert _is_above(gains, Z_CERTAIN)
+    assert _is_above_zero(gains, Z_CERTAIN)
 
 
 def test_where_passages_never_help_no_search_is_made(tmp_path):
     found = recommend(evaluated(planted(tmp_path / "run", known=2, helped=0.0)))
-    assert (found.light, found.gate, found.skipped.value) == ("use", "never", 1.0)
+    assert (found.level, found.gate, found.skipped.value) == ("use", "never", 1.0)
     assert found.gain.value is None
     assert build_verdict(
         evaluated(planted(tmp_path / "other", known=2, helped=0.0)), CostAssumptions(), 0.02
@@ -71,32 +78,37 @@ def test_where_passages_never_help_no_search_is_made(tmp_path):
 
 
 def test_few_questions_show_nothing(tmp_path):
-    assert recommend(evaluated(planted(tmp_path / "run", known=4, n=60))).light == "unknown"
+    assert recommend(evaluated(planted(tmp_path / "run", known=4, n=60))).level == "unknown"
 
 
 def test_a_question_asked_many_times_is_one(tmp_path):
     rows = [row(f"q{i}", side(i % 4 == 0), side(True), question=f"what is {i % 8}?") for i in range(N)]
-    assert recommend(evaluated(trial_run(tmp_path / "run", rows))).light == "unknown"
+    assert recommend(evaluated(trial_run(tmp_path / "run", rows))).level == "unknown"
 
 
 def test_a_guarantee_that_holds_comes_first_at_its_own_threshold(tmp_path):
     evaluation = evaluated(planted(tmp_path / "run", known=4))
-    evaluation.promises["good"] = GateGuarantee("It loses at most 2 %.", holds=True, loss=0.02)
+    evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %.", holds=True, max_loss=0.02)
     found = recommend(evaluation)
-    assert (found.light, found.threshold, found.guarantee, found.agreed) == ("use", 0.5, "It loses at most 2 %.", 0)
+    assert (found.level, found.threshold, found.guarantee, found.agreeing_folds) == (
+        "use",
+        0.5,
+        "It loses at most 2 %.",
+        0,
+    )
 
 
 def test_a_guarantee_that_the_questions_speak_against_is_not_counted_on(tmp_path):
     run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
     evaluation = evaluated(run)
-    evaluation.promises["good"] = GateGuarantee("It loses at most 2 %.", holds=True, loss=0.02)
+    evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %.", holds=True, max_loss=0.02)
     found = recommend(evaluation)
-    assert (found.light, found.guarantee) == ("leave", "")
+    assert (found.level, found.guarantee) == ("leave", "")
 
 
 def test_a_guarantee_that_does_not_hold_here_is_not_counted_on(tmp_path):
     evaluation = evaluated(planted(tmp_path / "run", known=4))
-    evaluation.promises["good"] = GateGuarantee("It loses at most 2 %. This does not hold here: …", holds=False)
+    evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %. This does not hold here: …", holds=False)
     assert recommend(evaluation).guarantee == ""
 
 
@@ -105,7 +117,7 @@ def test_the_note_tells_the_guarantees_that_are_stored(tmp_path):
     assert build_verdict(evaluation, CostAssumptions(), 0.02).note.endswith(
         " No guarantee is stored (needs on record keep none, folders of gates do): knowgate calibrate gives one."
     )
-    evaluation.promises["good"] = GateGuarantee("It loses at most 2 %. This does not hold here: …", holds=False)
+    evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %. This does not hold here: …", holds=False)
     assert build_verdict(evaluation, CostAssumptions(), 0.02).note.endswith(
         " No guarantee is stored for that; one is with 'good': It loses at most 2 %. This does not hold here: …."
     )
@@ -143,7 +155,7 @@ def test_tokens_that_the_rows_do_not_tell_are_not_zero(tmp_path, text, shown):
     rows = [row(f"q{i}", side(text=text), side(text=text), question=f"what is {i}?") for i in range(4)]
     evaluation = evaluated(trial_run(tmp_path / "run", rows))
     assert {line[3] for line in build_cost_table(evaluation).rows} == shown
-    assert estimate_always_cost(evaluation.trial).written == (2 if text else None)
+    assert estimate_always_cost(evaluation.table).answer_tokens == (2 if text else None)
 
 
 def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
@@ -151,14 +163,14 @@ def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
         evaluated(planted(tmp_path / "run", known=4)), CostAssumptions(price_search=0.01, price_token=0.0), 0.02
     )
     assert "saves 25,000 searches and 250, at your prices (0.01 a search, 0 a million tokens)" in said.text
-    assert [tile.value for tile in said.tiles] == ["25.0 %", "0.0", "250"]
+    assert [tile.value for tile in said.key_figures] == ["25.0 %", "0.0", "250"]
 
 
 @pytest.mark.parametrize(("known", "n"), [(4, 60), (100, N)])
 def test_given_prices_are_spoken_of_where_nothing_is_recommended_too(tmp_path, known, n):
     evaluation = evaluated(planted(tmp_path / "run", known=known, n=n))
     said = build_verdict(evaluation, CostAssumptions(price_search=0.02, price_token=0.0), 0.02)
-    assert not said.advice.is_worth_it
+    assert not said.recommendation.is_positive
     assert "costs 2,000, at your prices (0.02 a search, 0 a million tokens); no gate can save more" in said.text
     assert "below" not in said.text  # on a terminal it is the last that is said
 
@@ -166,12 +178,12 @@ def test_given_prices_are_spoken_of_where_nothing_is_recommended_too(tmp_path, k
 def test_without_open_book_answers_the_cost_of_skipping_is_not_guessed(tmp_path):
     rows = [row(f"q{i}", side(i % 2 == 0)) for i in range(10)]
     said = build_verdict(evaluated(trial_run(tmp_path / "run", rows)), CostAssumptions(), 0.02)
-    assert (said.advice.light, said.label) == ("unknown", "Cannot be said")
+    assert (said.recommendation.level, said.label) == ("unknown", "Cannot be said")
     assert "'good' tells known from unknown questions best" in said.text
 
 
 def test_a_negative_price_is_refused():
-    with pytest.raises(BadSetting, match="--price-search is -1"):
+    with pytest.raises(BadSetting, match="price_search=-1"):
         CostAssumptions(price_search=-1)
 
 
@@ -182,11 +194,11 @@ def test_the_guarantee_of_a_calibrated_gate_is_read_from_its_folder(tmp_path):
     said = build_verdict(
         evaluate([gate], write_rows(tmp_path / "test", rows[1::2]), resamples=50), CostAssumptions(), 0.02
     )
-    assert said.advice.gate == "gate"
-    assert said.advice.chosen_on == 0
+    assert said.recommendation.gate == "gate"
+    assert said.recommendation.n_calibrated == 0
     assert "loses at most 20 % of the answers against always retrieving, with 90 % confidence" in said.text
     again = recommend(evaluate([gate], tmp_path / "calibration", resamples=50))
-    assert 100 < again.chosen_on < 200  # half of the 300
+    assert 100 < again.n_calibrated < 200  # half of the 300
 
 
 def test_an_arbiter_is_told_of_in_the_verdict_and_on_the_page(tmp_path):
