@@ -336,16 +336,14 @@ def test_its_own_model_and_wording_need_no_word(folder):
 
 @pytest.mark.parametrize(("model", "prompts"), [(FakeModel(name="other"), PROMPTS), (MODEL, "other wording")])
 def test_another_model_or_wording_is_refused(folder, model, prompts):
-    with pytest.raises(ArtifactError, match=r"fitted on bound \(model .*\), not on this model \(.*--plug-in"):
+    with pytest.raises(ArtifactError, match=r"fitted on bound \(model .*\), not on this model \(.*plug_in=True"):
         load_gate(str(folder)).bind(model, prompts)
 
 
 def test_a_gate_of_recorded_answers_is_advised_to_be_used_as_a_plug_in_of_a_named_llm(tmp_path):
     made = {**MANIFEST, "model": {"name": "recorded:my-llm", "fingerprint": "x"}}
     write_artifact(tmp_path / "judge", made, TENSORS, "# a card")
-    said = (
-        r"with --model \(as openai:NAME@URL\), and add --plug-in if it is the LLM these answers are of \('my-llm'\)\.$"
-    )
+    said = r"give `model` \(as openai:NAME@URL\), and plug_in=True if it is the LLM of these answers \('my-llm'\)\.$"
     with pytest.raises(ArtifactError, match=said):
         load_gate(str(tmp_path / "judge")).bind(MODEL, PROMPTS)
 

@@ -53,16 +53,14 @@ def test_a_gate_that_needs_more_than_the_backend_gives_is_refused_with_those_tha
     with pytest.raises(NotOffered) as caught:
         check_model_signals(load_gate("logprob"), model)
     assert str(caught.value) == (
-        "gate 'logprob' needs logprobs, which plain does not give. "
-        "Give one that works with it to --gate: always, never, random, skr."
+        "gate 'logprob' needs logprobs, which plain does not provide. "
+        "Gates that work with it: always, never, random, skr."
     )
 
 
 def test_the_gates_that_work_are_found_by_what_they_need():
     model = FakeModel(offers=frozenset({Signal.DRAFT, Signal.LOGPROBS}))
-    with pytest.raises(
-        NotOffered, match=r"Give one that works with it to --gate: always, never, random, logprob, flare, skr\.$"
-    ):
+    with pytest.raises(NotOffered, match=r"Gates that work with it: always, never, random, logprob, flare, skr\.$"):
         check_model_signals(load_gate("prompt"), model)
 
 

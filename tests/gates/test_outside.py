@@ -45,7 +45,7 @@ def test_whatever_another_packages_gate_raises_names_the_gate(where):
         AdaptiveRAG(model=FakeModel(), gate=Stumbling(where)).decide("who?")
     assert str(caught.value) == (
         "gate 'stumbling' (tests.gates.test_outside.Stumbling) failed: ZeroDivisionError: of all. "
-        "It is not a part of knowgate: tell whoever wrote it."
+        "It is not part of knowgate: report this to its author."
     )
 
 
@@ -62,5 +62,5 @@ def test_a_gates_own_sentence_stays():
 def test_needs_that_are_words_are_refused():
     gate = Stumbling("")
     gate.score = lambda questions, readings: ["high"]
-    with pytest.raises(ModelError, match="no list of numbers"):
+    with pytest.raises(ModelError, match="did not return a list of numbers"):
         score_questions(gate, [Question("who?")], [Reading()])

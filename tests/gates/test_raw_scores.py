@@ -79,7 +79,7 @@ def test_no_threshold_is_chosen_for_a_gates_own_verdict(tmp_path):
     folder = write_gate(tmp_path / "mine")
     run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])
     for given in (f"{folder},verdict=own", load_gate(f"{folder},verdict=own")):
-        with pytest.raises(BadSetting, match="Leave ',verdict=own' away"):
+        with pytest.raises(BadSetting, match="without ',verdict=own'"):
             calibrate(given, run, best_accuracy=True)
 
 
@@ -97,7 +97,7 @@ def test_beta_is_swept_over_the_raw_confidence(tmp_path):
     folder = write_gate(tmp_path / "mine", calibration=HALVED)
     rows = [graded_row("a", 0.04, True, True), graded_row("b", 0.999, False, True)]
     trial = load_label_table([write_rows(tmp_path / "run", rows)])
-    table = sweep_betas(trial, score_gate(trial, str(folder)), tried=(0.5, 0.95, 0.98))
+    table = sweep_betas(trial, score_gate(trial, str(folder)), betas=(0.5, 0.95, 0.98))
     assert "raw confidence" in table.title
     assert [row[1] for row in table.rows] == ["50.0 %", "50.0 %", "100.0 %", "0.0 %"]
 

@@ -8,7 +8,13 @@ import pytest
 from knowgate.data.runs.rows import GradedAnswer
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting, NotOffered
-from knowgate.gates.offline_scoring import RecordedReadingSource, find_signals, list_scorable_gates, score_gate
+from knowgate.gates.offline_scoring import (
+    RecordedReadingSource,
+    RunModelIdentity,
+    find_signals,
+    list_scorable_gates,
+    score_gate,
+)
 from knowgate.gates.scoring import ModelReadingSource, bind_gate, collect_readings, read_questions
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.answers import AnswerPrompts
@@ -69,7 +75,7 @@ class Spying:
         signals = {"told": 1.0} if self.told else {}
         return [Reading(Completion(question.text), signals=signals) for question in questions]
 
-    def ask(self, gate, questions, readings):
+    def read_labels(self, gate, questions, readings):
         self.asked.append([prompt.parts[0] for prompt in gate.build_label_prompts(questions, readings)])
         return [np.array([[1.0, 0.0]], dtype=np.float32) for _ in questions]
 
@@ -97,7 +103,7 @@ def test_without_questions_nothing_is_read():
 
 def test_a_gate_that_needs_labels_and_names_none_is_told_so():
     silent = type("SilentGate", (RecallingGate,), {"labels": ()})()
-    with pytest.raises(BadSetting, match="gate 'silent' needs labels but has none"):
+    with pytest.raises(BadSetting, match="gate 'silent' needs labels but defines none"):
         collect_readings(Spying(False, []), [silent], ASKED)
 
 
@@ -137,7 +143,7 @@ def trial(tmp_path, **signals):
 
 
 def test_a_run_tells_a_gate_which_model_it_was_made_with(tmp_path):
-    identity = RecordedReadingSource(trial(tmp_path), "x").identity
+    identity = RunModelIdentity.from_table(trial(tmp_path))
     assert (identity.name, identity.fingerprint) == (MODEL.name, SETTINGS["model_fingerprint"])
 
 
@@ -169,12 +175,12 @@ def test_recorded_gates_score_by_the_number(tmp_path):
     [
         (
             "prompt",
-            r"needs label logits, which the rows lack. Label again: knowgate label --data SPEC --model planted --out "
-            r"RUN \(label logits come from models that run here and servers with top_logprobs\)",
+            r"needs label logits, which the rows lack. Label again with data=SPEC, model=planted \(label logits come "
+            r"from local models and servers with top_logprobs\)",
             "the rows lack label logits",
         ),
-        ("prompt:yes/no", "asks the LLM in words of its own", "asks the LLM in words of its own"),
-        ("selfrag", "knowgate eval --data SPEC --model planted --gates selfrag", "asks the LLM in words of its own"),
+        ("prompt:yes/no", "asks the LLM with its own prompt", "asks the LLM with its own prompt"),
+        ("selfrag", "data=SPEC, model=planted, gates=selfrag", "asks the LLM with its own prompt"),
     ],
 )
 def test_what_the_rows_do_not_hold_is_said(tmp_path, spec, message, brief):
@@ -186,9 +192,9 @@ def test_what_the_rows_do_not_hold_is_said(tmp_path, spec, message, brief):
 @pytest.mark.parametrize(
     ("spec", "advice"),
     [
-        ("prompt", "texts, which a judge can read: knowgate fit judge. Or ask the LLM itself: knowgate label"),
-        ("seakr", "knowgate label --data jsonl:q.jsonl --model openai:NAME@URL --layers mid,late,last"),
-        ("selfrag", "knowgate eval --data jsonl:q.jsonl --model openai:NAME@URL --gates selfrag"),
+        ("prompt", "only text, which a judge can read: `knowgate fit judge`. Or ask the LLM. Label again with"),
+        ("seakr", "data=jsonl:q.jsonl, model=openai:NAME@URL, layers=mid,late,last, samples=20"),
+        ("selfrag", "data=jsonl:q.jsonl, model=openai:NAME@URL, gates=selfrag"),
     ],
 )
 def test_for_answers_recorded_elsewhere_no_llm_of_that_name_is_to_be_asked(tmp_path, spec, advice):

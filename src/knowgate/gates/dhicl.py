@@ -72,7 +72,7 @@ class DhiclGate(Gate):
         excluded = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
         if not self.cold:
             return store.search([question.text for question in questions], self.k, self.scope, excluded)
-        examples = store.sample(self.k + 1, self.scope, leave_out=excluded)
+        examples = store.sample(self.k + 1, self.scope, exclude=excluded)
         return [_exclude_question(question, examples)[: self.k] for question in questions]
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:

@@ -79,7 +79,7 @@ class Decider:
         rag, text = self.rag, question if isinstance(question, str) else question.text
         if rag.rules is None or rag.shadow or not rag.gate.obeys_rules or not isinstance(text, str):
             return None
-        ruling = rag.rules.judge(text)
+        ruling = rag.rules.decide(text)
         if ruling is None:
             return None
         threshold = rag.gate.threshold if rag.threshold is None else rag.threshold

@@ -30,9 +30,9 @@ def collect_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def collect_parameters(evaluation: Evaluation) -> dict[str, str]:
-    trial = evaluation.trial
-    about = {"knowgate": VERSION, "questions": len(trial.rows), "runs": ", ".join(map(str, trial.runs))}
-    about |= {name: trial.settings.get(name) for name in ("model", "retriever", "grader", "data")}
+    table = evaluation.table
+    about = {"knowgate": VERSION, "questions": len(table.rows), "runs": ", ".join(map(str, table.runs))}
+    about |= {name: table.settings.get(name) for name in ("model", "retriever", "grader", "data")}
     return {name: str(value)[:MAX_NAME_LENGTH] for name, value in about.items() if value is not None}
 
 

@@ -274,7 +274,7 @@ class Service:
         if history is None:
             return 0
         history.close()  # write pending entries first
-        return history.store.forget(ids=history.store.ids_of(question_key(question)))
+        return history.store.forget(ids=history.store.find_ids(question_key(question)))
 
     # --- learning and monitoring ------------------------------------------------------------------
 

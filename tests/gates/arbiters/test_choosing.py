@@ -46,12 +46,12 @@ def test_where_both_are_believed_the_same_the_one_with_passages_is_given():
 
 @pytest.mark.parametrize("belief", [Belief(math.nan, 0.5), Belief(0.5, 1.5)])
 def test_a_belief_that_is_no_probability_is_refused(belief):
-    with pytest.raises(ModelError, match="arbiter 'says' gave"):
+    with pytest.raises(ModelError, match="arbiter 'says' returned"):
         compute_beliefs(Says(belief), [both("Paris", "Rome")])
 
 
 def test_one_belief_for_each_pair_is_wanted():
-    with pytest.raises(ModelError, match="gave 0 beliefs for 1 pairs"):
+    with pytest.raises(ModelError, match="returned 0 beliefs for 1 pairs"):
         compute_beliefs(Says(), [both("Paris", "Rome")])
 
 

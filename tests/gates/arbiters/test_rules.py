@@ -60,14 +60,14 @@ def test_phrases_of_ones_own_take_the_place_of_the_packaged_ones(tmp_path):
 
 
 def test_phrases_that_cannot_be_read_are_said(tmp_path):
-    with pytest.raises(BadSetting, match="phrases of the rules cannot be read from"):
+    with pytest.raises(BadSetting, match="cannot read the abstention phrases in"):
         _ = RulesArbiter(words=str(tmp_path / "none.txt")).phrases
 
 
 def test_a_file_without_a_phrase_is_refused(tmp_path):
     file = tmp_path / "phrases.txt"
     file.write_text("\n...\n", encoding="utf-8")
-    with pytest.raises(BadSetting, match="holds no phrase"):
+    with pytest.raises(BadSetting, match="contains no phrase"):
         _ = RulesArbiter(words=str(file)).phrases
 
 

@@ -77,10 +77,10 @@ def test_a_gate_written_by_the_user_can_be_calibrated(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "0 were given"),
-        ({"max_loss": 0.1, "retrieval_rate": 0.5}, "2 were given"),
-        ({"retrieval_rate": 0.5, "confidence": 0.9}, "--confidence belongs to --max-loss"),
-        ({"best_accuracy": True, "held_out": 1.0}, "the share held out is 1.0"),
+        ({}, "0 were set"),
+        ({"max_loss": 0.1, "retrieval_rate": 0.5}, "2 were set"),
+        ({"retrieval_rate": 0.5, "confidence": 0.9}, "`confidence` needs `max_loss`"),
+        ({"best_accuracy": True, "held_out": 1.0}, "held_out=1.0 is not allowed"),
     ],
 )
 def test_targets_that_make_no_sense_are_refused(gate, run, options, message):
@@ -89,7 +89,7 @@ def test_targets_that_make_no_sense_are_refused(gate, run, options, message):
 
 
 def test_a_plain_gate_has_no_folder_to_copy(run, tmp_path):
-    with pytest.raises(BadSetting, match="'logprob' is not a fitted gate"):
+    with pytest.raises(BadSetting, match="`out` needs a fitted gate, and 'logprob' is not one"):
         calibrate(load_gate("logprob"), run, best_accuracy=True, out=tmp_path / "x")
 
 

@@ -7,7 +7,12 @@ import pytest
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, SEEN_FILE, read_artifact
-from knowgate.gates.calibration.threshold_calibration import CalibrationTarget, find_threshold, save_calibration
+from knowgate.gates.calibration.threshold_calibration import (
+    CalibrationTarget,
+    calibrate,
+    find_threshold,
+    save_calibration,
+)
 from tests.support.hand_gate import graded_row, varied_rows, write_gate, write_rows
 
 LOSS, HALF, BEST = (
@@ -45,7 +50,7 @@ def test_a_guarantee_is_chosen_on_one_half_and_tried_on_the_other(gate, run):
 
 
 def test_everything_may_be_chosen_on(gate, run):
-    found = find_threshold(gate, [run], LOSS, share=0)
+    found = find_threshold(gate, [run], LOSS, held_out=0)
     assert (found.chosen.n, found.held) == (300, None)
 
 
@@ -139,7 +144,7 @@ def test_too_few_rows_are_named_with_how_many_it_takes(gate, tmp_path):
 
 def test_rows_that_would_do_without_a_held_out_half_are_pointed_to(gate, tmp_path):
     run = write_rows(tmp_path / "some", varied_rows(200))
-    assert "--held-out 0" in refused(gate, [run], CalibrationTarget("guarantee", 0.02, 0.05))
+    assert "held_out=0" in refused(gate, [run], CalibrationTarget("guarantee", 0.02, 0.05))
 
 
 def test_too_few_unseen_rows_say_how_many_were_fitted_on(tmp_path, run):
@@ -149,7 +154,7 @@ def test_too_few_unseen_rows_say_how_many_were_fitted_on(tmp_path, run):
 
 def test_rows_without_open_book_answers_name_the_command(gate, tmp_path):
     rows = [graded_row(str(i), 0.5, i % 2 == 0, None) for i in range(300)]
-    assert "knowgate label --index DIR" in refused(gate, [write_rows(tmp_path / "closed", rows)])
+    assert "Label with passages: set `index`" in refused(gate, [write_rows(tmp_path / "closed", rows)])
 
 
 def test_a_run_where_retrieval_never_helps_is_refused(gate, tmp_path):
@@ -189,23 +194,24 @@ def test_a_gate_that_forgot_what_it_was_fitted_on_is_refused(gate, run, tmp_path
 
 def test_drafts_of_another_length_are_refused(tmp_path, run):
     gate = write_gate(tmp_path / "long", want={"draft_tokens": 32, "layers": []})
-    assert "--max-tokens 32" in refused(str(gate), [run])
+    assert "max_tokens=32" in refused(str(gate), [run])
 
 
 def test_another_number_of_samples_is_refused(tmp_path, run):
     options = {"features": ["first", "certainty"], "probes": []}
     gate = write_gate(tmp_path / "sampling", options=options, want={"draft_tokens": 1, "layers": [], "samples": 20})
-    assert "--samples 20" in refused(str(gate), [run])
+    assert "samples=20" in refused(str(gate), [run])
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_a_share_nobody_can_hold_out_is_refused(gate, run, share):
-    assert "share held out" in refused(gate, [run], share=share)
+@pytest.mark.parametrize("held_out", [-0.1, 1.0])
+def test_a_held_out_share_outside_its_range_is_rejected(gate, run, held_out):
+    with pytest.raises(BadSetting, match=f"held_out={held_out} is not allowed"):
+        calibrate(gate, run, max_loss=0.1, held_out=held_out)
 
 
 def test_a_row_whose_search_found_nothing_is_answered_closed_book_either_way(gate, tmp_path):
     rows = [*varied_rows(300), *(graded_row(f"none {i}", 0.01, False, None) for i in range(60))]
-    found = find_threshold(gate, [write_rows(tmp_path / "some", rows)], LOSS, share=0)
+    found = find_threshold(gate, [write_rows(tmp_path / "some", rows)], LOSS, held_out=0)
     assert found.chosen.n == 360
     assert found.threshold > 0.01  # they are no harmed skips
 
@@ -213,9 +219,9 @@ def test_a_row_whose_search_found_nothing_is_answered_closed_book_either_way(gat
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"k": 5}, "different numbers of passages (*: 3; *: 5); a threshold holds for one"),
+        ({"k": 5}, "different numbers of passages (*: 3; *: 5); a threshold is valid for one"),
         ({"max_tokens": 64}, "drafted answers of different length"),
-        ({"open_prompts": "b"}, "passages in different words"),
+        ({"open_prompts": "b"}, "different prompts for passages"),
     ],
 )
 def test_runs_that_show_or_answer_otherwise_are_not_mixed(gate, tmp_path, other, message):
@@ -230,4 +236,4 @@ def test_runs_that_show_or_answer_otherwise_are_not_mixed(gate, tmp_path, other,
 def test_a_run_of_an_older_version_goes_with_one_that_keeps_what_was_shown(gate, tmp_path):
     old = write_rows(tmp_path / "old", varied_rows(100), k=None)
     new = write_rows(tmp_path / "new", varied_rows(100, seed=1), open_prompts="a")
-    assert find_threshold(gate, [old, new], LOSS, share=0).chosen.n == 200
+    assert find_threshold(gate, [old, new], LOSS, held_out=0).chosen.n == 200

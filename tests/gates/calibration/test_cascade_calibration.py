@@ -55,13 +55,13 @@ def test_the_arbiter_is_bound_by_its_fingerprint(gate, place):
 
 def test_an_evaluation_tells_what_is_proven_with_its_arbiter(gate, place):
     calibrate(gate, place / "run", max_loss=0.1, confidence=0.9, net=True, arbiter=place / "arbiter")
-    both = evaluate(gate, place / "run", drop_seen=True, arbiter=place / "arbiter").promises["gate"]
-    assert both.words.startswith("Threshold ")
-    assert "with the arbiter arbiter loses at most 10 % of the answers, net of those gained" in both.words
-    assert "does not hold" not in both.words
+    both = evaluate(gate, place / "run", drop_seen=True, arbiter=place / "arbiter").guarantees["gate"]
+    assert both.text.startswith("Threshold ")
+    assert "with the arbiter arbiter loses at most 10 % of the answers, net of those gained" in both.text
+    assert "does not hold" not in both.text
     assert not both.holds  # of the gate alone nothing is proven
-    alone = evaluate(gate, place / "run", drop_seen=True).promises["gate"]
-    assert "This does not hold here: it was shown with the arbiter 'arbiter'" in alone.words
+    alone = evaluate(gate, place / "run", drop_seen=True).guarantees["gate"]
+    assert "This does not hold here: it was shown with the arbiter 'arbiter'" in alone.text
 
 
 def test_the_card_names_the_arbiter(gate, place):
@@ -106,7 +106,7 @@ def test_questions_the_arbiter_was_fitted_on_are_left_out(gate, place):
 
 
 def test_net_belongs_to_a_largest_loss(gate, place):
-    with pytest.raises(BadSetting, match="--net belongs to --max-loss"):
+    with pytest.raises(BadSetting, match="`net` needs `max_loss`"):
         calibrate(gate, place / "run", best_accuracy=True, net=True)
 
 

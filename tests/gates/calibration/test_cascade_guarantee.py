@@ -48,7 +48,7 @@ def test_whoever_is_harmed_by_the_arbiter_would_be_harmed_by_skipping():
 
 def test_without_an_arbiter_the_answer_after_retrieval_is_the_open_book_one():
     plain = GateOutcomes(FOUR.needs, FOUR.closed_right, FOUR.open_right)
-    assert (plain.after == plain.open_right).all()
+    assert (plain.retrieved_right == plain.open_right).all()
     assert evaluate_threshold(plain, 0.3).right_chosen is None
 
 

@@ -171,7 +171,7 @@ def test_long_fingerprints_are_shortened_in_sentences(tmp_path):
 @pytest.mark.parametrize(
     ("candidates", "options", "reason"),
     [
-        (20, {}, r"chosen by the reranker aligned \(r1\), not as they are found"),
+        (20, {}, r"chosen by the reranker aligned \(r1\), and here by none"),
         (20, {"reranker": Ranker("r2")}, r"chosen by the reranker aligned \(r1\), not by this one \(r2\)"),
         (5, {"reranker": Ranker("r1")}, "chosen from 5 candidates, not 20"),
         (20, {"reranker": Ranker("r1"), "rerank_margin": 0.1}, "that were always reranked"),
@@ -241,7 +241,7 @@ def test_a_budget_that_ties_leave_unused_is_told():
     said = summarize_threshold(0.9, "budget", {"wanted": 0.5, "chosen_on": counts})
     assert said == (
         "For a retrieval rate of 50 %: threshold 0.9. It retrieves for 0 % of the questions it was chosen on: needs "
-        "are tied there, and the next lower threshold would go beyond the budget."
+        "are tied there, and the next lower threshold would exceed the budget."
     )
 
 

@@ -262,8 +262,8 @@ def _with_promise(evaluation: Evaluation, choice: GateChoice, max_loss: float) -
     """A plain gate keeps no guarantee; what was proven of it a moment ago, on other questions, is put beside it."""
     if choice.threshold is None:
         return evaluation
-    proven = GateGuarantee(choice.proven, holds=True, loss=max_loss)
-    return replace(evaluation, promises={**evaluation.promises, _called(choice): proven})
+    proven = GateGuarantee(choice.proven, holds=True, max_loss=max_loss)
+    return replace(evaluation, guarantees={**evaluation.guarantees, _called(choice): proven})
 
 
 def _called(choice: GateChoice) -> str:
@@ -272,7 +272,7 @@ def _called(choice: GateChoice) -> str:
 
 def _counted(evaluation: Evaluation, choice: GateChoice) -> str:
     """Right answers on these questions: with the gate that was chosen, with passages, without."""
-    trial = evaluation.trial
+    trial = evaluation.table
     right = [f"{int(trial.always_right.sum())} looking up each", f"{int(trial.closed_right.sum())} from memory"]
     if choice.gate == ALWAYS_RETRIEVE_GATE:
         return f"of {len(trial.rows)} questions, answered right: {', '.join(right)}."

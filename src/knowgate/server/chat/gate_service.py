@@ -127,7 +127,7 @@ class GateService:
         """Return the decision of a rule, which needs no reading; None if the gate must decide."""
         if rag.rules is None or self.is_stale(rag) or not rag.bound_gate.obeys_rules:
             return None
-        ruling = rag.rules.judge(question.text)
+        ruling = rag.rules.decide(question.text)
         if ruling is None:
             return None
         reason = f"{ruling.reason} (rule '{ruling.rule}')"
