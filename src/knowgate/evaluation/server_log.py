@@ -103,7 +103,7 @@ def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
 
 def _get_path(location: LogLocation) -> Path | str:
     """Return the file, or the address without its password."""
-    return location if isinstance(location, Path) else location.shown
+    return location if isinstance(location, Path) else location.redacted
 
 
 def _read_rows(location: LogLocation, query: str) -> Iterator[tuple[Any, ...]]:
@@ -116,7 +116,7 @@ def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[
     database = open_postgres(address)
     select, _, table = query.partition(" FROM ")
     if database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])[0][0]:
-        raise BadInput(f"{address.shown} is not a log of the server: it has no table of decisions.")
+        raise BadInput(f"{address.redacted} is not a log of the server: it has no table of decisions.")
     yield from database.read(f"{select} FROM {address.schema}.{table}")
 
 

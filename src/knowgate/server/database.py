@@ -115,7 +115,7 @@ class PostgresStore:
             yield _StorableTransaction(transaction)
 
     def vacuum(self, tables: Sequence[str]) -> None:
-        self._database.sweep(tables, log.warning)
+        self._database.vacuum(tables, log.warning)
 
     def close(self) -> None:
         """Do nothing: the connections are shared by the whole process, which closes them when it exits."""

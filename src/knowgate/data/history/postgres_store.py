@@ -114,7 +114,7 @@ class HnswIndex:
             width = self._database.read("SELECT value FROM meta WHERE key = 'width'")
             self._has_given_up = not width or int(width[0][0]) > MAX_HNSW_WIDTH
             if not self._has_given_up and not self._is_valid():
-                self._database.alone(BUILD_STATEMENTS, log.info, turn="graph")
+                self._database.execute_outside_transaction(BUILD_STATEMENTS, log.info, lock="graph")
         except KnowgateError as error:
             self._has_given_up = True
             log.warning("The log has no vector index, so searches are exact and slower: %s", error)
@@ -146,7 +146,7 @@ class PostgresHistory(EmbeddedHistory):
     @property
     def exists(self) -> bool:
         """Whether the log exists; asking does not create it."""
-        return self._database.is_made
+        return self._database.has_tables
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class PostgresHistory(EmbeddedHistory):
                 query = "DELETE FROM entries WHERE position(lower(?) IN lower(question)) > 0"
                 count += transaction.execute(query, [to_storable_text(contains)]).rowcount
         if count:
-            self._database.sweep(["entries"], log.warning)
+            self._database.vacuum(["entries"], log.warning)
         return int(count)
 
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:

@@ -107,7 +107,7 @@ class AnnIndex:
         order = np.argsort(ids[0], kind="stable")
         order = order[ids[0][order] >= 0]  # faiss pads with -1
         row_ids, vectors = ids[0][order], np.ascontiguousarray(vectors[0][order])
-        return _make_hits(row_ids, score_rows(vectors, np.arange(len(order)), query).best(k))
+        return _make_hits(row_ids, score_rows(vectors, np.arange(len(order)), query).top(k))
 
 
 def has_faiss() -> bool:
@@ -291,7 +291,7 @@ class VectorIndex:
         self._start_builder()
         with self._lock:
             ann, ids, vectors = self._ann, self._ids[: self._size], self._vectors[: self._size]
-        exact = [_make_hits(ids, hits) for hits in find_nearest_rows(vectors, queries, k, longest=self._max_norm)]
+        exact = [_make_hits(ids, hits) for hits in find_nearest_rows(vectors, queries, k, max_norm=self._max_norm)]
         if ann is None:
             return exact
         return [_merge_hits(hits + ann.nearest(query, k), k) for hits, query in zip(exact, queries, strict=True)]

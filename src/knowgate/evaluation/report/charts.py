@@ -47,11 +47,11 @@ class PlotArea:
 
     def get_x(self, value: float) -> float:
         """Return the x coordinate of a value."""
-        return LEFT + (self.width - LEFT - RIGHT) * self.x.share(value)
+        return LEFT + (self.width - LEFT - RIGHT) * self.x.scale(value)
 
     def get_y(self, value: float) -> float:
         """Return the y coordinate of a value."""
-        return TOP + (self.height - TOP - BOTTOM) * (1 - self.y.share(value))
+        return TOP + (self.height - TOP - BOTTOM) * (1 - self.y.scale(value))
 
     @property
     def bottom(self) -> float:
@@ -343,7 +343,7 @@ def _draw_dot_row(axis: Axis, row: DotRow, y: float) -> Iterator[str]:
 
 
 def _get_row_x(axis: Axis, value: float) -> float:
-    return ROW_NAME_WIDTH + (ROW_END - ROW_NAME_WIDTH) * axis.share(value)
+    return ROW_NAME_WIDTH + (ROW_END - ROW_NAME_WIDTH) * axis.scale(value)
 
 
 def _shorten(name: str, max_length: int) -> str:

@@ -101,7 +101,7 @@ def parse_table_spec(spec: str) -> tuple[DatabaseAddress, TableSpec]:
     query = urlencode(libpq_parameters, quote_via=quote)
     address = parse_database_address(f"{url}?{query}" if query else url)
     if not options.get("table"):
-        raise BadSetting(f"pgvector: {address.shown} names no table. Write, for example: {EXAMPLE_SPEC}")
+        raise BadSetting(f"pgvector: {address.redacted} names no table. Write, for example: {EXAMPLE_SPEC}")
     allowed_values = tuple((column, tuple(values)) for column, values in sorted(filters.items()))
     return address, TableSpec(**options, filters=allowed_values)
 
@@ -179,7 +179,7 @@ class PgvectorRetriever:
         types = {str(name): str(type_name) for name, type_name in self._database.read(query, [spec.quoted_table])}
         if not types:
             raise BadSetting(
-                f"pgvector: there is no table '{spec.table}' in {self._address.shown}. Write table=TABLE or "
+                f"pgvector: there is no table '{spec.table}' in {self._address.redacted}. Write table=TABLE or "
                 "table=SCHEMA.TABLE exactly as it is spelled there."
             )
         if missing := [name for name in spec.columns if name not in types]:

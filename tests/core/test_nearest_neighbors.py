@@ -26,7 +26,7 @@ class Search:
     def nearest(self, block_rows: int | None = None) -> list[NearestHits]:
         rows = block_rows or self.block_rows
         return find_nearest_rows(
-            self.vectors, self.queries, self.k, longest=max_row_norm(self.vectors), block_rows=rows
+            self.vectors, self.queries, self.k, max_norm=max_row_norm(self.vectors), block_rows=rows
         )
 
 
@@ -79,7 +79,7 @@ def test_scores_are_the_inner_products(search: Search):
 
 def test_vectors_that_are_not_of_unit_length_are_told_apart_too():
     vectors = np.array([[3e4, 1], [3e4, 20], [3e4, 20]], np.float32)
-    (hits,) = find_nearest_rows(vectors, vectors[1:2], 2, longest=max_row_norm(vectors), block_rows=1)
+    (hits,) = find_nearest_rows(vectors, vectors[1:2], 2, max_norm=max_row_norm(vectors), block_rows=1)
     assert hits.rows.tolist() == [1, 2]
 
 
@@ -91,7 +91,7 @@ def test_a_rows_score_does_not_depend_on_the_rows_beside_it():
 
 def test_fewer_rows_than_k_all_come():
     vectors = np.eye(3, dtype=np.float32)
-    (hits,) = find_nearest_rows(vectors, vectors[2:], 9, longest=1.0, block_rows=2)
+    (hits,) = find_nearest_rows(vectors, vectors[2:], 9, max_norm=1.0, block_rows=2)
     assert (hits.rows.tolist(), hits.scores.tolist()) == ([2, 0, 1], [1.0, 0.0, 0.0])
 
 

@@ -18,7 +18,7 @@ from knowgate.server.telemetry.decision_log import DecisionLog
 address = "postgresql://me:hunter2-Xyzzy@h/db?table=t"
 for use in (
     lambda: open_history(address), lambda: history_exists(address), lambda: load_retriever("pgvector:" + address),
-    lambda: DecisionLog(address, keeps_questions=False),
+    lambda: DecisionLog(address, stores_questions=False),
 ):
     try:
         use()

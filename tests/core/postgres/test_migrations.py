@@ -43,18 +43,18 @@ def test_a_step_that_fails_leaves_the_older_version_as_it_was(address):
 
 def test_parts_of_one_schema_have_versions_of_their_own(address):
     other = TableSchema("games", (("CREATE TABLE games (name TEXT)",),), {"games": frozenset({"name"})})
-    assert not PostgresDatabase(address, other).is_made
+    assert not PostgresDatabase(address, other).has_tables
     PostgresDatabase(address, SECOND).read("SELECT 1")
-    assert not PostgresDatabase(address, other).is_made
+    assert not PostgresDatabase(address, other).has_tables
     PostgresDatabase(address, other).read("SELECT * FROM games")
-    assert PostgresDatabase(address, other).is_made
+    assert PostgresDatabase(address, other).has_tables
 
 
 MAKER = """
 import sys
 from knowgate.core.postgres.address import parse_database_address
 from knowgate.core.postgres.database import PostgresDatabase
-from tests.core.postgres.test_tables import SECOND
+from tests.core.postgres.test_migrations import SECOND
 
 assert PostgresDatabase(parse_database_address(sys.argv[1]), SECOND).read("SELECT * FROM things") == [("kept", 7)]
 """
