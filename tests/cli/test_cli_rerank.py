@@ -183,7 +183,10 @@ def test_a_probe_of_another_model_is_refused(call, made, tmp_path):
         (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),
         (["eval", "--labels", "run", "--rerank", "r"], "--rerank needs --data"),
         (["ask", "q", "--gate", "never", "--beta", "0.9", "--model", "fake"], "--beta belongs to --preset 'cbdr'"),
-        (["ask", "q", "--gate", "never", "--preset", "x", "--model", "fake"], "--preset 'x' is unknown; allowed: cbdr."),
+        (
+            ["ask", "q", "--gate", "never", "--preset", "x", "--model", "fake"],
+            "--preset 'x' is unknown; allowed: cbdr.",
+        ),
         (["ask", "q", "--gate", "never", "--preset", "cbdr", "--model", "fake"], "Fit one: fit('probe'"),
     ],
 )
