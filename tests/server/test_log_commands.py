@@ -78,6 +78,6 @@ def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tm
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE t (x)")
-    assert "it holds no decisions" in call("replay", other).err
+    assert "no table of decisions" in call("replay", other).err
     assert "--arm goes with the server's log" in call("replay", many.docs, "--arm", "a").err
     assert "no log of the server" in call("refit", many.docs).err
