@@ -175,7 +175,7 @@ def test_refit_without_questions_reports_no_password(serve, many, database, call
     secret = database.replace("postgres@", f"postgres:{PASSWORD}@")
     outcome = call("refit", secret, "--docs", many.docs, "--model", many.model)
     assert outcome.code == 1
-    assert "--keep-questions" in outcome.err
+    assert "keep_questions=True" in outcome.err
     assert PASSWORD not in outcome.err
 
 
