@@ -72,9 +72,9 @@ class Chat(ChatModel):
         super().__init__("chat", logprobs=True)
         self._inner = long_answers()
 
-    def _ask(self, asked):
-        options = {"max_tokens": asked.max_tokens, "temperature": asked.temperature, "seed": asked.seed}
-        return self._inner.generate([Prompt(asked.text)], **options)[0][0]
+    def _complete(self, request):
+        options = {"max_tokens": request.max_tokens, "temperature": request.temperature, "seed": request.seed}
+        return self._inner.generate([Prompt(request.text)], **options)[0][0]
 
 
 @pytest.fixture(params=["fake", "replay", "openai", "chat", *LOCAL])
@@ -209,7 +209,7 @@ def test_hidden_states_are_returned_if_offered_and_refused_otherwise(model):
 
 def test_label_logits_have_a_row_per_position_and_a_column_per_label(model):
     if Signal.LABELS not in model.offers:
-        with pytest.raises(KnowgateError, match="shows no labels"):
+        with pytest.raises(KnowgateError, match="without label logits"):
             model.label_logits([LabelPrompt(("a",))], ["x"])
         return
     asked = [LabelPrompt((f"{prompt.text} Say Paris or Lyon.",), raw=False) for prompt in PROMPTS]
