@@ -224,14 +224,14 @@ def test_the_conclusion_names_the_fewest_searches_and_the_fewest_that_are_surely
 
 
 def test_waiting_speaks_at_once_and_again_while_it_lasts(capsys: pytest.CaptureFixture[str]):
-    with show_waiting("Loading", every=0.02):
+    with show_waiting("Loading", interval=0.02):
         assert capsys.readouterr().err == "Loading ...\n"
         time.sleep(0.2)
     assert capsys.readouterr().err.startswith("  0 s\n")
 
 
 def test_waiting_stops_when_what_it_waits_for_fails(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(ValueError, match="broken"), show_waiting("Loading", every=0.02):
+    with pytest.raises(ValueError, match="broken"), show_waiting("Loading", interval=0.02):
         raise ValueError("broken")
     capsys.readouterr()
     time.sleep(0.1)

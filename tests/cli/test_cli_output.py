@@ -104,13 +104,13 @@ def test_doctor_tells_everything_when_asked(call: Call):
 
 def test_the_verdict_of_the_doctor_counts_what_is_broken_first():
     broken, missing, good = (
-        Finding("a", "", "mend it", broken=True),
+        Finding("a", "", "repair it", is_broken=True),
         Finding("b", "", "pip install b"),
         Finding("c", ""),
     )
     assert summarize_findings([broken, missing, good]).plain.startswith("Not ready: 1 broken.")
-    assert summarize_findings([missing, good]).plain.startswith("Ready but for 1,")
-    assert summarize_findings([good]).plain == "All 1 checks are good. Next: knowgate demo"
+    assert summarize_findings([missing, good]).plain.startswith("Ready, except for 1 ")
+    assert summarize_findings([good]).plain == "All 1 checks passed. Next: knowgate demo"
 
 
 def test_index_says_what_it_did_on_stderr(call: Call, docs: Path):

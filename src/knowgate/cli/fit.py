@@ -140,7 +140,7 @@ FitNoQuestions = Annotated[
 class FitGateCommand(CommandEntry):
     """A gate's line in the group: the command is made from the signature of its fit function."""
 
-    def about(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         """The table's words; a gate of another package is loaded for its own, and one that cannot be says why."""
         if name in FITTED_GATES:
             return FITTED_GATES[name].summary
@@ -153,7 +153,7 @@ class FitGateCommand(CommandEntry):
         command = create_command(
             name, make_gate_command(name), {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
         )
-        command.elsewhere = suggest_owning_gates
+        command.suggest_elsewhere = suggest_owning_gates
         return command
 
 
@@ -177,7 +177,7 @@ class FitArbiterCommand(CommandEntry):
 class FitGroup(LazyGroup):
     """The gates of the table, those of other packages, the arbiter and the reranker."""
 
-    def verbs(self) -> Mapping[str, CommandEntry]:
+    def get_entries(self) -> Mapping[str, CommandEntry]:
         gates: dict[str, CommandEntry] = {name: FitGateCommand("", "", GATES_PANEL) for name in list_fittable_gates()}
         reranker = CommandEntry(
             "knowgate.cli.fit_reranker:fit_reranker_command",
