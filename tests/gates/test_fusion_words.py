@@ -9,8 +9,8 @@ from knowgate.gates.fusion import describe_signals
 
 def test_features_are_said_as_people_would():
     assert describe_feature("min", np.log(0.03)) == "least likely token 3%"
-    assert describe_feature("length", np.log1p(5)) == "tokens drafted 5"
-    assert describe_feature("probe-post-23", 0.0) == "layer 23 after the answer sees need 50%"
+    assert describe_feature("length", np.log1p(5)) == "draft tokens 5"
+    assert describe_feature("probe-post-23", 0.0) == "layer 23 after the answer predicts need 50%"
 
 
 def test_the_loudest_are_named_on_both_sides_and_the_quiet_are_not():

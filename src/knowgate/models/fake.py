@@ -25,11 +25,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from knowgate.core.files import read_jsonl
+from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.validation import format_value, read_json
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.models.backend import (
@@ -58,7 +59,7 @@ class FakeEntry:
     open: str | None = None
     when: str | None = None
     known: bool | None = None
-    logprob: float | None = None
+    logprob: Annotated[float, NumberRange(-LOGPROB_LIMIT, 0)] | None = None
     samples: tuple[str, ...] = ()
 
     def is_open(self, text: str) -> bool:
@@ -86,24 +87,12 @@ def read_fake_table(path: Path) -> dict[str, Any]:
 
 def parse_fake_entry(key: str, value: object) -> FakeEntry:
     """Return the checked table entry for a string or an object."""
+    where = f"table entry {format_value(key)}"
     if isinstance(value, str):
         return FakeEntry(closed=value)
-    key = format_value(key)
-    fields = FakeEntry.__dataclass_fields__
-    if not isinstance(value, Mapping) or not set(value) <= set(fields):
-        raise BadInput(f"table entry {key} must be a text or have only the fields {', '.join(fields)}.")
-    for name in ("closed", "open", "when"):
-        if not isinstance(value.get(name), str | None):
-            raise BadInput(f"table entry {key}: {name} must be a text.")
-    if not isinstance(value.get("known"), bool | None):
-        raise BadInput(f"table entry {key}: known must be true or false.")
-    logprob = value.get("logprob")
-    if logprob is not None and not (isinstance(logprob, int | float) and -LOGPROB_LIMIT < logprob <= 0):
-        raise BadInput(f"table entry {key}: logprob must be a number not above 0, not {format_value(logprob)}.")
-    samples = value.get("samples", ())
-    if not isinstance(samples, list | tuple) or not all(isinstance(sample, str) for sample in samples):
-        raise BadInput(f"table entry {key}: samples must be a list of texts.")
-    return FakeEntry(**{**value, "samples": tuple(samples)})
+    if not isinstance(value, Mapping):
+        raise BadInput(f"{where} must be a text or an object.")
+    return read_record(FakeEntry, dict(value), where)
 
 
 # --- the model ------------------------------------------------------------------------------------

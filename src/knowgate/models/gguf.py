@@ -105,9 +105,7 @@ def _load_dequantized(file: Path) -> tuple[Any, Any]:
     with silence_transformers(), translate_loading_errors(str(file)), contextlib.redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+            file.parent, gguf_file=file.name, dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32
         )
     return model, tokenizer
 

@@ -84,7 +84,8 @@ class Bootstrap:
         while left:
             size = min(left, PORTION_SIZE if self.n <= LARGE_SAMPLE else max(1, MAX_COUNTS_IN_MEMORY // self.n))
             picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
-            yield np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n).astype(np.float32)
+            counts = np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n)
+            yield counts.astype(np.float32, order="F")  # metrics of rank read it question by question
             left -= size
 
     def apply(self, metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:

@@ -21,11 +21,7 @@ PROBE_TOKENS = 4
 # Parameters to probe, and their values, best first. -1 switches top_k off in vLLM, SGLang and llama.cpp; some gateways
 # expect 0.
 PROBED_PARAMETERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "logprobs": (
-        {"logprobs": True, "top_logprobs": 20},
-        {"logprobs": True, "top_logprobs": 5},
-        {"logprobs": True},
-    ),
+    "logprobs": ({"logprobs": True, "top_logprobs": 20}, {"logprobs": True, "top_logprobs": 5}, {"logprobs": True}),
     "n": ({"n": 2},),
     "seed": ({"seed": 0},),
     "sampling": ({"top_k": -1, "min_p": 0.0}, {"top_k": 0, "min_p": 0.0}),

@@ -65,12 +65,12 @@ def test_the_packaged_sets_have_different_fingerprints():
         ("", "en"),
     ],
 )
-def test_the_language_is_that_of_more_characters_or_words(text, expected):
+def test_the_language_is_detected_by_characters_and_words(text, expected):
     assert detect_language(text) == expected
 
 
 @pytest.mark.parametrize(("lang", "expected"), [("zh", "zh"), (None, "en"), ("fr", "en")])
-def test_a_question_says_its_language_unless_there_are_no_templates_for_it(lang, expected):
+def test_the_language_of_a_question_is_used_if_there_are_templates_for_it(lang, expected):
     assert detect_question_language(Question("Who?", lang=lang)) == expected
 
 
@@ -80,7 +80,7 @@ def test_braces_inside_a_value_are_left_alone():
     )
 
 
-def test_the_users_own_template_replaces_one_and_keeps_the_rest(file):
+def test_a_custom_template_replaces_only_its_namesake(file):
     own = load_templates(file('[en]\nclosed = "Q: {query} A:"\n'), like="answer")
     assert own.fill("closed", "en", query="Who?") == "Q: Who? A:"
     assert own.templates["zh"] == load_packaged_templates("answer").templates["zh"]
@@ -92,7 +92,7 @@ def test_an_empty_file_is_the_packaged_set(file):
     assert load_templates(file(""), like="answer").fingerprint == load_packaged_templates("answer").fingerprint
 
 
-def test_doubled_braces_are_braces_in_the_prompt(file):
+def test_doubled_braces_become_braces(file):
     own = load_templates(file("""[en]\nclosed = 'JSON {{"q": "{query}"}}'\n"""), like="answer")
     assert own.fill("closed", "en", query="Who?") == 'JSON {"q": "Who?"}'
 
@@ -113,7 +113,7 @@ def test_doubled_braces_are_braces_in_the_prompt(file):
         ("[en", "the prompt file .* is not valid TOML"),
     ],
 )
-def test_a_wrong_prompt_file_is_refused_with_what_is_wrong(file, text, message):
+def test_an_invalid_prompt_file_is_refused_with_the_reason(file, text, message):
     with pytest.raises(BadSetting, match=message):
         load_templates(file(text), like="answer")
 
@@ -123,7 +123,7 @@ def test_a_missing_prompt_file_is_named(tmp_path):
         load_templates(tmp_path / "none.toml", like="answer")
 
 
-def test_the_wording_free_asks_for_no_concise_answer_and_is_a_wording_of_its_own():
+def test_the_free_variant_does_not_ask_for_a_concise_answer():
     free, usual = load_answer_prompts(Path("free")), load_answer_prompts()
     asked = free.closed(Question("Why?")).text
     assert "concise" not in asked

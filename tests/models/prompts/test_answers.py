@@ -45,7 +45,7 @@ FIGURE_11_ZH = "给定以下多项选择题, 仅输出正确答案所在的选�
     ("question", "expected"),
     [(EN, FIGURE_9_EN), (ZH, FIGURE_9_ZH), (CHOICE, FIGURE_11_EN), (CHOICE_ZH, FIGURE_11_ZH)],
 )
-def test_the_closed_prompt_is_the_papers(question, expected):
+def test_the_closed_prompt_is_that_of_the_paper(question, expected):
     assert PROMPTS.closed(question).text == expected
 
 
@@ -58,7 +58,7 @@ def test_the_closed_prompt_is_the_papers(question, expected):
         (CHOICE_ZH, "这里有一些背景资料: Shakespeare\nHe wrote it.\n" + FIGURE_11_ZH),
     ],
 )
-def test_the_open_prompt_is_the_papers(question, expected):
+def test_the_open_prompt_is_that_of_the_paper(question, expected):
     assert PROMPTS.open(question, SHAKESPEARE).text == expected
 
 
@@ -70,7 +70,7 @@ def test_a_forced_language_is_used_for_every_question():
     assert AnswerPrompts(lang="zh").closed(EN).text == FIGURE_9_ZH.replace("谁写了哈姆雷特", "who wrote Hamlet")
 
 
-def test_the_questions_own_language_goes_before_its_script():
+def test_the_language_of_a_question_takes_precedence_over_its_script():
     assert PROMPTS.language(Question("NBA?", lang="zh")) == "zh"
 
 
@@ -101,11 +101,11 @@ def test_passages_follow_each_other_with_their_titles_unnumbered():
     assert format_passages(passages) == "One\nText one.\n\nText two."
 
 
-def test_a_title_that_begins_the_text_is_not_said_twice():
+def test_a_title_that_begins_the_text_is_not_repeated():
     assert format_passages([Passage("1", "# One\nText one.", "One")]) == "One\nText one."
 
 
-def test_the_wording_with_passages_has_a_fingerprint_of_its_own():
+def test_open_book_prompts_have_a_fingerprint_of_their_own():
     def reworded(key):
         templates = {lang: dict(texts) for lang, texts in PROMPTS.templates.templates.items()}
         templates["zh"][key] += " "
@@ -117,13 +117,13 @@ def test_the_wording_with_passages_has_a_fingerprint_of_its_own():
 
 
 class Small(FakeModel):
-    """Sees prompts of less than 300 characters."""
+    """A model with a context window of 300 characters."""
 
     def fits(self, prompts, max_tokens):
         return [len(prompt.text) < 300 for prompt in prompts]
 
 
-def test_many_questions_get_the_passages_that_each_would_get_alone():
+def test_a_batch_gets_the_same_passages_as_single_questions():
     found = [SHAKESPEARE, [], [Passage("p", "word " * 30), Passage("q", "word " * 20)]]
     alone = [fit_passages(Small(), PROMPTS, EN, passages, 8) for passages in found]
     assert fit_passages_batch(Small(), PROMPTS, [EN] * 3, found, 8) == alone
