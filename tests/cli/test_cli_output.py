@@ -88,13 +88,13 @@ def test_the_version_is_printed(call: Call):
 def test_gates_models_and_doctor_print_their_tables(call: Call):
     assert "logprob" in call("gates").out
     assert "smollm" in call("models").out
-    assert "not fetched yet" in call("doctor").out
+    assert "not downloaded yet" in call("doctor").out
 
 
 def test_doctor_is_short_and_ends_with_a_verdict(call: Call):
     lines = call("doctor").out.splitlines()
     assert len(lines) < 25
-    assert lines[-1].startswith("Ready but for ")
+    assert lines[-1].startswith("Ready, except for ")
     assert "torch" not in [line.split()[0] for line in lines]
 
 

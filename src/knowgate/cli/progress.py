@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from knowgate.cli.console import STDERR_CONSOLE
 from knowgate.core.display import sanitize_text
 
 FIRST_LINE_SECONDS, MAX_LINE_INTERVAL = 3.0, 60.0
@@ -189,3 +190,13 @@ def _print_seconds(console: Console, task: str, interval: float) -> Iterator[Non
     finally:
         is_done.set()
         thread.join()
+
+
+@contextmanager
+def show_arbitration_progress(arbiter: str | None) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of an arbiter; nothing if there is none."""
+    if arbiter is None:
+        yield lambda done, total: None
+        return
+    with show_progress("arbitrating answers", "questions", STDERR_CONSOLE) as show:
+        yield lambda done, total: show(done, total)
