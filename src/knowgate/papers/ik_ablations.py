@@ -70,7 +70,7 @@ def sweep_ik(
     out: where the judges are kept; those that are there already are not fitted again. options: of `fit ik`.
     """
     examples = load_examples(list(runs), target="known", layers=(), seed=seed)
-    tested = load_label_table(list(test), layers=()) if test else examples.trial.subset(examples.split.test)
+    tested = load_label_table(list(test), layers=()) if test else examples.table.subset(examples.split.test)
     own = str(examples.settings["grader"])
     needed = {grade: compute_needed(examples, grade, judge) for grade in grades or (own,)}
     variants = [IkVariant(*picked) for picked in product(tokens, rows, needed)]
