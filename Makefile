@@ -22,10 +22,9 @@ demo: install
 serve-demo: install
 	$(BIN)/knowgate serve --demo
 
-# One process per core, one thread per process. Files stay together for their fixtures, and so do all tests of the
-# embedded model (see tests/conftest.py). TESTS=path runs a part.
+# One process per core, one thread per process. Files stay together for their fixtures. TESTS=path runs a part.
 RUN_TESTS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder --durations=50
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=50
 
 # Everything that matters, in minutes.
 test: install
@@ -50,7 +49,7 @@ $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt
 
 test-integrations: $(INTEGRATIONS)/.installed
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(INTEGRATIONS)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder tests/integrations tests/datasets
+	$(INTEGRATIONS)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests/integrations tests/datasets
 
 # Many invalid inputs for every reader, different ones each time; writes the table of them in the documentation. Minutes.
 fuzz: install

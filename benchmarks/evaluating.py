@@ -19,7 +19,7 @@ def main() -> None:
     from knowgate.data.runs.rows import GradedAnswer, LabelRow
     from knowgate.data.runs.table import LabelTable
     from knowgate.evaluation.gate_comparison import compare_gates
-    from knowgate.gates.offline_scoring import GateScores
+    from knowgate.gates.offline_scoring import TableScores
 
     rng, n = np.random.default_rng(0), options.rows
     closed, opened = rng.random(n) < 0.3, rng.random(n) < 0.5
@@ -30,7 +30,7 @@ def main() -> None:
     rows = [LabelRow(f"q{i}", f"q{i}", "en", closed=one, open=other) for i, (one, other) in enumerate(sides)]
     settings = {"model": "none", "grader": "contains"}
     trial = LabelTable(rows, [row.id for row in rows], [], settings)
-    gates = [GateScores(f"gate {i}", 0.7 * rng.random(n) + 0.3 * ~closed, 0.5) for i in range(options.gates)]
+    gates = [TableScores(f"gate {i}", 0.7 * rng.random(n) + 0.3 * ~closed, 0.5) for i in range(options.gates)]
     start = time.perf_counter()
     found = compare_gates(trial, gates)
     print(f"{options.gates} gates, {n} rows, {found.resamples} resamples: {time.perf_counter() - start:.1f} s")

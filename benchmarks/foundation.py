@@ -133,7 +133,7 @@ class FullLength:
 
 ASK = """
 import json, resource, sys
-from knowgate.cli import run
+from knowgate.cli.main import run
 code = run(["ask", "--json", "--docs", sys.argv[1], "What is the capital of France?"])
 print(json.dumps({"mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}), file=sys.stderr)
 sys.exit(code)

@@ -79,7 +79,7 @@ def against_a_pass(medians: dict[int, float]) -> None:
 
     model, gate, embedder = load_model("smollm"), DhiclGate(), SentenceEmbedder()
     near = tuple(Neighbor(f"Who wrote the famous book with number {i}?", "known", 0.5) for i in range(20))
-    reading = Reading(neighbours={"dhicl": near})
+    reading = Reading(neighbors={"dhicl": near})
     prompts = [gate.build_label_prompts([Question(f"Who wrote Hamlet, part {i}?")], [reading])[0] for i in range(8)]
     bare = [LabelPrompt((prompt.prefix + prompt.parts[0], *prompt.parts[1:])) for prompt in prompts]
     model.label_logits(bare[:1], gate.labels), model.label_logits(prompts[:1], gate.labels)

@@ -50,16 +50,16 @@ class CausalLearner:
     def cut(self, kind: str, case: Case) -> LabelPromptTokens:
         key = f"{case.question.id} {case.texts['closed']}"
         if key not in self.shortened:
-            self.shortened[key] = {side: self.judge.beginning(text, TOKENS) for side, text in case.texts.items()}
+            self.shortened[key] = {side: self.judge.truncate(text, TOKENS) for side, text in case.texts.items()}
         return self.judge.encode(KINDS[kind].text(case.question, self.shortened[key]))
 
     def learn(self, lessons: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
-        pupil = TrainableCausalModel(self.judge.model, self.judge.columns)
+        pupil = TrainableCausalModel(self.judge.model, self.judge.label_tokens)
         return _taught(pupil, lessons, recipe, member, work)
 
     def known(self, cuts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]:
         self.judge.model.loaded.model.eval()
-        return self.judge.known(cuts)
+        return self.judge.predict_known(cuts)
 
 
 @dataclass
@@ -73,7 +73,7 @@ class EncoderLearner:
         return _taught(self.pupil, lessons, recipe, member, work)
 
     def known(self, cuts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]:
-        return self.pupil.encoder.known([cut.ids for cut in cuts])
+        return self.pupil.encoder.predict_known([cut.ids for cut in cuts])
 
 
 def _taught(pupil: Any, lessons: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _device() -> str:
 def open_learner(recipe: Recipe, member: int, options: argparse.Namespace) -> Learner:
     if recipe.base in ("mpnet", "minilm"):
         encoder = PairEncoder(resolve_encoder(recipe.base), member)
-        encoder.read_weights()
+        encoder.load_weights()
         return EncoderLearner(TrainableEncoder(encoder))
     spec = options.big if recipe.base == "big" else options.small or recipe.base
     return CausalLearner(CausalJudge(load_judge_base(spec), ANSWER_LABELS))

@@ -70,18 +70,18 @@ def frozen(spec: str, scratch: Path) -> Contestant:
 
 def encoder(spec: str, scratch: Path) -> Contestant:
     opened = PairEncoder(resolve_encoder(spec))
-    opened.read_weights()
+    opened.load_weights()
 
     def ids(case: Case) -> list[int]:
         return opened.encode(case.question.text, case.texts["closed"])
 
-    return Contestant(lambda case: opened.known([ids(case)]), lambda case: len(ids(case)))
+    return Contestant(lambda case: opened.predict_known([ids(case)]), lambda case: len(ids(case)))
 
 
 def causal(spec: str, scratch: Path) -> Contestant:
     judge = CausalJudge(base_of(spec), ANSWER_LABELS)
     return Contestant(
-        lambda case: judge.known([judge.encode(text(case))]), lambda case: len(judge.encode(text(case)).ids)
+        lambda case: judge.predict_known([judge.encode(text(case))]), lambda case: len(judge.encode(text(case)).ids)
     )
 
 
@@ -92,9 +92,9 @@ def by_llama_cpp(spec: str, scratch: Path) -> Contestant:
     base.loaded.tokenizer.backend_tokenizer.save(str(tokens))
     file = behind if behind is not None and spec.startswith(f"{LLAMACPP}gguf:") else scratch / f"{tokens.stem}.gguf"
     if not file.is_file():
-        write_gguf(file, base.loaded.model, base.loaded.tokenizer, kind="q8_0", tokens_of=behind)
+        write_gguf(file, base.loaded.model, base.loaded.tokenizer, number_format="q8_0", tokenizer_source=behind)
     judge, run = CausalJudge(base, ANSWER_LABELS), LlamaCppClassifier(file, tokens, CORES)
-    pair = judge.columns
+    pair = judge.label_tokens
 
     def ids(case: Case) -> list[int]:
         return judge.encode(text(case)).ids

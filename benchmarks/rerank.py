@@ -72,7 +72,7 @@ def pairs_per_second(asked: list[Any]) -> float:
     from knowgate.retrieval.rerankers.cross_encoder import CrossEncoderReranker
     from knowgate.training.reranker_trainer import open_cross_encoder
 
-    reranker = CrossEncoderReranker.around(open_cross_encoder("minilm"), "minilm")
+    reranker = CrossEncoderReranker.from_model(open_cross_encoder("minilm"), "minilm")
     texts, passages = [question.text for question in asked], [question.contexts for question in asked]
     reranker.score(texts[:1], [passages[0][:2]])  # warm up
     return sum(map(len, passages)) / seconds(lambda: reranker.score(texts, passages))

@@ -7,8 +7,18 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-# The longest files start first, so that no process works alone at the end.
-LONGEST_FILES = ("test_results.py", "test_ray.py", "test_docs.py", "test_judge.py", "test_llama.py")
+LONGEST_FILES = (
+    "test_ray.py",
+    "test_results.py",
+    "test_llama.py",
+    "test_docs.py",
+    "test_judge.py",
+    "test_lora.py",
+    "test_readme.py",
+    "test_backend_contract.py",
+    "test_operations.py",
+    "test_smollm.py",
+)
 
 
 @pytest.fixture(scope="session")
@@ -28,20 +38,6 @@ def smollm_llamacpp():
     return load_model("llamacpp:smollm")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    """With `--dist loadgroup`, a file stays in one process, and all tests of the embedded model share one process."""
-    if getattr(config.option, "loadgroup", False):
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
-        items.sort(key=_start_order)
-
-
-def _group(item):
-    return "model" if item.get_closest_marker("model") else str(item.path.relative_to(item.config.rootpath))
-
-
-def _start_order(item):
-    if item.get_closest_marker("model"):
-        return 0
-    return 1 if item.path.name in LONGEST_FILES else 2
+def pytest_collection_modifyitems(items):
+    """Start with the longest files, so that no process works alone at the end. `--dist loadfile` keeps this order."""
+    items.sort(key=lambda item: LONGEST_FILES.index(item.path.name) if item.path.name in LONGEST_FILES else 99)

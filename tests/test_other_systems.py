@@ -49,7 +49,7 @@ def test_every_module_can_be_imported():
 
 
 COMMANDS = """
-from knowgate.cli import run
+from knowgate.cli.main import run
 os.chdir(sys.argv[1])
 open("questions.jsonl", "w", encoding="utf-8").write('{"question": "Who?", "answers": ["me"]}')
 assert run(["--help"]) == 0

@@ -154,28 +154,39 @@ def test_the_ask_commands_run_on_a_folder(docs, capsys):
 # --- Python and TOML ------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with everything that the code blocks name: documents, questions, label runs of a fake model."""
+    folder = tmp_path_factory.mktemp("prepared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        made = write_invented(Path("made"), LEARN + TUNE + TEST)
+        rows = Path("made", "questions.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        Path("train.jsonl").write_text("".join(rows[:LEARN]), encoding="utf-8")
+        Path("docs").mkdir()
+        for number, (_, document) in enumerate(read_jsonl(made.docs)):
+            Path("docs", f"{number}.txt").write_text(document["text"], encoding="utf-8")
+        kg.build_index("docs", "made/index")
+        for out, questions in {"run2": made.questions[LEARN:-TEST], "test-run": made.questions[-TEST:]}.items():
+            kg.label(questions, model=made.model, index="made/index", out=out, samples=0)
+    return folder, made.model
+
+
 @pytest.fixture
-def lands(tmp_path, monkeypatch):
-    """A place to run the blocks in, with what they name: documents, questions, label runs. Gives the fake model."""
+def fake_model(prepared, tmp_path, monkeypatch):
+    """The spec of the fake model, in a fresh copy of the prepared folder."""
+    folder, model = prepared
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    made = write_invented(tmp_path / "made", LEARN + TUNE + TEST)
-    rows = (tmp_path / "made" / "questions.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    Path("train.jsonl").write_text("".join(rows[:LEARN]), encoding="utf-8")
-    Path("docs").mkdir()
-    for number, (_, document) in enumerate(read_jsonl(made.docs)):
-        Path("docs", f"{number}.txt").write_text(document["text"], encoding="utf-8")
-    kg.build_index("docs", "made/index")
-    for out, part in {"run2": made.questions[LEARN:-TEST], "test-run": made.questions[-TEST:]}.items():
-        kg.label(part, model=made.model, index="made/index", out=out, samples=0)
-    return made.model
+    return model
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=lambda page: page.name)
-def test_the_python_of_every_page_runs(page, lands, examples):
+def test_the_python_of_every_page_runs(page, fake_model, examples):
     """Its blocks one after another, with the fake model in the place of the embedded one."""
     names = {"__name__": "shown"}
     for block in [block for block in PYTHON if block.page == page]:
-        code = block.text.replace('"smollm"', repr(lands))
+        code = block.text.replace('"smollm"', repr(fake_model))
         exec(compile(code, str(block), "exec", dont_inherit=True), names)
 
 

@@ -3,8 +3,11 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks import results
 
+pytestmark = pytest.mark.records
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 

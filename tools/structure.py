@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "knowgate"
@@ -473,20 +474,33 @@ def _strings(root: ast.Module) -> Iterator[ast.Constant]:
 
 def modules_of_an_evaluation() -> set[str]:
     """The modules whose functions run while two gates are compared on a small label run of the fake model."""
+    import json
     import tempfile
 
     import knowgate as kg
 
-    questions = [kg.Question(f"What is {number} plus one?", answers=(str(number + 1),)) for number in range(40)]
     seen: set[str] = set()
 
-    def note(frame, event, argument):  # type: ignore[no-untyped-def]
+    def record_module(frame: FrameType, event: str, argument: object) -> None:
         if event == "call":
             seen.add(str(frame.f_globals.get("__name__", "")))
 
     with tempfile.TemporaryDirectory() as folder:
-        run = kg.label(questions, model="fake", out=f"{folder}/run")
-        sys.setprofile(note)
+        questions = [kg.Question(f"Which letter has the number {n}?", answers=(f"letter{n}",)) for n in range(60)]
+        entries = {
+            question.text: {"closed": question.answers[0] if n % 2 else "none", "open": question.answers[0]}
+            for n, question in enumerate(questions)
+        }
+        Path(folder, "table.json").write_text(json.dumps(entries), encoding="utf-8")
+        Path(folder, "docs").mkdir()
+        for n, question in enumerate(questions):
+            Path(folder, "docs", f"{n}.txt").write_text(f"{question.text} {question.answers[0]}", encoding="utf-8")
+        kg.build_index(f"{folder}/docs", f"{folder}/index")
+        run = kg.label(
+            questions, model=f"fake:{folder}/table.json", index=f"{folder}/index", out=f"{folder}/run", samples=0
+        )
+        kg.evaluate(["logprob:mean", "always"], run)  # the first time also imports
+        sys.setprofile(record_module)
         try:
             kg.evaluate(["logprob:mean", "always"], run)
         finally:

@@ -125,7 +125,7 @@ def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> li
     except KnowgateError as error:
         print(f"  left out: skr: {error}")
         return []
-    readings = [replace(one, neighbours={"skr": found}) for one, found in zip(trial.readings, near, strict=True)]
+    readings = [replace(one, neighbors={"skr": found}) for one, found in zip(trial.readings, near, strict=True)]
     ids, recorded = [row.id for row in trial.rows], []
     for name, mode in SKR.items():
         gate = SkrGate(log, scope=scope, mode=mode)  # type: ignore[arg-type]

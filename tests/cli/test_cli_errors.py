@@ -30,7 +30,7 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--gate", "logprob:nope"], "allowed: first, mean, min, entropy, margin"),
         (["--gate", "logprob:foo=1"], "unknown option 'foo'. Known options: statistic"),
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
-        (["--retriever", "nope"], "unknown retriever 'nope'. Known: bm25, dense, hybrid."),
+        (["--retriever", "nope"], "kind='nope' is not allowed: it must be 'bm25', 'dense' or 'hybrid'."),
         (["--arbiter", "nope"], "unknown arbiter 'nope'. Known: rules."),
         (["--arbiter", "features"], "knowgate fit arbiter --mode features"),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
@@ -148,7 +148,7 @@ def test_an_index_below_a_file_cannot_be_written(call: Call, docs: Path):
 
 
 def test_a_folder_with_other_things_is_not_overwritten(call: Call, docs: Path):
-    assert "holds other things than an index" in sentence(call("index", docs, "--out", docs))
+    assert "exists and is not an index" in sentence(call("index", docs, "--out", docs))
     assert (docs / "vault.txt").is_file()
 
 
@@ -175,7 +175,7 @@ def test_a_cut_file_of_an_index_is_an_error_without_advice_to_load_it_unsafely(
     file = tmp_path / "made" / part
     file.write_bytes(file.read_bytes()[:5])
     said = sentence(call("ask", "vault?", "--model", "fake", "--index", "made", "--gate", "always"))
-    assert "Rebuild it: knowgate index" in said
+    assert "Rebuild it with `knowgate index`" in said
     assert "pickle" not in said
 
 

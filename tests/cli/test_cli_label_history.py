@@ -68,12 +68,12 @@ def test_graders_are_compared_and_kb_sat_is_written(place, capsys):
 
 def test_an_unknown_layer_is_refused(place, capsys):
     assert run([*LABEL, "--layers", "top"]) == 1
-    assert "'top' is neither a number nor one of mid, late, last, none" in capsys.readouterr().err
+    assert "--layers 'top' is not a layer: use a number, mid, late, last or none" in capsys.readouterr().err
 
 
 def test_a_judge_without_a_model_is_refused(place, capsys):
     assert run([*LABEL, "--grade", "judge"]) == 1
-    assert "judge (with --judge MODEL)" in capsys.readouterr().err
+    assert "judge (needs --judge)" in capsys.readouterr().err
 
 
 def test_duplicate_ids_are_refused(place, capsys):
@@ -202,7 +202,7 @@ def test_gates_are_timed_side_by_side(logged, capsys):
     [
         (["list", "--history", "none.db"], "there is no log 'none.db'"),
         (["forget", "--history", "log.db"], "--contains TEXT or --id NUMBER"),
-        (["add", "Q?", "--label", "maybe", "--history", "log.db"], "'maybe' is not a valid Known"),
+        (["add", "Q?", "--label", "maybe", "--history", "log.db"], "'maybe' is not a valid KnowledgeLabel"),
         (["import", "R", "--rule", "most", "--history", "log.db"], "allowed: greedy, all, majority"),
         (["prune", "--model-fingerprint", "x", "--history", "log.db"], "give both"),
     ],

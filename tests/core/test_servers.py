@@ -8,17 +8,14 @@ from email.utils import format_datetime
 import pytest
 
 from knowgate.core.http_client import (
-    MAX_MESSAGE_CHARS,
     MAX_RESPONSE_BYTES,
-    find_url_secrets,
     open_client,
     parse_json_response,
     parse_retry_after,
     read_response,
-    redact_message,
-    redact_urls,
     request_deadline,
 )
+from knowgate.core.redaction import MAX_MESSAGE_CHARS, find_url_secrets, redact_message, redact_urls
 from knowgate.errors import BadSetting, ServerError
 from tests.support.hostile_server import HostileServer, bomb, dripping, endless, http
 
@@ -51,7 +48,7 @@ def test_a_good_reply_is_read_whole(server):
 def test_a_head_or_body_by_drops_ends_with_the_request_though_no_single_read_is_late(server, head):
     server.reply = dripping(head)
     start = time.monotonic()
-    with pytest.raises(Exception, match=r"over by now|timed out|too slowly"):
+    with pytest.raises(Exception, match=r"deadline|timed out|too slowly"):
         read(server, seconds=0.3)
     assert time.monotonic() - start < 5
 
@@ -72,7 +69,7 @@ def test_what_has_no_end_takes_bounded_memory(server, kind):
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "zstd", "nonsense"])
 def test_an_encoding_that_was_not_asked_for_is_refused(server, encoding):
     server.reply = http(b"x", content_encoding=encoding)
-    with pytest.raises(ServerError, match="not asked for"):
+    with pytest.raises(ServerError, match="not requested"):
         read(server)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from knowgate.core.display import MISSING_VALUE
 from knowgate.errors import BadSetting
-from knowgate.gates.offline_scoring import GateScores
+from knowgate.gates.offline_scoring import TableScores
 from knowgate.papers.cbdr_tables import build_beta_tables, select_unsure_questions
 from tests.support.runs_by_hand import row, side
 from tests.support.trials_by_hand import four_rows, trial_run
@@ -64,6 +64,6 @@ def test_different_questions_are_not_put_side_by_side(tmp_path):
 
 
 def test_beta_is_held_against_the_raw_score_where_there_is_one():
-    scores = GateScores("probe", np.array([0.4, 0.4, 0.4]), 0.5, raw=np.array([0.01, 0.05, 0.5]))
+    scores = TableScores("probe", np.array([0.4, 0.4, 0.4]), 0.5, raw=np.array([0.01, 0.05, 0.5]))
     assert select_unsure_questions(scores, 0.95).tolist() == [False, True, True]  # confidence must be above beta
     assert select_unsure_questions(replace(scores, raw=None), 0.95).tolist() == [True, True, True]

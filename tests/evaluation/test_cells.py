@@ -13,7 +13,7 @@ from knowgate.evaluation.gate_results import (
     group_into_cells,
     measure_gates,
 )
-from knowgate.gates.offline_scoring import GateScores
+from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.bootstrap import Bootstrap
 from knowgate.stats.metrics import N_ECE_BINS, unit_weights
 from tests.support.hand_gate import varied_rows, write_rows
@@ -71,7 +71,7 @@ def test_no_resamples_leave_the_plain_values():
 
 def test_an_evaluation_of_many_questions_takes_cells(tmp_path, monkeypatch):
     trial = load_label_table([write_rows(tmp_path / "run", varied_rows(60))])
-    gates = [GateScores("a", np.random.default_rng(0).random(60), 0.5)]
+    gates = [TableScores("a", np.random.default_rng(0).random(60), 0.5)]
     (exact,) = measure_gates(trial, gates, Bootstrap(60, resamples=40))
     monkeypatch.setattr(gate_results, "MAX_EXACT_QUESTIONS", 10)
     (cells,) = measure_gates(trial, gates, Bootstrap(60, resamples=40))

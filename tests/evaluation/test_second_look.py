@@ -11,7 +11,7 @@ from knowgate.data.runs.table import load_label_table
 from knowgate.errors import ArtifactError, BadSetting
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.evaluation.post_retrieval import build_second_look_table, evaluate_second_look, judge_run_passages
-from knowgate.gates.offline_scoring import GateScores
+from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.bootstrap import Bootstrap
 from knowgate.types import Passage
 from tests.support.hand_gate import graded_row, write_gate, write_rows
@@ -23,7 +23,7 @@ GOOD, BAD = (Passage("g", "good one two three"),), (Passage("b", "bad one two th
 class FirstWord:
     asked: list = field(default_factory=list)
 
-    def useful(self, questions, passages):
+    def are_useful(self, questions, passages):
         self.asked += [question.id for question in questions]
         return [bool(shown) and shown[0].text.startswith("good") for shown in passages]
 
@@ -41,7 +41,7 @@ def run(tmp_path):
 
 def test_dropped_passages_leave_the_closed_book_answer(run):
     trial = load_label_table([run])
-    always = GateScores("always", np.ones(4), 0.5)
+    always = TableScores("always", np.ones(4), 0.5)
     (line,) = evaluate_second_look(trial, [always], np.array([True, True, False, False]), Bootstrap(4, 50))
     assert (line.once, line.twice, line.rate, line.shown) == (0.75, 0.75, 1.0, 0.5)
     assert line.random == pytest.approx(0.5 * 0.75 + 0.5 * 0.25)
@@ -51,7 +51,7 @@ def test_dropped_passages_leave_the_closed_book_answer(run):
 
 def test_a_gate_that_skips_is_not_looked_at_twice(run):
     trial = load_label_table([run])
-    skips_c = GateScores("mine", np.array([1.0, 1.0, 0.0, 1.0]), 0.5)
+    skips_c = TableScores("mine", np.array([1.0, 1.0, 0.0, 1.0]), 0.5)
     (line,) = evaluate_second_look(trial, [skips_c], np.array([True, True, True, False]), Bootstrap(4, 50))
     assert (line.once, line.twice) == (1.0, 0.75)
 

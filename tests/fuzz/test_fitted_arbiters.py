@@ -13,8 +13,8 @@ import pytest
 from knowgate.core.artifacts import compute_digests
 from knowgate.errors import KnowgateError
 from knowgate.gates.arbiters import load_arbiter
-from knowgate.gates.arbiters.fitted_arbiter import compute_arbiter_checksum
 from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
+from knowgate.gates.artifacts.gate_folder import compute_checksum
 from knowgate.training.arbiter import fit_arbiter
 from knowgate.types import AnswerPair, Belief
 from tests.support.fuzz import attempt, tries
@@ -34,7 +34,7 @@ PAIRS = [get_answer_pair(row) for row in pair_rows(8, seed=5)]
 def used(folder: Path, answers: list[AnswerPair] = PAIRS) -> list[Belief]:
     arbiter = load_arbiter(str(folder))
     assert repr(arbiter)
-    assert isinstance(arbiter.wants_passages, bool)
+    assert isinstance(arbiter.needs_passages, bool)
     assert arbiter.needs >= frozenset()
     return arbiter.estimate(answers)
 
@@ -42,8 +42,8 @@ def used(folder: Path, answers: list[AnswerPair] = PAIRS) -> list[Belief]:
 def sign(folder: Path) -> None:
     """As a forger would: every digest and checksum fits again."""
     manifest = json.loads((folder / "arbiter.json").read_text())
-    manifest["files"] = compute_digests(folder, leave=["arbiter.json", "README.md"])
-    manifest["checksum"] = compute_arbiter_checksum(manifest)
+    manifest["files"] = compute_digests(folder, exclude=["arbiter.json", "README.md"])
+    manifest["checksum"] = compute_checksum(manifest)
     (folder / "arbiter.json").write_text(json.dumps(manifest))
 
 

@@ -80,7 +80,7 @@ def sign(folder: Path) -> None:
     weights = folder / "weights.safetensors"
     data = weights.read_bytes() if weights.is_file() else b""
     if "files" in manifest:
-        manifest["files"] = compute_digests(folder, leave=["gate.json", "README.md"])
+        manifest["files"] = compute_digests(folder, exclude=["gate.json", "README.md"])
     manifest["weights_sha256"] = hashlib.sha256(data).hexdigest()
     manifest["checksum"] = compute_checksum(manifest)
     (folder / "gate.json").write_text(json.dumps(manifest))

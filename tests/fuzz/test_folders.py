@@ -140,7 +140,7 @@ def test_a_damaged_run_of_an_earlier_version_is_refused_or_read(name: str, tmp_p
 def test_damaged_preferences_are_refused_or_read(tmp_path: Path):
     def rows(folder: Path) -> Any:
         kept = [row for row in PreferenceFolder(folder).rows() if row.is_kept]
-        return [row.only_pool().asked for row in kept]
+        return [row.keep_pool().asked for row in kept]
 
     bring("preferences", OLD / "preferences", tmp_path / "preferences", rows, anything, tries(6, 150))
 
@@ -151,11 +151,11 @@ def test_damaged_preferences_are_refused_or_read(tmp_path: Path):
 def test_a_damaged_reranker_is_refused_or_has_the_same_files(tmp_path: Path):
     sealed = Path(shutil.copytree(OLD / "reranker", tmp_path / "sealed"))
     manifest = json.loads((sealed / "reranker.json").read_text())
-    digests = compute_digests(sealed, leave=["reranker.json", "README.md"])
+    digests = compute_digests(sealed, exclude=["reranker.json", "README.md"])
     (sealed / "reranker.json").write_text(json.dumps({**manifest, "files": digests}))
 
     def files(folder: Path) -> Any:
-        return read_reranker(folder) and compute_digests(folder, leave=["reranker.json", "README.md"])
+        return read_reranker(folder) and compute_digests(folder, exclude=["reranker.json", "README.md"])
 
     def check(value: Any, mutation: Mutation) -> None:
         assert value == digests or mutation.what.startswith("reranker.json"), mutation

@@ -13,7 +13,6 @@ from knowgate.core.http_client import MAX_RETRIES, parse_json_response, parse_re
 from knowgate.models.openai.client import ApiClient, RetryPolicy, parse_events
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.retrieval.engines.http import HttpRetriever, parse_search_response
-from knowgate.retrieval.rerankers.remote import build_rerank_response
 from knowgate.types import LabelPrompt, Passage, Prompt, SignalRequest
 from tests.support.chat_server import ChatServer, as_line, parts_of
 from tests.support.fuzz import attempt, tries, trying
@@ -25,10 +24,8 @@ from tests.support.hostile_replies import (
     KEY,
     LOGIN,
     RAW,
-    RERANK,
     STATUSES,
     WAITS,
-    damaged,
     streams,
     texts,
 )
@@ -117,27 +114,6 @@ def test_a_damaged_search_reply_is_refused_or_read_as_it_stands(body):
             assert isinstance(passage.id, str)
             assert passage.text.strip()
             assert passage.score is None or math.isfinite(passage.score)
-
-
-class Lengths:
-    """A reranker that likes long passages."""
-
-    name = "lengths"
-    fingerprint = "lengths"
-
-    def score(self, questions, passages):
-        return [[float(len(one.text)) for one in shown] for shown in passages]
-
-
-@trying(20, 400)
-@given(damaged(RERANK))
-def test_a_damaged_rerank_request_is_refused_or_ranked(request):
-    outcome = attempt("rerank API", "requests damaged at random", lambda: build_rerank_response(request, Lengths()))
-    if not outcome.refusal:
-        shares = [result["relevance_score"] for result in outcome.value["results"]]
-        assert shares == sorted(shares, reverse=True)
-        assert all(0 <= share <= 1 for share in shares)
-        assert len({result["index"] for result in outcome.value["results"]}) == len(shares)
 
 
 @trying(20, 300)

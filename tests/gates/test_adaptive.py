@@ -11,7 +11,7 @@ from knowgate.gates.adaptive import AdaptiveGate, predict_complexity
 from knowgate.gates.artifacts.gate_folder import Artifact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.retrieval.ranking import merge_passages
+from knowgate.retrieval.passages import merge_passages
 from knowgate.types import DecisionNote, Gate, Passage, Question, Reading
 
 
@@ -45,7 +45,7 @@ def test_need_is_what_no_retrieval_leaves():
 
 
 def test_several_rounds_are_for_what_is_likelier_of_the_third_class():
-    assert gate().steps(ASKED, READ) == [1, 1, 3]
+    assert gate().count_rounds(ASKED, READ) == [1, 1, 3]
 
 
 def test_a_class_that_was_never_seen_has_no_probability():
@@ -72,7 +72,7 @@ class RoundsGate(Gate):
     def score(self, questions, readings):
         return [1.0 for _ in questions]
 
-    def steps(self, questions, readings):
+    def count_rounds(self, questions, readings):
         return [self.rounds for _ in questions]
 
 

@@ -78,7 +78,7 @@ def test_a_probe_gives_the_same_needs_on_a_server_with_the_same_states(folder, s
     model = connect(server, tmp_path)
     np.testing.assert_allclose(needs(gate, model, asked), needs(gate, MODEL, asked), atol=1e-3)
     note = bind_gate(gate, model, PROMPTS).note
-    assert note.startswith("fitted on fake, whose states the server gives (least cosine 1.0")
+    assert note.startswith("fitted on fake, whose states the server returns (smallest cosine 1.0")
 
 
 def test_ten_questions_are_compared(folder, server, tmp_path):
@@ -94,7 +94,7 @@ def test_ten_questions_are_compared(folder, server, tmp_path):
 def test_layers_in_another_order_are_refused_with_the_figure(folder, server, tmp_path):
     model = connect(server, tmp_path, layers=(2, 4))
     with pytest.raises(
-        ArtifactError, match=r"on 10 prompts the least cosine is -?0\.\d{4} \(at least 0\.99 is needed\)"
+        ArtifactError, match=r"on 10 prompts the smallest cosine is -?0\.\d{4} \(at least 0\.99 is needed\)"
     ):
         bind_gate(load_gate(str(folder / "probe")), model, PROMPTS)
 
@@ -106,9 +106,9 @@ def test_states_that_lie_close_together_must_lie_closest_to_their_own():
     mixed = [Reading(hidden={2: states[(place + 1) % 10]}) for place in range(10)]
     found = measure_state_agreement(ReferenceStates([], {2: states}), mixed, (2,))
     assert found.cosine > 0.99
-    assert (found.nearest, found.n, found.holds) == (0, 10, False)
+    assert (found.nearest, found.n, found.is_sufficient) == (0, 10, False)
     right = [Reading(hidden={2: state + 0.1}) for state in states]
-    assert measure_state_agreement(ReferenceStates([], {2: states}), right, (2,)).holds
+    assert measure_state_agreement(ReferenceStates([], {2: states}), right, (2,)).is_sufficient
 
 
 def test_states_of_another_width_do_not_agree():
@@ -116,7 +116,7 @@ def test_states_of_another_width_do_not_agree():
     found = measure_state_agreement(
         ReferenceStates([], {2: states}), [Reading(hidden={2: np.ones(9, np.float32)})] * 3, (2,)
     )
-    assert (found.cosine, found.holds) == (0.0, False)
+    assert (found.cosine, found.is_sufficient) == (0.0, False)
 
 
 def test_another_wording_is_refused_before_anything_is_compared(folder, server, tmp_path):
@@ -129,7 +129,7 @@ def test_another_wording_is_refused_before_anything_is_compared(folder, server, 
 def test_a_gate_without_kept_states_says_so(folder, server, tmp_path):
     made = load_gate(str(folder / "probe"))
     bare = replace(made, artifact=replace(made.artifact, path=tmp_path))
-    with pytest.raises(ArtifactError, match=r"holds no states to compare those of openai:m with\. Fit it again"):
+    with pytest.raises(ArtifactError, match=r"has no stored states to compare with those of openai:m\. Fit it again"):
         bind_gate(bare, connect(server, tmp_path), PROMPTS)
 
 

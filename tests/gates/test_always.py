@@ -13,4 +13,4 @@ def test_rules_come_first_only_where_it_is_told_so():
 
 
 def test_nothing_is_read():
-    assert AlwaysGate().request.is_nothing
+    assert AlwaysGate().request.is_empty

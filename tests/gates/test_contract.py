@@ -115,7 +115,7 @@ def test_using_it_does_not_change_it(name):
     gate = ready(name)
     before = frozen(gate)
     readings = read(gate)
-    gate.score(QUESTIONS, readings), gate.explain(QUESTIONS, readings), gate.steps(QUESTIONS, readings)
+    gate.score(QUESTIONS, readings), gate.explain(QUESTIONS, readings), gate.count_rounds(QUESTIONS, readings)
     assert frozen(gate) == before
 
 
@@ -134,7 +134,7 @@ def frozen(gate):
 def test_there_is_one_explanation_and_one_number_of_rounds_for_each_question(name, questions):
     gate = ready(name)
     readings = read(gate, questions)
-    words, rounds = gate.explain(questions, readings), gate.steps(questions, readings)
+    words, rounds = gate.explain(questions, readings), gate.count_rounds(questions, readings)
     assert [type(text) for text in words] == [str] * len(questions)
     assert len(rounds) == len(questions)
     assert all(number >= 1 for number in rounds)
@@ -155,7 +155,7 @@ def test_it_asks_once_for_each_question_or_never(name):
 
 @every_gate
 def test_only_kbm_takes_a_second_look(name):
-    assert (ready(name).second_look is not None) == (name == "kbm")
+    assert (ready(name).passage_filter is not None) == (name == "kbm")
 
 
 @every_gate

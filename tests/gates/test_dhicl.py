@@ -41,7 +41,7 @@ def test_an_empty_class_corrects_nothing():
 
 def test_the_most_similar_question_stands_last_and_time_sensitive_ones_are_false():
     near = (Neighbor("near", "time-sensitive", 0.9), Neighbor("far", "known", 0.1))
-    (prompt,) = DhiclGate().build_label_prompts([Question("the new one")], [Reading(neighbours={"dhicl": near})])
+    (prompt,) = DhiclGate().build_label_prompts([Question("the new one")], [Reading(neighbors={"dhicl": near})])
     assert prompt.prefix.startswith("You are a student being tested.")
     assert "recently, latest, or currently" in prompt.prefix
     assert prompt.parts == (
@@ -54,7 +54,7 @@ def test_the_most_similar_question_stands_last_and_time_sensitive_ones_are_false
 def test_label_words_are_used_throughout():
     near = (Neighbor("a", "known", 0.9), Neighbor("b", "unknown", 0.1))
     gate = DhiclGate(words="bar/foo")
-    (prompt,) = gate.build_label_prompts([Question("q")], [Reading(neighbours={"dhicl": near})])
+    (prompt,) = gate.build_label_prompts([Question("q")], [Reading(neighbors={"dhicl": near})])
     assert "output 'bar'" in prompt.prefix
     assert prompt.parts[1].startswith("foo")
     assert prompt.parts[2].startswith("bar")
@@ -62,7 +62,7 @@ def test_label_words_are_used_throughout():
 
 
 def test_a_chinese_question_gets_the_chinese_instruction():
-    (prompt,) = DhiclGate().build_label_prompts([Question("谁写了红楼梦?")], [Reading(neighbours={"dhicl": ()})])
+    (prompt,) = DhiclGate().build_label_prompts([Question("谁写了红楼梦?")], [Reading(neighbors={"dhicl": ()})])
     assert prompt.prefix.startswith("你是一名正在接受测试的学生")
     assert prompt.parts == ("问题: 谁写了红楼梦?\n答案:",)
 
@@ -88,8 +88,8 @@ def test_a_bound_gate_scores_with_k_neighbours_and_says_which(log):
     gate = bind_gate(DhiclGate(log, k=5), model, AnswerPrompts())
     questions = [Question("Where is town 7?"), Question("Where is town 40?")]
     readings = read_questions(model, [gate], questions, AnswerPrompts())
-    assert [len(reading.neighbours["dhicl"]) for reading in readings] == [5, 5]
-    assert "Where is town 7?" not in [n.question for n in readings[0].neighbours["dhicl"]]
+    assert [len(reading.neighbors["dhicl"]) for reading in readings] == [5, 5]
+    assert "Where is town 7?" not in [n.question for n in readings[0].neighbors["dhicl"]]
     assert all(0 <= value <= 1 for value in gate.score(questions, readings))
     assert "similar logged questions, " in gate.explain(questions, readings)[0]
 
@@ -130,7 +130,7 @@ def test_time_sensitive_examples_can_be_left_out(log):
 
 
 def test_an_empty_log_says_how_to_fill_it(log):
-    with pytest.raises(BadSetting, match=r"is empty\. Fill it: knowgate history import RUN"):
+    with pytest.raises(BadSetting, match=r"is empty\. Fill it: `knowgate history import`"):
         bind_gate(DhiclGate(log), FakeModel(), AnswerPrompts())
 
 
@@ -152,7 +152,7 @@ def test_the_label_logits_of_one_pass_equal_those_of_separate_passes(smollm):
 
     near = tuple(Neighbor(f"Who wrote book number {i}?", "known" if i % 3 else "unknown", 0.5) for i in range(20))
     gate = DhiclGate()
-    (prompt,) = gate.build_label_prompts([Question("Who wrote Hamlet?")], [Reading(neighbours={"dhicl": near})])
+    (prompt,) = gate.build_label_prompts([Question("Who wrote Hamlet?")], [Reading(neighbors={"dhicl": near})])
     one_pass = smollm.label_logits([prompt], gate.labels)[0]
     assert one_pass.shape == (21, 2)
     columns = [smollm.tokenize(label)[0] for label in gate.labels]
@@ -170,7 +170,7 @@ def test_the_label_logits_of_one_pass_equal_those_of_separate_passes(smollm):
 def test_the_reason_says_what_the_llm_made_of_what_it_was_shown(logits, said):
     gate = DhiclGate("log.db", sign="none")
     near = (Neighbor("Where is town 1?", "known", 0.9, None, "gold", 1.0),)
-    reading = Reading(neighbours={"dhicl": near}, labels={"dhicl": np.array(logits, dtype=float)})
+    reading = Reading(neighbors={"dhicl": near}, labels={"dhicl": np.array(logits, dtype=float)})
     (reason,) = gate.explain([Question("Where is town 7?")], [reading])
     assert reason.startswith("shown 1 similar logged questions, 1 of them known, the LLM expects ")
     assert said in reason
@@ -199,7 +199,7 @@ def test_a_password_in_the_spec_of_a_gate_is_refused_without_being_said():
     from knowgate.gates import load_gate
 
     gate = load_gate("dhicl:postgresql://me:hunter2-Xyzzy@h/db?schema=x")
-    with pytest.raises(BadSetting, match=r"named with a password.* leave it to PGPASSWORD") as caught:
+    with pytest.raises(BadSetting, match=r"contains a password.* set PGPASSWORD") as caught:
         gate.bind(FakeIdentity("m"), "p")
     assert "hunter2" not in str(caught.value)
 

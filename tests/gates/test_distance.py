@@ -51,7 +51,7 @@ def test_few_rows_and_numbers_that_never_change_still_give_a_distance():
 def test_a_sentence_only_where_more_is_far_than_chance_would_have_it():
     assert format_far_warning("mine", 0.05, 100) == format_far_warning("mine", None, 100) == ""
     assert format_far_warning("mine", 0.06, 100).startswith(
-        "6 of 100 questions lie farther from what the gate 'mine' was fitted"
+        "6 of 100 questions are farther from the training questions of gate 'mine'"
     )
     assert compute_far_share([0.2, 1.2, None]) == 0.5
     assert compute_far_share([None]) is None
@@ -140,7 +140,7 @@ def test_a_decision_carries_its_distance(fitted):
         ({"edge": None}, "'distance.edge' is missing"),
         ({"edge": np.zeros(1, np.float32)}, "'distance.edge' holds numbers out of range"),
         ({"scale": np.ones(WIDTH + 1, np.float32)}, "'distance.scale' has the shape"),
-        ({"other": np.ones(1, np.float32)}, "'distance.other' is not one of this gate's"),
+        ({"other": np.ones(1, np.float32)}, "unknown tensor 'distance.other'"),
     ],
 )
 def test_a_gate_that_cannot_measure_its_distances_is_refused(fitted, changed, said):
@@ -148,14 +148,14 @@ def test_a_gate_that_cannot_measure_its_distances_is_refused(fitted, changed, sa
     tensors = {**artifact.tensors, **{f"distance.{name}": block for name, block in changed.items()}}
     kept = {name: block for name, block in tensors.items() if block is not None}
     with pytest.raises(ArtifactError, match=said):
-        ProbeGate.opened(replace(artifact, tensors=kept))
+        ProbeGate.from_artifact(replace(artifact, tensors=kept))
 
 
 def test_a_distance_of_states_that_are_not_read_is_refused(fitted, tmp_path):
     artifact = read_artifact(fitted / "probe")
     source = {"of": "state", "layer": LAYER + 1}
     write_artifact(tmp_path / "gate", {**artifact.manifest, "distance": source}, artifact.tensors, "")
-    with pytest.raises(ArtifactError, match=f"distance is that of layer {LAYER + 1}, which the gate does not read"):
+    with pytest.raises(ArtifactError, match=f"distance uses layer {LAYER + 1}, which the gate does not read"):
         load_gate(str(tmp_path / "gate"))
 
 

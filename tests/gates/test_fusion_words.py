@@ -4,7 +4,7 @@ import numpy as np
 
 from knowgate.data.signals.features import describe_feature
 from knowgate.gates.artifacts.networks import compute_contributions
-from knowgate.gates.fusion import _spoken
+from knowgate.gates.fusion import describe_signals
 
 
 def test_features_are_said_as_people_would():
@@ -15,8 +15,8 @@ def test_features_are_said_as_people_would():
 
 def test_the_loudest_are_named_on_both_sides_and_the_quiet_are_not():
     values, weights = np.array([np.log(0.03), np.log(0.9), 0.0]), np.array([1.5, -0.8, 0.01])
-    assert _spoken(["min", "first", "unfinished"], values, weights) == (
-        "for looking it up: least likely token 3%; against, compared with other questions: first token 90%"
+    assert describe_signals(["min", "first", "unfinished"], values, weights) == (
+        "for retrieving: least likely token 3%; against, compared with other questions: first token 90%"
     )
 
 

@@ -88,4 +88,4 @@ def test_the_markdown_table_has_a_row_for_each_gate_in_order():
         "| --- | --- | --- | --- | --- |",
     ]
     assert [line.split("`")[1] for line in lines[2:]] == [*GATES, *FITTED_GATES]
-    assert "| `never` | never retrieve | - | nothing | - |" in lines
+    assert "| `never` | never | - | nothing | - |" in lines

@@ -77,7 +77,7 @@ def test_it_scores_as_a_copy_of_its_own_does(made, llm):
 def test_there_is_one_copy_of_the_weights(made, llm):
     before = addresses(llm.loaded.model)
     judge = bound(made, llm).judge
-    judged = {address for voice in judge.voices for address in addresses(voice.model.loaded.model)}
+    judged = {address for member in judge.members for address in addresses(member.model.loaded.model)}
     assert judged == before == addresses(llm.loaded.model)
 
 
@@ -102,17 +102,17 @@ def test_the_llm_answers_as_before_after_judging(made, llm):
 
 def test_a_judge_that_fails_leaves_the_adapter_off(made, llm):
     before = said(load_model(f"hf:{made.model}"))
-    voice = bound(made, llm).judge.voices[0]
-    with pytest.raises(RuntimeError, match="in the middle"), voice.speaking():
+    member = bound(made, llm).judge.members[0]
+    with pytest.raises(RuntimeError, match="in the middle"), member.activate():
         raise RuntimeError("in the middle")
     assert said(llm) == before
 
 
 def test_a_draft_in_another_thread_waits_until_the_adapter_is_off(made, llm):
     before = said(load_model(f"hf:{made.model}"))
-    voice, found = bound(made, llm).judge.voices[0], []
+    member, found = bound(made, llm).judge.members[0], []
     drafting = threading.Thread(target=lambda: found.append(said(llm)))
-    with voice.speaking():
+    with member.activate():
         drafting.start()
         drafting.join(timeout=0.3)
         assert drafting.is_alive()
@@ -133,5 +133,5 @@ def test_a_stream_goes_on_unharmed_when_the_judge_is_asked_between_two_pieces(ma
 def test_beginnings_of_prompts_kept_under_an_adapter_are_kept_apart(made, llm):
     gate = bound(made, llm)
     gate.score(*rows(made))
-    assert all(voice.model.prefixes is not llm.prefixes for voice in gate.judge.voices)
-    assert not llm.prefixes.kept
+    assert all(member.model.prefix_cache is not llm.prefix_cache for member in gate.judge.members)
+    assert not llm.prefix_cache.entries

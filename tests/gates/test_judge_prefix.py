@@ -36,26 +36,26 @@ def cuts(judge):
 
 
 def test_the_opening_is_what_stands_before_the_question(judge):
-    assert judge.opening == judge.model.tokenize(f"{SYSTEM}<user>")
+    assert judge.shared_prefix == judge.model.tokenize(f"{SYSTEM}<user>")
 
 
 def test_a_batch_runs_what_its_prompts_share_once(judge, fed):
     asked = cuts(judge)
-    judge.known(asked)
-    shared = len(judge.opening) + 2  # 'Question', ':'
+    judge.predict_known(asked)
+    shared = len(judge.shared_prefix) + 2  # 'Question', ':'
     assert fed == [shared, len(asked) * (max(len(cut.ids) for cut in asked) - shared)]
 
 
 def test_questions_that_come_one_by_one_share_the_opening(judge, fed):
     asked = cuts(judge)
     for cut in asked:
-        judge.known([cut])
-    opening = len(judge.opening)
+        judge.predict_known([cut])
+    opening = len(judge.shared_prefix)
     assert fed == [opening, *(len(cut.ids) - opening for cut in asked)]
 
 
 def test_sharing_changes_no_score(judge):
     asked = cuts(judge)
-    alone = [float(judge.known([LabelPromptTokens(cut.ids, cut.positions)])[0]) for cut in asked]
-    assert judge.known(asked).tolist() == pytest.approx(alone, abs=1e-6)
-    assert [float(judge.known([cut])[0]) for cut in asked] == pytest.approx(alone, abs=1e-6)
+    alone = [float(judge.predict_known([LabelPromptTokens(cut.ids, cut.positions)])[0]) for cut in asked]
+    assert judge.predict_known(asked).tolist() == pytest.approx(alone, abs=1e-6)
+    assert [float(judge.predict_known([cut])[0]) for cut in asked] == pytest.approx(alone, abs=1e-6)

@@ -74,7 +74,7 @@ def test_a_new_process_gives_the_same_scores(made):
 def test_the_second_look_keeps_passages_that_help_and_drops_the_others(made):
     good, bad = [Passage("1", "x x x")], [Passage("2", "a b c")]
     questions = [Question("901 a c e b d?"), Question("902 a c e b d?"), Question("903 f g h i j?")]
-    assert made.gate().useful(questions, [good, bad, []]) == [True, False, False]
+    assert made.gate().are_useful(questions, [good, bad, []]) == [True, False, False]
 
 
 def test_its_own_verdict_is_what_the_judge_says_of_its_own_label(made):
@@ -97,17 +97,17 @@ def test_a_judge_that_never_saw_a_passage_is_no_second_look(made, tmp_path):
     fitted = fit_kbm_judge(examples, tau=0.8, training=replace(QUICK, epochs=1), work=tmp_path / "work")
     assert any("--open-samples 30" in note for note in fitted.notes)
     save_fitted(fitted, examples, tmp_path / "bare")
-    with pytest.raises(BadSetting, match=r"never saw a passage.*knowgate fit kbm"):
+    with pytest.raises(BadSetting, match=r"was trained without passages.*fit kbm again"):
         load_second_look(str(tmp_path / "bare"), load_model("fake"), AnswerPrompts())
-    with pytest.raises(BadSetting, match="never saw a passage"):
-        load_gate(str(tmp_path / "bare")).useful([Question("a?")], [[Passage("1", "x")]])
+    with pytest.raises(BadSetting, match="was trained without passages"):
+        load_gate(str(tmp_path / "bare")).are_useful([Question("a?")], [[Passage("1", "x")]])
 
 
 def test_a_judge_of_before_this_was_kept_may_look(made):
     artifact = made.gate().artifact
     options = {key: value for key, value in artifact.options.items() if key != "passage_lessons"}
     old = replace(made.gate(), artifact=replace(artifact, manifest={**artifact.manifest, "options": options}))
-    assert old.second_look is old
+    assert old.passage_filter is old
 
 
 def test_the_pipeline_answers_closed_book_when_the_second_look_drops_the_passages(made):
@@ -147,7 +147,7 @@ def test_a_pickle_in_place_of_the_adapter_is_not_loaded(made, tmp_path):
     out = tmp_path / "gate"
     save_fitted(made.fitted, made.examples, out)
     (out / "adapter" / "adapter_model.safetensors").rename(out / "adapter" / "adapter_model.bin")
-    with pytest.raises(ArtifactError, match=r"adapter_model.bin' is pickle or the like"):
+    with pytest.raises(ArtifactError, match=r"adapter_model.bin' may be a pickle file"):
         load_gate(str(out)).score([Question("a?")], made.examples.readings[:1])
 
 

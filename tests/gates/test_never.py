@@ -8,4 +8,4 @@ def test_need_is_zero_which_is_not_above_the_threshold():
 
 
 def test_nothing_is_read():
-    assert NeverGate().request.is_nothing
+    assert NeverGate().request.is_empty

@@ -30,7 +30,7 @@ class RecallingGate(Gate):
         return [(Neighbor(question.text * 2, "known", 1.0),) for question in questions]
 
     def build_label_prompts(self, questions, readings):
-        return [LabelPrompt((reading.neighbours["recalling"][0].question,)) for reading in readings]
+        return [LabelPrompt((reading.neighbors["recalling"][0].question,)) for reading in readings]
 
     def score(self, questions, readings):
         return [0.5 for _ in questions]
@@ -79,7 +79,7 @@ def test_the_wants_of_all_gates_are_one_pass_and_each_asks_with_what_it_recalled
     readings = collect_readings(source, [DraftGate(3), RecallingGate(), DraftGate(8)], ASKED)
     assert source.asked == [SignalRequest(draft_tokens=8), ["a", "b"], ["aa", "bb"], ["a", "b"]]
     assert [reading.draft.text for reading in readings] == ["a", "b"]
-    assert [reading.neighbours["recalling"][0].question for reading in readings] == ["aa", "bb"]
+    assert [reading.neighbors["recalling"][0].question for reading in readings] == ["aa", "bb"]
     assert set(readings[0].labels) == {"draft", "recalling"}
 
 

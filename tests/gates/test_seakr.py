@@ -73,9 +73,9 @@ def test_the_scale_by_hand():
 
 def test_with_a_center_need_is_one_half_there_and_grows_with_uncertainty():
     paper = SeakrGate(center=-6.0)
-    assert paper.need(-6.0, size=3.0) == 0.5
-    assert paper.need(-6.0 + math.log(3)) == pytest.approx(0.75)
-    assert paper.need(-7.0) < 0.5 < paper.need(-5.0)
+    assert paper.compute_need(-6.0, size=3.0) == 0.5
+    assert paper.compute_need(-6.0 + math.log(3)) == pytest.approx(0.75)
+    assert paper.compute_need(-7.0) < 0.5 < paper.compute_need(-5.0)
 
 
 def test_the_number_of_an_older_run_is_measured_as_it_was_then():
@@ -86,7 +86,7 @@ def test_the_number_of_an_older_run_is_measured_as_it_was_then():
 def test_standardised_takes_mean_and_deviation_of_recorded_values():
     gate = standardize(SeakrGate(), [-6.0, -2.0])
     assert (gate.center, gate.scale) == (-4.0, 2.0)
-    assert gate.need(-2.0) == pytest.approx(1 / (1 + math.exp(-1)))
+    assert gate.compute_need(-2.0) == pytest.approx(1 / (1 + math.exp(-1)))
 
 
 def test_answers_that_differ_need_more_than_one_answer_repeated():
@@ -117,7 +117,7 @@ def test_it_is_refused_where_there_are_no_hidden_states():
 def test_a_recorded_number_is_not_taken_for_that_of_another_alpha():
     reading = Reading(signals={"seakr_end": -6.0, "seakr_size": 7.0})
     assert SeakrGate(center=-6.0).score([FRANCE], [reading]) == [0.5]
-    with pytest.raises(NotOffered, match=r"for alpha 0\.001 only"):
+    with pytest.raises(NotOffered, match=r"for alpha=0\.001 only"):
         SeakrGate(alpha=0.1).score([FRANCE], [reading])
 
 
@@ -141,13 +141,13 @@ def test_a_label_run_keeps_the_uncertainty_and_gives_it_back(tmp_path):
     rows = list(folder.rows())
     gate = SeakrGate(layer=2)
     live = read_questions(FakeModel(TABLE), [gate], [FRANCE, PERU], AnswerPrompts())
-    expected = [gate.uncertainty(reading) for reading in live]
+    expected = [gate.compute_uncertainty(reading) for reading in live]
     assert [row.signals["seakr_end"] for row in rows] == pytest.approx(expected, abs=1e-5)
     assert [len(row.closed.samples) for row in rows] == [4, 4]
     again = load_readings(folder, rows)
     assert [FEATURES["seakr_end"](FRANCE, reading) for reading in again] == [row.signals["seakr_end"] for row in rows]
     assert [FEATURES["seakr"](FRANCE, reading) for reading in again] == [None, None]
-    assert [gate.uncertainty(reading) for reading in again] == [row.signals["seakr_end"] for row in rows]
+    assert [gate.compute_uncertainty(reading) for reading in again] == [row.signals["seakr_end"] for row in rows]
     assert gate.score([FRANCE, PERU], again) == pytest.approx(gate.score([FRANCE, PERU], live), abs=1e-5)
     settings = folder.manifest()["settings"]
     assert (settings["seakr_layer"], settings["seakr_at"]) == (2, "end token")
@@ -186,7 +186,7 @@ def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_e
     uniforms = np.random.default_rng(0).random((15, 6))
     stop = frozenset(range(1, 25))  # a third of all tokens: some samples end at once, others never
     with torch.inference_mode():
-        stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [layer])
+        stream = hf_stream.prefill(model.loaded.model, ids, model.pad_id, model.loaded.device, [layer])
         rows = hf_stream.sample_rows(
             stream.copy(range(3), repeat=5), uniforms, Sampling(), stop, [layer], past_end=past_end
         )
@@ -196,7 +196,7 @@ def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_e
     assert len(lengths) > 3
     for place, row in enumerate(rows):
         expected = direct(model, ids[place // 5] + row.tokens + ends[place], layer)
-        np.testing.assert_allclose(row.after[layer].numpy(), expected, atol=2e-4)
+        np.testing.assert_allclose(row.final_states[layer].numpy(), expected, atol=2e-4)
 
 
 def _ends(model, stream, uniforms, rows):
@@ -211,13 +211,13 @@ def test_where_all_samples_end_at_once_each_has_the_state_of_its_end(model):
     ids = [model.tokenize(model.render(PROMPTS[0].text))]
     every = frozenset(range(len(model.loaded.tokenizer)))
     with torch.inference_mode():
-        stream = hf_stream.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [1])
+        stream = hf_stream.prefill(model.loaded.model, ids, model.pad_id, model.loaded.device, [1])
         uniforms = np.full((2, 4), 0.5)
         drawn = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), frozenset())[0].tokens[0]
         rows = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), every, [1], past_end=True)
     for row in rows:
         assert (row.finished, row.tokens) == (True, [])
-        np.testing.assert_allclose(row.after[1].numpy(), direct(model, [*ids[0], drawn], 1), atol=2e-4)
+        np.testing.assert_allclose(row.final_states[1].numpy(), direct(model, [*ids[0], drawn], 1), atol=2e-4)
 
 
 def test_the_states_of_a_reading_are_those_of_its_samples(model):
@@ -225,9 +225,9 @@ def test_the_states_of_a_reading_are_those_of_its_samples(model):
     reading = model.read(PROMPTS, want)[1]
     ids = model.tokenize(model.render(PROMPTS[1].text))
     with torch.inference_mode():
-        stream = hf_stream.prefill(model.loaded.model, [ids], model.pad, model.loaded.device, [2])
+        stream = hf_stream.prefill(model.loaded.model, [ids], model.pad_id, model.loaded.device, [2])
         rows = hf_stream.sample_rows(
-            stream.copy([0], repeat=4), draw_uniforms(PROMPTS[1], want), Sampling(), model.stop
+            stream.copy([0], repeat=4), draw_uniforms(PROMPTS[1], want), Sampling(), model.stop_ids
         )
     expected = [direct(model, ids + row.tokens, 2) for row in rows]
     np.testing.assert_allclose(reading.sample_states, expected, atol=2e-4)

@@ -76,10 +76,10 @@ def test_its_weights_are_safetensors_and_nothing_that_runs_code(single):
 
 def test_several_seeds_are_averaged(examples, base, tmp_path):
     gate = JudgeGate.load(str(make(tmp_path, examples, base, epochs=1, seeds=2)))
-    cut = gate.judge.pose("a b c?", "x a", "")
-    votes = gate.judge.votes([cut])
+    cut = gate.judge.encode_answer("a b c?", "x a", "")
+    votes = gate.judge.predict_members([cut])
     assert votes[0] != votes[1]
-    assert gate.judge.known([cut])[0] == pytest.approx((votes[0][0] + votes[1][0]) / 2)
+    assert gate.judge.predict_known([cut])[0] == pytest.approx((votes[0][0] + votes[1][0]) / 2)
 
 
 def test_weights_that_were_changed_are_not_loaded(examples, base, tmp_path):
@@ -93,8 +93,8 @@ def test_weights_that_were_changed_are_not_loaded(examples, base, tmp_path):
 
 def test_it_reads_so_many_tokens_of_the_answer_as_it_was_written(base):
     encoder = PairEncoder(base)
-    encoder.read_weights()
-    assert EncoderJudge((encoder,)).beginning(" A b  C d", 3) == "A b  C"
+    encoder.load_weights()
+    assert EncoderJudge((encoder,)).truncate(" A b  C d", 3) == "A b  C"
 
 
 def test_an_encoder_that_is_not_there_is_said_to_be_missing():

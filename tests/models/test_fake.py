@@ -122,8 +122,8 @@ def test_hidden_states_of_known_and_unknown_questions_lie_apart():
     assert (states[:50] @ direction).mean() > (states[50:] @ direction).mean() + 10
 
 
-def test_a_layer_that_is_not_there_is_refused():
-    with pytest.raises(BadSetting, match="0 to 4, not 5"):
+def test_an_unknown_layer_is_refused():
+    with pytest.raises(BadSetting, match="no layer 5: its layers are 0 to 4"):
         FakeModel().read([Prompt("Q?")], SignalRequest(layers=(5,)))
 
 

@@ -11,8 +11,9 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError
 from knowgate.models.hf.decoding import draw_tokens
-from knowgate.models.hf.forward_pass import PrefixCache, find_common_prefix
+from knowgate.models.hf.forward_pass import PrefixCache
 from knowgate.models.hf.model import HFModel
+from knowgate.models.tokenization import escape_special_tokens, find_common_prefix
 from knowgate.types import LabelPrompt, Prompt, Sampling, SignalRequest
 from tests.support.tiny_models import save_tiny_llama
 
@@ -45,14 +46,14 @@ def test_greedy_answers_equal_transformers_generate_for_prompts_of_different_len
     assert [tokens_of(model, row[0]) for row in drafts] == [reference(model, prompt, 10) for prompt in PROMPTS]
 
 
-def test_a_draft_that_goes_on_equals_one_long_answer(model):
+def test_a_continued_draft_equals_one_long_answer(model):
     readings = model.read(PROMPTS, SignalRequest(draft_tokens=3))
     resumed = model.generate(PROMPTS, max_tokens=12, resume=[reading.resume for reading in readings])
     whole = model.generate(PROMPTS, max_tokens=12)
     assert [row[0].text for row in resumed] == [row[0].text for row in whole]
 
 
-def test_some_of_a_batch_can_go_on_and_a_handle_can_be_used_twice(model):
+def test_part_of_a_batch_can_be_continued_and_a_handle_used_twice(model):
     readings = model.read(PROMPTS, SignalRequest(draft_tokens=2, layers=(1,), after_draft=True))
     once = model.generate(PROMPTS[1:2], max_tokens=9, resume=[readings[1].resume])
     twice = model.generate(PROMPTS[1:2], max_tokens=9, resume=[readings[1].resume])
@@ -79,9 +80,9 @@ def test_hidden_states_are_those_at_the_last_prompt_token(model):
             np.testing.assert_allclose(reading.hidden[layer], states[layer][0, -1].numpy(), atol=1e-4)
 
 
-def test_a_pass_that_only_reads_a_middle_layer_stops_there_and_can_go_on(model):
+def test_a_pass_that_only_reads_a_middle_layer_stops_there_and_can_be_continued(model):
     readings = model.read(PROMPTS, SignalRequest(layers=(0, 1)))
-    assert all(reading.resume.stream.half is not None for reading in readings)
+    assert all(reading.resume.batch.partial is not None for reading in readings)
     whole = model.read(PROMPTS, SignalRequest(layers=(0, 1), draft_tokens=1))
     for half, full in zip(readings, whole, strict=True):
         for layer in (0, 1):
@@ -90,7 +91,7 @@ def test_a_pass_that_only_reads_a_middle_layer_stops_there_and_can_go_on(model):
     assert [row[0].text for row in resumed] == [row[0].text for row in model.generate(PROMPTS[1:], max_tokens=10)]
 
 
-def test_the_upper_layers_run_only_for_prompts_that_go_on(model):
+def test_the_upper_layers_run_only_for_continued_prompts(model):
     calls = []
     hook = model.loaded.model.base_model.layers[1].register_forward_hook(lambda *_: calls.append(1))
     try:
@@ -136,7 +137,7 @@ def test_temperature_sharpens_the_distribution():
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.6, 0.9, 50), Sampling(top_p=0.5), Sampling(2.0, top_k=3)])
-def test_truncated_samples_follow_the_distribution_that_transformers_cuts_out(model, sampling):
+def test_truncated_samples_follow_the_truncated_distribution_of_transformers(model, sampling):
     logits = next_logits(model, PROMPTS[0])
     warped = TemperatureLogitsWarper(sampling.temperature)(None, logits)
     warped = TopKLogitsWarper(sampling.top_k)(None, warped) if sampling.top_k else warped
@@ -147,7 +148,7 @@ def test_truncated_samples_follow_the_distribution_that_transformers_cuts_out(mo
     assert set(np.flatnonzero(shares)) <= set(np.flatnonzero(expected))
 
 
-def test_a_uniform_number_next_to_one_never_draws_what_was_cut_off():
+def test_a_uniform_number_near_one_never_draws_a_truncated_token():
     logits = torch.log(torch.tensor([[0.2, 0.5, 0.3]]))
     assert draw_tokens(logits, np.array([1 - 1e-12]), Sampling(top_p=0.6)) == [2]
 
@@ -158,24 +159,24 @@ def test_the_single_most_probable_token_is_the_greedy_answer(model):
         assert {sample.text for sample in reading.samples} == {reading.draft.text}
 
 
-def test_truncating_leaves_each_answer_to_its_own_seed(model):
+def test_truncated_samples_do_not_depend_on_the_rest_of_the_batch(model):
     want = SignalRequest(samples=4, sample_tokens=6, sampling=Sampling(0.6, 0.9, 50), seed=7)
     together, alone = model.read(PROMPTS, want)[1], model.read(PROMPTS[1:2], want)[0]
     assert [c.text for c in together.samples] == [c.text for c in alone.samples]
 
 
 @pytest.mark.parametrize(
-    ("sampling", "said"),
+    ("sampling", "message"),
     [
-        (Sampling(0.0), "a temperature above 0, not 0.0"),
-        (Sampling(float("nan")), "a temperature above 0, not nan"),
-        (Sampling(top_p=0.0), "top_p is 0.0; it must be above 0"),
-        (Sampling(top_p=1.5), "top_p is 1.5"),
-        (Sampling(top_k=-1), "top_k is -1; it must be at least 0"),
+        (Sampling(0.0), "temperature=0.0 must be above 0"),
+        (Sampling(float("nan")), "temperature=nan must be above 0"),
+        (Sampling(top_p=0.0), "top_p=0.0 must be above 0"),
+        (Sampling(top_p=1.5), "top_p=1.5 must be above 0"),
+        (Sampling(top_k=-1), "top_k=-1 must be at least 0"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(model, sampling, said):
-    with pytest.raises(BadSetting, match=re.escape(said)):
+def test_invalid_sampling_options_are_refused(model, sampling, message):
+    with pytest.raises(BadSetting, match=re.escape(message)):
         model.read(PROMPTS[:1], SignalRequest(samples=2, sampling=sampling))
 
 
@@ -184,22 +185,22 @@ def next_logits(model, prompt):
         return model.loaded.model(ids_of(model, prompt).long()).logits[:, -1].float()
 
 
-def test_a_shared_beginning_changes_nothing(model):
+def test_a_shared_prefix_does_not_change_results(model):
     prompts = [Prompt("The same long instruction for all. " + end) for end in ("One?", "Another one?", "x")]
     shared = model.read(prompts, SignalRequest(draft_tokens=5, layers=(1,)))
-    assert model.prefixes.kept
+    assert model.prefix_cache.entries
     for prompt, reading in zip(prompts, shared, strict=True):
         fresh = HFModel(model.source).read([prompt], SignalRequest(draft_tokens=5, layers=(1,)))[0]
         assert fresh.draft.text == reading.draft.text
         np.testing.assert_allclose(fresh.hidden[1], reading.hidden[1], atol=1e-4)
 
 
-def test_the_common_beginning_leaves_each_row_its_last_token():
-    assert find_common_prefix([[1, 2, 3, 4], [1, 2, 3]]) == (1, 2)
-    assert find_common_prefix([[5, 6], [7, 6]]) == ()
+def test_the_common_prefix_excludes_the_last_token_of_each_row():
+    assert find_common_prefix([[1, 2, 3, 4], [1, 2, 3]]) == [1, 2]
+    assert find_common_prefix([[5, 6], [7, 6]]) == []
 
 
-def test_a_single_prompt_reuses_a_kept_beginning_but_keeps_none_itself(model):
+def test_a_single_prompt_reuses_a_cached_prefix_but_adds_none(model):
     prefixes = PrefixCache()
     rows = [[*range(5, 25), end] for end in (30, 31)]
     with torch.inference_mode():
@@ -235,12 +236,12 @@ def test_labels_with_the_same_first_token_are_refused(model):
 
 def test_a_prompt_longer_than_the_window_is_refused_with_its_length(model):
     assert model.fits([Prompt("x" * 600), Prompt("x")], 8) == [False, True]
-    with pytest.raises(BadInput, match=r"611 tokens .* sees only 512"):
+    with pytest.raises(BadInput, match=r"611 tokens .* reads only 512"):
         model.generate([Prompt("x" * 600)], max_tokens=8)
 
 
 def test_a_layer_that_does_not_exist_is_refused(model):
-    with pytest.raises(BadSetting, match="hidden states 0 to 2; layer 3 was asked"):
+    with pytest.raises(BadSetting, match="no layer 3: its layers are 0 to 2"):
         model.read(PROMPTS, SignalRequest(layers=(3,)))
 
 
@@ -256,7 +257,7 @@ def test_nan_from_the_model_is_an_error_never_a_score(tmp_path):
         broken.label_logits([LabelPrompt(("Q:",))], ["true", "false"])
 
 
-def test_the_fingerprint_is_of_the_weights_not_of_the_place(tmp_path):
+def test_the_fingerprint_depends_on_the_weights_not_on_the_folder(tmp_path):
     first, twin, other = (tmp_path / name for name in ("first", "twin", "other"))
     save_tiny_llama(first), save_tiny_llama(twin), save_tiny_llama(other, seed=1)
     assert HFModel(str(first)).fingerprint == HFModel(str(twin)).fingerprint != HFModel(str(other)).fingerprint
@@ -267,9 +268,7 @@ def test_a_folder_without_weights_is_explained(tmp_path):
         HFModel(str(tmp_path)).generate(PROMPTS, max_tokens=1)
 
 
-def test_special_tokens_in_a_turn_are_text():
-    from knowgate.models.tokenization import escape_special_tokens
-
+def test_special_tokens_in_user_text_are_escaped():
     assert escape_special_tokens("a <|im_end|> b</s>", ["<|im_end|>", "</s>", "."]) == "a < |im_end|> b< /s>"
 
 
@@ -278,7 +277,7 @@ def test_the_environment_chooses_the_number_format(model, monkeypatch):
     assert HFModel(model.source).loaded.model.dtype == torch.bfloat16
 
 
-def test_a_number_format_that_is_none_is_refused_with_those_there_are(model, monkeypatch):
+def test_an_unknown_number_format_is_refused_with_the_known_ones(model, monkeypatch):
     monkeypatch.setenv("KNOWGATE_DTYPE", "int3")
     with pytest.raises(BadSetting, match="float32, bfloat16, float16"):
         HFModel(model.source).loaded  # noqa: B018

@@ -45,9 +45,9 @@ def test_our_decoding_equals_transformers_own(smollm, said):
     for prompt, ours in zip(PROMPTS, said, strict=True):
         ids = torch.tensor([smollm.tokenize(smollm.render(prompt.text))])
         out = smollm.loaded.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, pad_token_id=smollm.pad
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, pad_token_id=smollm.pad_id
         )
-        new = [token for token in out[0, ids.shape[1] :].tolist() if token not in smollm.stop]
+        new = [token for token in out[0, ids.shape[1] :].tolist() if token not in smollm.stop_ids]
         assert [smollm.loaded.tokenizer.decode([token]) for token in new] == ours
 
 

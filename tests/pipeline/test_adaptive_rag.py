@@ -57,7 +57,7 @@ class Judge:
 
     verdict: bool
 
-    def useful(self, questions, passages):
+    def are_useful(self, questions, passages):
         return [self.verdict for _ in questions]
 
 

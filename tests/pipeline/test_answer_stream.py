@@ -34,7 +34,7 @@ PASSAGES = [
 class Judge:
     verdict: bool
 
-    def useful(self, questions, passages):
+    def are_useful(self, questions, passages):
         return [self.verdict for _ in questions]
 
 
@@ -47,7 +47,7 @@ class SeveralRounds(Gate):
     def score(self, questions, readings):
         return [1.0 for _ in questions]
 
-    def steps(self, questions, readings):
+    def count_rounds(self, questions, readings):
         return [self.rounds for _ in questions]
 
 
@@ -207,12 +207,12 @@ def test_where_the_answer_repeats_it_comes_as_one_piece():
 
 
 def test_whoever_stops_listening_stops_the_model_and_frees_its_cache(tiny, monkeypatch):
-    from knowgate.models.hf import decoding
+    from knowgate.models.hf import model as hf_model
 
     streams, passes = [], []
-    grow = decoding.iter_greedy_steps
+    steps = hf_model.iter_greedy_steps
     monkeypatch.setattr(
-        decoding, "iter_greedy_steps", lambda stream, *rest: streams.append(weakref.ref(stream)) or grow(stream, *rest)
+        hf_model, "iter_greedy_steps", lambda batch, *rest: streams.append(weakref.ref(batch)) or steps(batch, *rest)
     )
     hook = tiny.loaded.model.register_forward_hook(lambda *_: passes.append(1))
     try:

@@ -52,7 +52,7 @@ def streamed(rag, question):
 def test_an_answer_that_abstains_gives_way_to_the_draft():
     answer = build().answer(LOST)
     assert (answer.text, answer.open_text) == ("it was memory", "not mentioned in the passages")
-    assert answer.choice.from_memory
+    assert answer.choice.is_closed_book
     assert DecisionNote.DRAFT_GIVEN in answer.decision.notes
     assert "the arbiter rules gives the answer from memory: the answer with passages says it cannot tell" in (
         answer.decision.reason
@@ -61,7 +61,7 @@ def test_an_answer_that_abstains_gives_way_to_the_draft():
 
 def test_other_answers_are_as_they_were_and_nothing_is_said():
     answer = build().answer(FOUND)
-    assert (answer.text, answer.choice.from_memory) == ("it is green", False)
+    assert (answer.text, answer.choice.is_closed_book) == ("it is green", False)
     assert "arbiter" not in answer.decision.reason
 
 
@@ -138,7 +138,7 @@ class SeveralRounds(Gate):
     def score(self, questions, readings):
         return [1.0 for _ in questions]
 
-    def steps(self, questions, readings):
+    def count_rounds(self, questions, readings):
         return [3 for _ in questions]
 
 

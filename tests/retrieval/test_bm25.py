@@ -79,7 +79,7 @@ def test_a_corpus_without_words_is_refused():
 
 
 def test_k_must_be_positive():
-    with pytest.raises(BadSetting, match="k is 0"):
+    with pytest.raises(BadSetting, match="k=0 is not allowed"):
         retriever().search(["red"], 0)
 
 

@@ -10,7 +10,7 @@ from knowgate.core.text import find_anchor_words, fold_text, join_tokens
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.bm25 import Bm25Retriever
 from knowgate.retrieval.index import build_index
-from knowgate.retrieval.ranking import count_passages_containing
+from knowgate.retrieval.passages import count_passages_containing
 from knowgate.types import Passage
 
 TEXTS = [

@@ -86,7 +86,7 @@ def test_a_busy_server_is_asked_again():
 
 @pytest.mark.parametrize("spec", ["openai:", "openai:m", "openai:m@ftp://x", "openai:m@http://user:key@x/v1"])
 def test_a_spec_that_names_no_server_says_how_to_write_it(spec):
-    with pytest.raises(BadSetting, match="write openai:MODEL@URL"):
+    with pytest.raises(BadSetting, match="Write openai:MODEL@URL"):
         RemoteEmbedder(spec)
 
 

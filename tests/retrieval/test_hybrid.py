@@ -36,7 +36,7 @@ def test_an_empty_ranking_leaves_the_other_as_it_is():
 
 
 def test_one_retriever_cannot_be_fused():
-    with pytest.raises(BadSetting, match="two or more"):
+    with pytest.raises(BadSetting, match="at least two retrievers"):
         HybridRetriever([FixedRetriever("a")])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knowgate.errors import BadInput, BadSetting, ModelError, UnknownName
+from knowgate.errors import BadInput, BadSetting, ModelError
 from knowgate.retrieval import dense as ann
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import IndexReport, build_index
@@ -131,7 +131,7 @@ def test_files_without_text_and_of_other_suffixes_are_reported(tmp_path: Path):
 
 def test_documents_without_any_text_are_refused(tmp_path: Path):
     (tmp_path / "docs.jsonl").write_text("\n")
-    with pytest.raises(BadInput, match="hold no text"):
+    with pytest.raises(BadInput, match="contain no text"):
         build_index(tmp_path / "docs.jsonl", tmp_path / "index")
     assert not (tmp_path / "index").exists()
 
@@ -155,7 +155,7 @@ def test_progress_is_told(tmp_path: Path):
 def test_vectors_and_passages_stay_on_disk(tmp_path: Path):
     build(tmp_path, TEXTS, CountingEmbedder())
     dense, words = open_dense(tmp_path / "index", CountingEmbedder()), open_bm25(tmp_path / "index")
-    assert isinstance(dense._rows._vectors, np.memmap)  # type: ignore[attr-defined]
+    assert isinstance(dense._vector_search._vectors, np.memmap)  # type: ignore[attr-defined]
     assert isinstance(words._matrix.scores["data"], np.memmap)
     assert words._passages[2].text == "blue sky"
 
@@ -188,7 +188,7 @@ def test_a_large_index_is_searched_through_faiss(tmp_path: Path, monkeypatch: py
     source = write_records(tmp_path / "docs.jsonl", {str(n): f"text {n}" for n in range(400)})
     build_index(source, tmp_path / "index", kind="dense", embedder=embedder)
     retriever = open_dense(tmp_path / "index", embedder)
-    assert isinstance(retriever._rows, ann.AnnVectorSearch)
+    assert isinstance(retriever._vector_search, ann.AnnVectorSearch)
     assert [row[0].id for row in retriever.search(["text 7", "text 399"], 3)] == ["7", "399"]
 
 
@@ -196,15 +196,15 @@ def test_a_large_index_is_searched_through_faiss(tmp_path: Path, monkeypatch: py
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path):
-    with pytest.raises(UnknownName, match="Did you mean 'dense'"):
+    with pytest.raises(BadSetting, match="kind='dens' is not allowed: it must be 'bm25', 'dense' or 'hybrid'"):
         build_index(tmp_path, tmp_path / "index", kind="dens")
 
 
 def test_bm25_takes_no_embedder(tmp_path: Path):
-    with pytest.raises(BadSetting, match="uses no embedder"):
+    with pytest.raises(BadSetting, match="uses no `embedder`"):
         build_index(write_records(tmp_path / "d.jsonl", TEXTS), tmp_path / "index", embedder="minilm")
 
 
 def test_a_passage_holds_at_least_one_word(tmp_path: Path):
-    with pytest.raises(BadSetting, match="max_words is 0"):
+    with pytest.raises(BadSetting, match="max_words=0 is not allowed"):
         build_index(tmp_path, tmp_path / "index", max_words=0)

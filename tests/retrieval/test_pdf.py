@@ -57,7 +57,7 @@ def test_a_pdf_with_a_password_is_named(tmp_path: Path):
 def test_a_pdf_that_takes_too_long_is_given_up_and_the_next_is_read(tmp_path: Path):
     write_pdf(tmp_path / "a.pdf", "Hello")
     with pytest.raises(BadInput, match="took longer than 0 seconds"):
-        read_pdf(tmp_path / "a.pdf", seconds=0)
+        read_pdf(tmp_path / "a.pdf", timeout=0)
     assert read_pdf(tmp_path / "a.pdf") == "Hello"
 
 

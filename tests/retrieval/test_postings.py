@@ -34,7 +34,7 @@ def test_the_matrix_is_that_of_bm25s(tmp_path, monkeypatch, block, on_disk):
     monkeypatch.setattr(postings, "BLOCK_PASSAGES", block)
     passages, made = texts(200), Postings(tmp_path if on_disk else None)
     made.add(iter(passages))
-    found, wanted = made.scores(K1, B), at_once(passages)
+    found, wanted = made.compute_scores(K1, B), at_once(passages)
     assert made.vocabulary == wanted.vocab_dict
     assert found["num_docs"] == wanted.scores["num_docs"]
     for name in ("data", "indices", "indptr"):
@@ -47,7 +47,7 @@ def test_blocks_wait_on_disk_and_not_in_memory(tmp_path, monkeypatch):
     made = Postings(tmp_path)
     made.add(texts(200))
     assert len(list(tmp_path.glob("block-*.npy"))) == 4
-    assert isinstance(made.scores(K1, B)["data"], np.memmap)
+    assert isinstance(made.compute_scores(K1, B)["data"], np.memmap)
 
 
 def test_rows_of_documents_are_the_same_when_they_are_packed():

@@ -3,12 +3,13 @@ import pytest
 
 from knowgate.core.nearest_neighbors import select_top_rows
 from knowgate.errors import BadSetting
-from knowgate.retrieval.ranking import check_k, select_candidate_rows
+from knowgate.retrieval.bm25_scores import select_candidate_rows
+from knowgate.retrieval.passages import check_k
 
 
 def test_a_search_asks_for_at_least_one_passage():
     check_k(1)
-    with pytest.raises(BadSetting, match="k is 0; a search asks for at least 1 passage"):
+    with pytest.raises(BadSetting, match="k=0 is not allowed: it must be at least 1"):
         check_k(0)
 
 

@@ -27,7 +27,7 @@ def test_a_url_is_a_search_endpoint(spec: str):
 
 
 def test_an_endpoint_cannot_be_opened_as_bm25():
-    with pytest.raises(BadSetting, match="cannot be opened as 'bm25'"):
+    with pytest.raises(BadSetting, match="cannot be opened as kind='bm25'"):
         load_retriever("https://x.example/s", kind="bm25")
 
 

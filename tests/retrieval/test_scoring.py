@@ -9,7 +9,7 @@ import pytest
 
 from knowgate.core.nearest_neighbors import NearestHits
 from knowgate.retrieval import bm25_scores as scoring
-from knowgate.retrieval.bm25 import _few_best, build_bm25_matrix
+from knowgate.retrieval.bm25 import _select_few, build_bm25_matrix
 from knowgate.retrieval.bm25_scores import TermScorer
 from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Passage
@@ -46,16 +46,16 @@ def test_only_common_terms_become_columns(matrix):
     assert len(scores._columns) == 1
 
 
-def test_a_few_best_are_those_that_sorting_gives_and_equal_ones_go_by_row():
+def test_a_select_few_are_those_that_sorting_gives_and_equal_ones_go_by_row():
     dice = np.random.default_rng(0)
     for k in (1, 3, 16):
         scores = dice.integers(0, 5, 40).astype(np.float32)
         rows = np.flatnonzero(scores > 0)
-        sorted_hits, few = NearestHits(rows, scores[rows]).best(k), _few_best(scores.copy(), k)
+        sorted_hits, few = NearestHits(rows, scores[rows]).best(k), _select_few(scores.copy(), k)
         assert few.rows.tolist() == sorted_hits.rows.tolist()
         assert few.scores.tolist() == sorted_hits.scores.tolist()
 
 
 def test_passages_without_a_word_of_the_query_are_not_among_the_best():
-    assert _few_best(np.array([0, 2, 0], np.float32), 3).rows.tolist() == [1]
-    assert _few_best(np.zeros(2, np.float32), 3).rows.tolist() == []
+    assert _select_few(np.array([0, 2, 0], np.float32), 3).rows.tolist() == [1]
+    assert _select_few(np.zeros(2, np.float32), 3).rows.tolist() == []

@@ -32,7 +32,7 @@ def drawn(n=400, seed=0, digits=None):
 
 def measures(needed, needs, weights):
     ranked = NeedRanking(needs)
-    drawn = ranked.sorted(weights)
+    drawn = ranked.sort(weights)
     return {
         "auroc": ranked.auroc(drawn, needed),
         **ranked.precision_and_risk(drawn, needed),

@@ -25,13 +25,13 @@ class Trouble:
     def index(self):
         return self.recipe.index
 
-    def make(self, retriever):
+    def create(self, retriever):
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        shelf = retriever._shelf._actor_id.hex() if retriever is not None else "-"
+        shelf = retriever._index._actor_id.hex() if retriever is not None else "-"
         (Path(self.folder) / f"worker-{os.getpid()}").write_text(f"{node} {shelf}")
-        return TroubledWork(self.recipe.make(retriever), Path(self.folder))
+        return TroubledWork(self.recipe.create(retriever), Path(self.folder))
 
 
 @dataclass(frozen=True)

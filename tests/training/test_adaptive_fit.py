@@ -71,7 +71,7 @@ def test_it_learns_a_planted_rule_and_comes_back_from_disk_the_same(tmp_path):
     needs = [gate.score(asked, [Reading()] * 3) for gate in gates]
     assert needs[0] == needs[1]
     assert needs[0][0] < 0.5 < min(needs[0][1:])
-    assert gates[0].steps(asked[1:], [Reading()] * 2) == [1, 3]
+    assert gates[0].count_rounds(asked[1:], [Reading()] * 2) == [1, 3]
     test = [data.questions[place] for place in data.split.test]
     raw = gates[0].raw(test, [Reading()] * len(test))
     assert raw == pytest.approx(fitted.raw(data.split.test.tolist()), abs=1e-6)

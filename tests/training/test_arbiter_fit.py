@@ -9,8 +9,9 @@ from knowgate.data.runs.records import read_beliefs
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import ArtifactError, BadInput, BadSetting, NotOffered, UnknownName
 from knowgate.gates.arbiters import load_arbiter
-from knowgate.gates.arbiters.fitted_arbiter import read_arbiter_artifact
+from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
 from knowgate.gates.arbiters.offline_arbitration import arbitrate
+from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.models.fake import FakeModel
 from knowgate.training.arbiter import fit_arbiter
 from tests.support.hand_gate import PROMPTS, write_rows
@@ -63,12 +64,12 @@ def test_an_edited_manifest_is_noticed(fitted, tmp_path):
     made = json.loads((copy / "arbiter.json").read_text())
     (copy / "arbiter.json").write_text(json.dumps({**made, "prompts": "others"}))
     with pytest.raises(ArtifactError, match="edited by hand"):
-        read_arbiter_artifact(copy)
+        read_artifact(copy, ARBITER_FORMAT)
 
 
 def test_a_folder_without_arbiter_is_named(tmp_path):
     with pytest.raises(ArtifactError, match="knowgate fit arbiter"):
-        read_arbiter_artifact(tmp_path)
+        read_artifact(tmp_path, ARBITER_FORMAT)
 
 
 def test_another_llm_is_refused_unless_as_plug_in(fitted):

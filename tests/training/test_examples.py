@@ -123,7 +123,11 @@ def test_one_question_asked_over_and_over_is_refused(tmp_path):
     [
         ("model_fingerprint", "9", r"are of different models \(.*one: .*; .*two: 9\); fit one gate for each"),
         ("prompts_fingerprint", "9", r"are of different prompts \(.*one: .*; .*two: 9\); fit one gate for each"),
-        ("max_tokens", 9, r"drafted answers of different length \(.*one: 8; .*two: 9\); label all runs with the same number of tokens"),
+        (
+            "max_tokens",
+            9,
+            r"drafted answers of different length \(.*one: 8; .*two: 9\); label all runs with the same number of tokens",
+        ),
     ],
 )
 def test_runs_that_do_not_belong_together_are_refused_by_name(tmp_path, key, value, words):
@@ -154,7 +158,7 @@ def test_rows_that_lost_their_states_are_named(tmp_path):
     run = write_run(tmp_path / "run", rows, states)
     lines = re.sub(r', "vector": \["vectors-[0-9a-f-]+.safetensors", 7\]', "", (run / "labels.jsonl").read_text())
     (run / "labels.jsonl").write_text(lines)
-    with pytest.raises(ArtifactError, match=r"row '0-7' .* has no hidden states; label again with --layers"):
+    with pytest.raises(ArtifactError, match=r"row '0-7' .* has no hidden states. Label again with .layers."):
         load_examples([run])
 
 

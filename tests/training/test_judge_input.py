@@ -110,7 +110,9 @@ def test_rows_without_an_open_answer_are_left_out_of_agreement(tmp_path):
 
 def test_agreement_without_any_open_answer_is_refused(tmp_path):
     run = answered_twice(tmp_path, lambda i, row: replace(row, open=None))
-    with pytest.raises(BadInput, match="compares closed-book and open-book answers, and no row has an open-book answer"):
+    with pytest.raises(
+        BadInput, match="compares closed-book and open-book answers, and no row has an open-book answer"
+    ):
         load_examples([run], target="agree")
 
 
@@ -126,7 +128,7 @@ def test_the_card_says_what_agreement_means(base, tmp_path):
 def test_a_base_that_cannot_tell_the_labels_apart_is_refused(base):
     judge = CausalJudge(load_judge_base(f"hf:{base}"), ("Yesterday", "Nowhere"))  # both unknown to its tokenizer
     with pytest.raises(BadSetting, match="cannot be a judge: it says Yesterday or Nowhere"):
-        _ = judge.columns
+        _ = judge.label_tokens
 
 
 def test_a_base_without_chat_template_is_asked_in_plain_text_and_the_card_says_so(tmp_path):

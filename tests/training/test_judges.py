@@ -69,8 +69,8 @@ def test_known_reads_the_first_label_against_the_second_as_the_whole_model_does(
     cut = judge.encode("a b c", MASTERY_START)
     with torch.no_grad():
         logits = judge.model.loaded.model(torch.tensor([cut.ids])).logits[0, -1].double()
-    pair = logits[[judge.columns[0], judge.columns[1]]].softmax(0)
-    assert judge.known([cut])[0] == pytest.approx(float(pair[0]), abs=1e-5)
+    pair = logits[[judge.label_tokens[0], judge.label_tokens[1]]].softmax(0)
+    assert judge.predict_known([cut])[0] == pytest.approx(float(pair[0]), abs=1e-5)
 
 
 def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
@@ -79,9 +79,9 @@ def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
     for item in lessons:
         with torch.no_grad():
             rows = judge.model.loaded.model(torch.tensor([item.prompt.ids])).logits[0].log_softmax(-1)
-        targets = [judge.columns[0 if share else 1] for share in item.targets]
+        targets = [judge.label_tokens[0 if share else 1] for share in item.targets]
         expected += [-float(rows[mark, target]) for mark, target in zip(item.prompt.positions, targets, strict=True)]
-    pupil = TrainableCausalModel(judge.model, judge.columns, whole_vocabulary=True)
+    pupil = TrainableCausalModel(judge.model, judge.label_tokens, whole_vocabulary=True)
     with torch.no_grad():
         assert float(pupil.compute_loss(lessons)) == pytest.approx(np.mean(expected), abs=1e-4)
 
@@ -292,11 +292,12 @@ def test_a_one_cycle_rate_begins_low_peaks_at_three_tenths_and_ends_near_nothing
 
 def test_a_share_between_no_and_yes_is_learnt_as_it_is(judge):
     soft = TrainingExample(encode_kbm_answer(judge, "a b c", "True"), (0.3, 0.8))
-    pupil = TrainableCausalModel(judge.model, judge.columns)
+    pupil = TrainableCausalModel(judge.model, judge.label_tokens)
     with torch.no_grad():
         logits = judge.model.loaded.model(torch.tensor([soft.prompt.ids])).logits[0].double()
         margins = [
-            float(logits[mark, judge.columns[0]] - logits[mark, judge.columns[1]]) for mark in soft.prompt.positions
+            float(logits[mark, judge.label_tokens[0]] - logits[mark, judge.label_tokens[1]])
+            for mark in soft.prompt.positions
         ]
         loss = float(pupil.compute_loss([soft]))
     expected = [

@@ -59,7 +59,7 @@ def saved(fitted, examples, tmp_path_factory):
 
 def heads(saved, questions):
     gate = bind_gate(load_gate(str(saved.path)), MODEL, AnswerPrompts())
-    return gate.heads(questions, read_questions(MODEL, [gate], questions, AnswerPrompts()))
+    return gate.predict_heads(questions, read_questions(MODEL, [gate], questions, AnswerPrompts()))
 
 
 def test_every_head_learns_its_rule(saved, examples):

@@ -38,8 +38,8 @@ def test_a_bare_gate_needs_nothing_and_says_nothing():
     assert bare.bind(None, "") is bare
     assert bare.find_neighbors(ASKED) == [(), ()]
     assert (bare.labels, bare.build_label_prompts(ASKED, readings), bare.recorded_signal) == ((), [], "")
-    assert (bare.explain(ASKED, readings), bare.steps(ASKED, readings)) == (["", ""], [1, 1])
-    assert bare.second_look is None
+    assert (bare.explain(ASKED, readings), bare.count_rounds(ASKED, readings)) == (["", ""], [1, 1])
+    assert bare.passage_filter is None
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def show_sources(answer: Answer) -> None:
     console = create_console()
     for passage in answer.passages:
         console.print(f"  · {sanitize_text(passage.id)}: {sanitize_text(_shorten(passage.text))}", style="dim")
-    if answer.together == 1:
+    if answer.batch_size == 1:
         console.print(f"  {answer.seconds['total']:.2f} s", style="dim")
 
 
@@ -106,7 +106,7 @@ def show_decision_basis(decision: Decision) -> None:
         console.print(f"  {text}", style="dim")
     if decision.raw is not None:
         console.print(f"  need {decision.need:.4f}, calibrated from the raw score {decision.raw:.4f}", style="dim")
-    for neighbor in decision.neighbours:
+    for neighbor in decision.neighbors:
         outcome = f", retrieval: {neighbor.outcome}" if neighbor.outcome else ""
         text = f"{neighbor.similarity:.2f} {neighbor.label}{outcome} ({neighbor.source}): {neighbor.question}"
         console.print(f"  ~ {sanitize_text(text)}", style="dim")

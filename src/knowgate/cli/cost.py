@@ -84,13 +84,13 @@ def _prices(file: Path | None, *given: float | None) -> PriceTable | None:
     table = asdict(read_price_table(file) if file else PriceTable())
     named = {name: price for name, price in zip(table, given, strict=True) if price is not None}
     for name, price in named.items():
-        check_number(price, f"--price-{name.replace('_', '-')}", most=1e12)
+        check_number(price, f"--price-{name.replace('_', '-')}", maximum=1e12)
     return PriceTable(**{**table, **named})
 
 
 def _threshold(log: LoggedTraffic, gate: str | None, given: float | None) -> float:
     if given is not None:
-        return check_number(given, "--threshold", most=1)
+        return check_number(given, "--threshold", maximum=1)
     named = name_thresholds(log, gate)
     if not named:
         several = ", ".join(f"{value:g}" for value in sorted(log.thresholds))

@@ -22,7 +22,7 @@ from knowgate.cli.console import create_console
 from knowgate.cli.options import parse_path
 from knowgate.core import VERSION
 from knowgate.core.files import cache_dir
-from knowgate.core.http_client import redact_urls
+from knowgate.core.redaction import redact_urls
 from knowgate.errors import KnowgateError, WeightsError
 from knowgate.models import embedded_weights as weights
 from knowgate.pipeline.settings import PipelineOptions, load_settings

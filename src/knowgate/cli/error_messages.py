@@ -23,21 +23,12 @@ from typing import Any
 import typer
 
 from knowgate.core.files import cache_dir
+from knowgate.core.redaction import redact_secrets
 from knowgate.errors import KnowgateError
 
 EXIT_INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 REPORT_FOLDER = "errors"
 REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typer", "httpx")
-SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
-MIN_SECRET_CHARS = 6  # characters; shorter values ("1", "true") would blot out half of the text
-REDACTED = "[hidden]"
-SECRET_PATTERNS = [
-    (re.compile(r"(?<=://)[^/\s@'\"]+@"), f"{REDACTED}@"),  # a login in an address
-    (re.compile(r"(?i)([?&;](?:[\w-]*(?:key|token|secret|passw\w*|sig|auth\w*))=)[^&\s'\"]+"), rf"\1{REDACTED}"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}"), rf"\1 {REDACTED}"),
-    (re.compile(r"\b(?:sk|hf|ghp|pk)[-_][\w-]{8,}"), REDACTED),  # how servers' keys look
-    (re.compile(r"(?i)(--[\w-]*(?:key|token|secret|password)[= ])\S+"), rf"\1{REDACTED}"),
-]
 
 
 def describe_internal_error(error: BaseException, arguments: Sequence[str]) -> str:
@@ -81,16 +72,6 @@ def format_error_report(error: BaseException, arguments: Sequence[str]) -> str:
 def format_traceback(error: BaseException) -> str:
     """The traceback, without secrets."""
     return redact_secrets("".join(traceback.format_exception(error, limit=-40)), os.environ)
-
-
-def redact_secrets(text: str, environment: Mapping[str, str]) -> str:
-    """Keys from the environment, logins in addresses and what looks like a key are blotted out."""
-    values = {value.strip() for name, value in environment.items() if SECRET_NAME.search(name)}
-    for value in sorted((value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True):
-        text = text.replace(value, REDACTED)
-    for pattern, instead in SECRET_PATTERNS:
-        text = pattern.sub(instead, text)
-    return text
 
 
 def _versions() -> Iterator[str]:

@@ -91,7 +91,7 @@ def eval_rerank(
                 {name: _kept(name, load_reranker(spec), out, show) for name, spec in specs.items()},
                 answering=_answering(model or [], out, show),
                 controls=controls,
-                shown=parse_integers("--top", top, least=1),
+                shown=parse_integers("--top", top, minimum=1),
                 margin=rerank_margin,
             )
         except KeyboardInterrupt:

@@ -15,7 +15,7 @@ import typer
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_table
 from knowgate.cli.options import JsonOption
 from knowgate.core.files import read_jsonl
-from knowgate.core.postgres.address import redact_password
+from knowgate.core.redaction import redact_secrets
 from knowgate.core.validation import MAX_COUNT, check_number
 from knowgate.data.history import history_exists, open_history
 from knowgate.data.history.entries import (
@@ -99,7 +99,7 @@ def import_(
         _add(store, entries)
         scopes |= {entry.scope for entry in entries}
         STDERR_CONSOLE.print(
-            f"{len(entries)} questions of {run} logged in {redact_password(history)}{_changing(entries)}"
+            f"{len(entries)} questions of {run} logged in {redact_secrets(history)}{_changing(entries)}"
         )
     if time_sensitive:
         _add_time_sensitive(store, time_sensitive, scopes, history)
@@ -121,7 +121,9 @@ def add(
     """Log one question."""
     store = open_history(history, embedder)
     expires = (
-        None if days is None else time.time() + check_number(days, "--days", most=MAX_TIMESTAMP / 86_400 / 2) * 86_400
+        None
+        if days is None
+        else time.time() + check_number(days, "--days", maximum=MAX_TIMESTAMP / 86_400 / 2) * 86_400
     )
     record = {"question": question, "label": label, "source": source, "outcome": outcome, "expires": expires}
     scope = _scope(store, model, prompts, tenant)
@@ -221,13 +223,13 @@ def copy(
     known, into = _existing(source), open_history(target, embedder)
     if embedder is None and into.embedding.fingerprint is None:
         into = open_history(target, known.embedding.name)
-    STDERR_CONSOLE.print(f"{copy_history(known, into)} entries copied into {redact_password(target)}")
+    STDERR_CONSOLE.print(f"{copy_history(known, into)} entries copied into {redact_secrets(target)}")
 
 
 def _existing(history: str, embedder: str | None = None) -> HistoryStore:
     """Looking into a log must not make an empty one."""
     if not history_exists(history):
-        shown = redact_password(history)
+        shown = redact_secrets(history)
         raise BadInput(f"there is no log '{shown}'. Make one: knowgate history import RUN --history {shown}")
     return open_history(history, embedder)
 
@@ -242,7 +244,7 @@ def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope
                 'Mark them: "meta": {"time_sensitive": true}'
             )
         _add(store, entries)
-        STDERR_CONSOLE.print(f"{len(entries)} time-sensitive questions of {data} logged in {redact_password(history)}")
+        STDERR_CONSOLE.print(f"{len(entries)} time-sensitive questions of {data} logged in {redact_secrets(history)}")
 
 
 def _changing(entries: Sequence[LogEntry]) -> str:

@@ -8,52 +8,38 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE
-from knowgate.cli.options import RetrieverOption, parse_path
+from knowgate.cli.options import parse_path
 from knowgate.cli.progress import show_progress
-from knowgate.retrieval.index import IndexReport, build_index
+from knowgate.retrieval.index import IndexOptions, IndexReport, build_index
 
-STAGE_UNITS = {"read": "documents"}  # the other stages go through passages
+SOURCE_HELP = "Folder (txt, md, html, pdf) or JSONL {id, title, text}."
+EMBEDDER_HELP = "Embedding for dense and hybrid: minilm (default), mpnet, m3e, a hub name or folder, openai:MODEL@URL."
 
 
 def index(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            parser=parse_path, metavar="SOURCE", help="Folder (txt, md, html, pdf) or JSONL {id, title, text}."
-        ),
-    ],
+    source: Annotated[Path, typer.Argument(parser=parse_path, metavar="SOURCE", help=SOURCE_HELP)],
     out: Annotated[
-        Path,
-        typer.Option(
-            parser=parse_path, metavar="DIR", help="Where the index goes. An index that is there is brought up to date."
-        ),
+        Path, typer.Option(parser=parse_path, metavar="DIR", help="Index folder; an existing index is updated.")
     ],
-    retriever: RetrieverOption = None,
-    embedder: Annotated[
-        str | None,
-        typer.Option(
-            help="Embedding for dense and hybrid: minilm (default), mpnet, m3e, a hub name or folder, openai:MODEL@URL."
-        ),
-    ] = None,
-    max_words: Annotated[int, typer.Option(help="Longest passage in words.")] = 120,
+    options: IndexOptions,
+    embedder: Annotated[str | None, typer.Option(help=EMBEDDER_HELP)] = None,
 ) -> None:
     """Build a retrieval index, or update one: only new and changed documents are embedded again."""
     with show_progress("indexing", "passages", STDERR_CONSOLE) as show:
 
-        def watch(stage: str, done: int, total: int) -> None:
-            show(done, total, stage=stage, unit=STAGE_UNITS.get(stage, "passages"))
+        def report_progress(stage: str, done: int, total: int) -> None:
+            show(done, total, stage=stage, unit="documents" if stage == "read" else "passages")
 
-        kind = retriever or "bm25"
-        report = build_index(source, out, kind=kind, embedder=embedder, max_words=max_words, progress=watch)
+        report = build_index(source, out, embedder=embedder, progress=report_progress, options=options)
     STDERR_CONSOLE.print(format_index_report(report, out))
     STDERR_CONSOLE.print(f"Ask: knowgate ask --index {out} -i")
 
 
 def format_index_report(report: IndexReport, out: Path) -> str:
-    """What happened, in a sentence or two."""
+    """Describe in two or three sentences what the index holds and what changed."""
     size = f"{report.documents} documents, {report.passages} passages in {out}."
     skipped = "".join(f" Skipped {count} {suffix} files." for suffix, count in sorted(report.skipped.items()))
-    skipped += f" {report.missed}" if report.problems else ""
+    skipped += f" {report.summarize_problems()}" if report.problems else ""
     if not report.written:
         return f"Nothing had changed: {size}{skipped}"
     changes = f"{report.added} added, {report.changed} changed, {report.removed} removed, {report.unchanged} unchanged."

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from knowgate.core.http_client import redact_urls
 from knowgate.core.postgres.address import DatabaseAddress, is_postgres_address, parse_database_address
+from knowgate.core.redaction import redact_urls
 from knowgate.core.validation import check_integer, expand_path, format_value
 from knowgate.errors import BadSetting
 
@@ -102,7 +102,7 @@ RunnerOption = Annotated[
 ]
 
 
-def parse_integers(option: str, text: str, *, least: int = 0) -> list[int]:
+def parse_integers(option: str, text: str, *, minimum: int = 0) -> list[int]:
     """The numbers of '1,3'; refused where one is none, too small or beyond counting."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     try:
@@ -111,7 +111,7 @@ def parse_integers(option: str, text: str, *, least: int = 0) -> list[int]:
         found = []
     if not found:
         raise BadSetting(f"{option} is {format_value(text)}: give whole numbers between commas, such as 1,3.")
-    return [check_integer(number, f"a number of {option}", least=least) for number in found]
+    return [check_integer(number, f"a number of {option}", minimum=minimum) for number in found]
 
 
 def format_command_line() -> str:

@@ -1,108 +1,66 @@
-"""`knowgate prefer`: which passages can this LLM use?"""
+"""`knowgate prefer`: measure which passages help an LLM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE
-from knowgate.cli.options import (
-    LabelsOption,
-    LangOption,
-    LimitOption,
-    PromptsOption,
-    RunnerOption,
-    SeedOption,
-    parse_path,
-)
-from knowgate.cli.progress import ProgressCallback, show_progress
+from knowgate.cli.options import LabelsOption, LangOption, PromptsOption, parse_path
+from knowgate.cli.progress import show_progress
 from knowgate.data.preferences import PreferenceFolder
-from knowgate.pipeline.builder import build_prompts
-from knowgate.pipeline.settings import PipelineOptions
-from knowgate.training.preference_run import DEFAULT_SOURCE, PreferenceProgress
-from knowgate.training.preference_run import measure_preferences as prefer_labelled
+from knowgate.models.prompts.answers import load_answer_prompts
+from knowgate.training.preference_run import PreferenceOptions, PreferenceProgress, measure_preferences
 
 
 def prefer(
     labels: LabelsOption,
     out: Annotated[
-        Path,
-        typer.Option(
-            parser=parse_path, metavar="PREF", help="Preference folder. The same command goes on where it stopped."
-        ),
+        Path, typer.Option(parser=parse_path, metavar="PREF", help="Preference folder. An interrupted run continues.")
     ],
-    gate: Annotated[
-        str | None, typer.Option(metavar="PROBE", help="Fitted probe; --source confidence reads its shift.")
-    ] = None,
-    index: Annotated[
-        str | None, typer.Option(help="Index folder, http:URL or a search engine that candidates come from.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Data spec whose contexts are the candidates. Default: the run's own passages.")
-    ] = None,
-    candidates: Annotated[int, typer.Option(min=2, help="Candidate passages of each question.")] = 20,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            help="likelihood (of the gold answer), benefit (answers turned right) or confidence (shift of the probe, "
-            f"as in CBDR). Default: confidence where --gate names a probe, else {DEFAULT_SOURCE}."
-        ),
-    ] = None,
-    cut: Annotated[
-        int | None,
-        typer.Option(min=1, help="A control: cut all candidates to so many tokens; shorter ones are left out."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Positives and negatives kept of each question.")] = 5,
+    options: PreferenceOptions,
     model: Annotated[str | None, typer.Option(help="Model spec. Default: the label run's.")] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Put all questions in train, dev or test. Default: divided as `fit` does.")
-    ] = None,
-    limit: LimitOption = None,
-    seed: SeedOption = 0,
     lang: LangOption = None,
     prompts: PromptsOption = None,
-    runner: RunnerOption = "local",
 ) -> None:
     """Measure what each candidate passage does to the LLM: the data `fit reranker` learns from. Resumable.
 
     Example: knowgate prefer --labels run --index my-index --out pref
     """
-    wording = build_prompts(PipelineOptions(lang=lang, prompts=prompts))
+    wording = load_answer_prompts(prompts, lang)
     try:
         with show_progress("measuring", "questions", STDERR_CONSOLE) as show:
-            counts = prefer_labelled(
-                labels, out, source=source, gate=gate, index=index, data=data, candidates=candidates, top=top,
-                cut=cut, model=model, split=split, limit=limit, seed=seed, prompts=wording, runner=runner,
-                watch=_watching(show),
-            )  # fmt: skip
+            progress = measure_preferences(
+                labels,
+                out,
+                model=model,
+                prompts=wording,
+                options=options,
+                on_progress=lambda state: show(state.done, state.total, _format_speed(state)),
+            )
     except KeyboardInterrupt:
-        STDERR_CONSOLE.print(
-            f"{len(PreferenceFolder(out).done())} questions are safe in {out}; the same command goes on."
-        )
+        count = len(PreferenceFolder(out).done())
+        STDERR_CONSOLE.print(f"{count} questions are saved in {out}. Run the same command to continue.")
         raise
-    _summary(counts, out)
+    _print_summary(progress, out)
 
 
-def _watching(show: ProgressCallback) -> Callable[[PreferenceProgress], None]:
-    def watch(counts: PreferenceProgress) -> None:
-        show(counts.done, counts.total, f"{counts.prompts / counts.seconds:.1f} prompts/s" if counts.seconds else "")
-
-    return watch
+def _format_speed(progress: PreferenceProgress) -> str:
+    return f"{progress.prompts / progress.seconds:.1f} prompts/s" if progress.seconds else ""
 
 
-def _summary(counts: PreferenceProgress, out: Path) -> None:
-    left = (
-        (counts.one_sided, "with passages of one kind only"),
-        (counts.bare, "without passages"),
-        (counts.failed, "failed (see 'error' in the rows)"),
+def _print_summary(progress: PreferenceProgress, out: Path) -> None:
+    reasons = (
+        (progress.one_sided, "with passages of one kind only"),
+        (progress.bare, "without passages"),
+        (progress.failed, "failed (see 'error' in the rows)"),
     )
-    dropped = "; ".join(f"{n} {why}" for n, why in left if n)
+    left_out = "; ".join(f"{count} {reason}" for count, reason in reasons if count)
     STDERR_CONSOLE.print(
-        f"{counts.kept} of {counts.done} questions have passages that help and passages that hurt"
-        + (f"; left out: {dropped}" if dropped else "")
-        + f". Duplicate passages dropped: {counts.duplicates}; cut to the context window: {counts.cut}."
+        f"{progress.kept} of {progress.done} questions have passages that help and passages that hurt"
+        + (f"; left out: {left_out}" if left_out else "")
+        + f". Duplicate passages dropped: {progress.duplicates}; cut to the context window: {progress.cut}."
     )
-    STDERR_CONSOLE.print(f"Learn from them: knowgate fit reranker --pref {out} --out DIR")
+    STDERR_CONSOLE.print(f"Train on them: knowgate fit reranker --pref {out} --out DIR")

@@ -28,7 +28,7 @@ from knowgate.cli.pipeline_options import (
     combine_rule_flags,
 )
 from knowgate.core.display import sanitize_text
-from knowgate.core.http_client import redact_urls
+from knowgate.core.redaction import redact_urls
 from knowgate.pipeline.settings import load_settings
 from knowgate.server.entrypoint import run_server
 from knowgate.server.options import load_serve_options

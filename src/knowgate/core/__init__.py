@@ -1,4 +1,4 @@
-"""Which knowgate this is; known without an installation, too."""
+"""Shared foundations: validation, option models, files, text, HTTP, PostgreSQL, registries, tables and charts."""
 
 from __future__ import annotations
 

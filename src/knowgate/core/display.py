@@ -1,4 +1,9 @@
-"""A table as plain cells, and how numbers look in one. Knows nothing of what the cells mean."""
+"""Tables and numbers as text, and text that is safe to show on terminals and in Markdown.
+
+Model answers, passages and server errors may contain escape sequences that color, overwrite or link text, and
+characters that reverse its direction. Each such character is shown as an escape (`\\x1b`, `\\u202e`). That happens
+character by character, so a sequence that arrives in two pieces is harmless too.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.proportions import Proportion
 from knowgate.types.markup import render_html_table
 
-# Cc, Cf, Zl, Zp and halves of characters; but for what joins letters and emoji (U+200C, U+200D) and the soft hyphen
+NOT_DEFINED = "not defined"
+MISSING_VALUE = "–"
+# Unicode categories Cc, Cf, Zl, Zp and surrogates, except joiners (U+200C, U+200D) and the soft hyphen.
 CONTROL_CHARACTERS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
@@ -19,110 +24,83 @@ CONTROL_CHARACTERS = re.compile(
 
 
 def sanitize_text(text: str, keep: str = "\n\t") -> str:
-    """The text with every character that could steer a terminal shown as an escape, but for those to keep."""
-    return CONTROL_CHARACTERS.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
+    """Escape every character that could control a terminal, except those in `keep`."""
+    return CONTROL_CHARACTERS.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
 
 
 def sanitize_line(text: str) -> str:
-    """The same on one line, its white space single."""
+    """Escape control characters and collapse white space, for one line."""
     return sanitize_text(" ".join(text.split()), keep="")
 
 
 def sanitize_json(text: str) -> str:
-    """JSON that means the same and can be shown on a terminal: such characters stand in its strings only."""
-    return CONTROL_CHARACTERS.sub(lambda found: _units(found[0]), text)
+    """Escape control characters inside JSON, so that it still parses to the same value."""
+    return CONTROL_CHARACTERS.sub(lambda match: _escape_json(match[0]), text)
 
 
 def escape_markdown(text: str) -> str:
-    """One line of Markdown that shows the text: it ends no cell of a table, is no HTML, no link and no picture."""
+    """Convert text to one line of Markdown that cannot end a table cell or contain HTML, links or images."""
     line = sanitize_line(text).replace("|", "/").replace("](", "]\\(")
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line)
 
 
 def escape_markdown_code(text: str) -> str:
-    """One line for a block of code, which it cannot end."""
+    """Convert text to one line that cannot end a Markdown code block."""
     return re.sub("`{3,}", "``", sanitize_line(text))
 
 
-def _escaped(char: str) -> str:
+def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
-def _units(char: str) -> str:
-    """As JSON writes a character: beyond U+FFFF in two halves."""
+def _escape_json(char: str) -> str:
+    """Escape a character as JSON does: beyond U+FFFF as two surrogates."""
     data = char.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{data[place : place + 2].hex()}" for place in range(0, len(data), 2))
-
-
-NOT_DEFINED = "not defined"
-MISSING_VALUE = "–"
+    return "".join(f"\\u{data[index : index + 2].hex()}" for index in range(0, len(data), 2))
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table. A row shorter than the columns is a remark that fills the rest of the line."""
+    """Table of text cells. The last cell of a row with too few cells fills the rest of the line."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
     def text(self) -> str:
-        """The cells under each other, for a terminal or a log; what could steer a terminal is shown as an escape."""
+        """Render the table in aligned columns, for a terminal or a log."""
         lines = [[sanitize_line(cell) for cell in line] for line in (self.columns, *self.rows)]
-        whole = [line for line in lines if len(line) == len(self.columns)]
-        widths = [max(len(line[place]) for line in whole) for place in range(len(self.columns))]
+        complete = [line for line in lines if len(line) == len(self.columns)]
+        widths = [max(len(line[column]) for line in complete) for column in range(len(self.columns))]
         padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)) for line in lines]
         return "\n".join(line.rstrip() for line in padded)
 
     def markdown(self) -> str:
-        """The table for a Markdown file, with its title above."""
+        """Render the table as Markdown with its title as a heading."""
         lines = [self.columns, ("---",) * len(self.columns), *self.rows]
         table = "\n".join(f"| {' | '.join(map(escape_markdown, line))} |" for line in lines)
         return f"### {escape_markdown(self.title)}\n\n{table}\n"
 
     def html(self) -> str:
-        """The table for a page or a notebook; every cell is a text."""
+        """Render the table as HTML, with all cells escaped."""
         return render_html_table(self.columns, self.rows, self.title)
 
 
+def render_markdown_tables(tables: Sequence[TextTable]) -> str:
+    return "\n".join(table.markdown() for table in tables)
+
+
 def format_percent(value: float | None) -> str:
+    """Format a share as '52.0 %'."""
     return MISSING_VALUE if value is None else f"{100 * value:.1f} %"
 
 
 def format_points(value: float) -> str:
-    """A difference of two shares, in percentage points; what rounds to nothing has no sign."""
+    """Format a difference of two shares in percentage points, as '+1.2'. Zero has no sign."""
     rounded = round(100 * value, 1)
     return f"{rounded:+.1f}" if rounded else "0.0"
 
 
 def format_number(value: float | None, missing: str = MISSING_VALUE) -> str:
-    return missing if value is None else f"{round(value, 2) or 0.0:.2f}"  # no negative zero
-
-
-def format_proportion(found: Proportion, missing: str = MISSING_VALUE) -> str:
-    if found.value is None or found.low is None or found.high is None:
-        return missing
-    return f"{format_percent(found.value)} [{100 * found.low:.1f}, {100 * found.high:.1f}], n = {found.n}"
-
-
-def render_markdown_tables(sheets: Sequence[TextTable]) -> str:
-    """Tables for a Markdown file."""
-    return "\n".join(sheet.markdown() for sheet in sheets)
-
-
-def format_percent_estimate(value: Estimate) -> str:
-    """A share and its 95 % interval."""
-    if value.value is None:
-        return MISSING_VALUE
-    if value.low is None or value.high is None:
-        return format_percent(value.value)
-    return f"{format_percent(value.value)} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
-
-
-def format_points_estimate(value: Estimate) -> str:
-    """A difference of two shares and its 95 % interval, in percentage points."""
-    if value.value is None:
-        return MISSING_VALUE
-    if value.low is None or value.high is None:
-        return format_points(value.value)
-    return f"{format_points(value.value)} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+    """Format a number with two decimals."""
+    return missing if value is None else f"{round(value, 2) or 0.0:.2f}"  # `or` avoids a negative zero

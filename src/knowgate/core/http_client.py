@@ -1,8 +1,7 @@
-"""The door for servers: a client whose every request ends, and replies that are bounded in time, size and shape.
+"""HTTP clients: every request has a deadline, responses are bounded in size, secrets stay out of messages.
 
-httpx bounds each read, not all of them together: here every read and write of a connection also ends with the request
-(`until`), so a server that sends its headers a byte a second is cut off like one that says nothing. Redirects are not
-followed. Keys and logins are hidden from what is said about a server. Knows nothing of what is asked.
+httpx limits the time of each read but not of the whole request. Here every read and write of a connection also ends at
+the deadline of the request, so a server that sends one byte per second is cut off. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -16,61 +15,159 @@ import re
 import ssl
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 import httpcore
 import httpx
 
+from knowgate.core.redaction import find_url_secrets, redact_message, redact_urls
 from knowgate.core.validation import parse_json
 from knowgate.errors import BadInput, BadSetting, ServerError
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
+MAX_RESPONSE_BYTES = 32 << 20  # 128 samples with log-probabilities stay far below
+ALLOWED_ENCODINGS = ("", "identity", "gzip")  # gzip expands a chunk at most a thousandfold; others have no limit
+REQUEST_DEADLINE: ContextVar[float] = ContextVar("deadline of this thread's request", default=math.inf)
+MAX_CONCURRENT_REQUESTS = 8
+MAX_RETRIES = 2
 
 
-def create_client(**options: Any) -> httpx.Client:
-    """`httpx.Client`, which reads the environment when it is made."""
-    try:
-        return httpx.Client(**options)
-    except ImportError:
-        raise BadSetting(
-            f"{_set(PROXY_VARIABLES)} asks for a SOCKS proxy, which needs a package: pip install 'httpx[socks]', or unset it."
-        ) from None
-    except (ValueError, httpx.InvalidURL):
-        raise BadSetting(
-            f"{_set(PROXY_VARIABLES)} holds no address such as http://host:port. Correct or unset it."
-        ) from None
-    except OSError as error:
-        raise BadSetting(
-            f"the certificates of {_set(CERTIFICATE_VARIABLES)} cannot be used ({error.strerror or error}). Correct or unset it."
-        ) from None
+class JsonClient:
+    """Client of a JSON API. Lost connections, status 429 and 5xx are retried until the deadline.
 
+    Args:
+        url: Base URL. It may contain secrets, which never appear in messages.
+        name: What the server is called in errors.
+        headers: Headers of every request. They may contain keys, which never appear in messages.
+        advice: What to do if the server rejects a request.
+        deadline: Seconds per request, including all retries.
+        pause: Seconds before the first retry; doubles each time.
+        transport: Replaces the network in tests.
+    """
 
-def _set(names: tuple[str, ...]) -> str:
-    """Those of these variables that are set, in either spelling."""
-    found = [name for upper in names for name in (upper, upper.lower()) if os.environ.get(name)]
-    return " or ".join(found) or "the environment"
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        advice: str = "Check its address and key.",
+        deadline: float = 30.0,
+        pause: float = 0.3,
+        transport: httpx.BaseTransport | None = None,
+    ):
+        try:
+            host = httpx.URL(url).host if url.startswith(("http://", "https://")) else ""
+        except httpx.InvalidURL:
+            host = ""
+        if not host:
+            address = redact_message(redact_urls(url))
+            raise BadSetting(f"'{address}' is not an address of {name}. Write http(s)://HOST[:PORT]/...")
+        self.url, self.name = url.rstrip("/"), name
+        self._headers = {key: value for key, value in (headers or {}).items() if value}
+        self._advice, self._deadline, self._pause = advice, deadline, pause
+        self._transport = transport
 
+    def request_json(self, method: str, path: str = "", **options: Any) -> Any:
+        """Send a request and return the parsed JSON of the response; see `request_bytes` for the options."""
+        return parse_json_response(self.request_bytes(method, path, **options), f"the response of {self.name}")
 
-MAX_RESPONSE_BYTES = 32 << 20  # bytes; 128 samples, or a whole vocabulary with log-probabilities, stay far below
-MAX_MESSAGE_CHARS = 300  # characters of a server's own words in an error
-ALLOWED_ENCODINGS = (
-    "",
-    "identity",
-    "gzip",
-)  # one layer of gzip grows a piece at most a thousandfold; others have no limit
-REQUEST_DEADLINE: ContextVar[float] = ContextVar("when the request of this thread must be over", default=math.inf)
+    def request_bytes(
+        self,
+        method: str,
+        path: str = "",
+        *,
+        body: Any = None,
+        params: Mapping[str, Any] | None = None,
+        accept: Sequence[int] = (),
+    ) -> bytes:
+        """Send a request and return the body of the response.
+
+        Args:
+            method: HTTP method.
+            path: Path after the base URL, or a whole URL.
+            body: JSON body.
+            params: Query parameters.
+            accept: Status codes besides 2xx whose body is returned.
+
+        Raises:
+            ServerError: The server rejected the request, failed, or did not answer in time.
+        """
+        response = self._send_with_retries(method, path, body, params)
+        if not response.is_success and response.status not in accept:
+            message = self._get_message(response).rstrip(".") or "no reason given"
+            raise ServerError(f"{self.name} answered with status {response.status}: {message}. {self._advice}")
+        return response.content
+
+    def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Apply `work` to each item concurrently and return the results in order."""
+        _ = self._client  # made once, before threads need it
+        if len(items) < 2:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(items))) as pool:
+            return list(pool.map(work, items))
+
+    def redact(self, message: str) -> str:
+        """Remove this client's keys from a message of the server."""
+        keys = [
+            part
+            for value in self._headers.values()
+            for part in (value, value.rpartition(" ")[2])  # 'Bearer KEY', and KEY
+            if len(part) > 5
+        ]
+        return redact_message(message, [*find_url_secrets(self.url), *keys])
+
+    def _send_with_retries(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None) -> HttpResponse:
+        end = time.monotonic() + self._deadline
+        for attempt in range(MAX_RETRIES + 1):
+            wait, response = self._pause * 2**attempt, None
+            try:
+                response = self._send(method, path, body, params, end)
+            except httpx.RequestError as error:
+                problem = f"{type(error).__name__}: {self.redact(str(error))}"
+            else:
+                if response.status != 429 and response.status < 500:
+                    return response
+                message = self._get_message(response)
+                problem = f"status {response.status}{': ' + message if message else ''}"
+                wait = max(wait, response.retry_after or 0.0)
+            if attempt == MAX_RETRIES or time.monotonic() + wait >= end:
+                break
+            time.sleep(wait)
+        quota = " The quota is used up or requests come too fast." if response and response.status == 429 else ""
+        raise ServerError(
+            f"{self.name} failed: {problem}, after {attempt + 1} tries within {self._deadline:g} s.{quota} "
+            "Check that it runs, or try again later."
+        )
+
+    def _send(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None, end: float) -> HttpResponse:
+        url = path if path.startswith(("http://", "https://")) else self.url + path
+        request = self._client.build_request(method, url, json=body, params=params)
+        request.extensions["timeout"] = httpx.Timeout(max(0.001, end - time.monotonic())).as_dict()
+        with request_deadline(end), contextlib.closing(self._client.send(request, stream=True)) as response:
+            return read_response(response, self.name)
+
+    def _get_message(self, response: HttpResponse) -> str:
+        return self.redact(response.content[:2000].decode(errors="replace"))
+
+    @functools.cached_property
+    def _client(self) -> httpx.Client:
+        client = open_client(self._headers, transport=self._transport)
+        weakref.finalize(self, client.close)
+        return client
 
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """A reply, read to its end. retry_after: seconds the server wants to be left alone, where it said so."""
+    """Response that was read completely. `retry_after` is what the server asked for, in seconds."""
 
     status: int
     content: bytes
@@ -84,19 +181,40 @@ class HttpResponse:
 def open_client(
     headers: Mapping[str, str], *, connections: int | None = None, transport: httpx.BaseTransport | None = None
 ) -> httpx.Client:
-    """A client that keeps to `until`. transport: of a test, instead of the network."""
+    """Create an httpx client whose requests obey `request_deadline`."""
     limits = httpx.Limits(max_connections=connections)
-    given = {"Accept-Encoding": "gzip", **headers}
-    client = create_client(headers=given, limits=limits, transport=transport, follow_redirects=False)
-    for way in (client._transport, *client._mounts.values()):
-        if isinstance(way, httpx.HTTPTransport):  # httpx has no public way to choose what its pool connects with
-            way._pool._network_backend = DeadlineBackend(way._pool._network_backend)
+    client = create_client(
+        headers={"Accept-Encoding": "gzip", **headers}, limits=limits, transport=transport, follow_redirects=False
+    )
+    for mounted in (client._transport, *client._mounts.values()):
+        if isinstance(mounted, httpx.HTTPTransport):  # httpx has no public way to set the network backend
+            mounted._pool._network_backend = DeadlineBackend(mounted._pool._network_backend)
     return client
+
+
+def create_client(**options: Any) -> httpx.Client:
+    """Create an httpx client; raise BadSetting if proxies or certificates of the environment cannot be used.
+
+    Messages name only the variables, because addresses of proxies may contain passwords.
+    """
+    try:
+        return httpx.Client(**options)
+    except ImportError:
+        variables = _list_variables(PROXY_VARIABLES)
+        raise BadSetting(
+            f"{variables} names a SOCKS proxy. Install: pip install 'httpx[socks]', or unset it."
+        ) from None
+    except (ValueError, httpx.InvalidURL):
+        variables = _list_variables(PROXY_VARIABLES)
+        raise BadSetting(f"{variables} is not an address such as http://host:port. Correct or unset it.") from None
+    except OSError as error:
+        variables, reason = _list_variables(CERTIFICATE_VARIABLES), error.strerror or error
+        raise BadSetting(f"cannot read the certificates of {variables}: {reason}. Correct or unset it.") from None
 
 
 @contextlib.contextmanager
 def request_deadline(end: float) -> Iterator[None]:
-    """What is read and written inside, by this thread, is over at `end` (of time.monotonic)."""
+    """Make all reads and writes of this thread inside the block end at `end` (of `time.monotonic`)."""
     token = REQUEST_DEADLINE.set(end)
     try:
         yield
@@ -105,42 +223,40 @@ def request_deadline(end: float) -> Iterator[None]:
 
 
 def iter_body(response: httpx.Response, server: str) -> Iterator[bytes]:
-    """The body as it comes, decompressed, to its end or its limit."""
+    """Yield the decompressed body in chunks; raise ServerError if it is too large or in an unexpected encoding."""
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ALLOWED_ENCODINGS:
-        raise ServerError(
-            f"{server} gave a reply in the encoding '{redact_message(encoding)}', which was not asked for."
-        )
+        raise ServerError(f"{server} sent the encoding '{redact_message(encoding)}', which was not requested.")
     size = 0
-    for piece in response.iter_bytes():
-        size += len(piece)
+    for chunk in response.iter_bytes():
+        size += len(chunk)
         if size > MAX_RESPONSE_BYTES:
-            raise ServerError(f"{server} gave a reply of more than {MAX_RESPONSE_BYTES:,} bytes.")
-        yield piece
+            raise ServerError(f"{server} sent a response of more than {MAX_RESPONSE_BYTES:,} bytes.")
+        yield chunk
 
 
 def read_response(response: httpx.Response, server: str) -> HttpResponse:
-    """All of it, before `until`'s end; a reply that was made in memory has to look at the clock here."""
+    """Read a response completely, before the deadline of the request."""
     body = bytearray()
-    for piece in iter_body(response, server):
-        body += piece
-        if time.monotonic() > REQUEST_DEADLINE.get():
-            raise httpx.ReadTimeout("the reply came too slowly")
+    for chunk in iter_body(response, server):
+        body += chunk
+        if time.monotonic() > REQUEST_DEADLINE.get():  # chunks that are in memory already pass no socket
+            raise httpx.ReadTimeout("the response came too slowly")
     return HttpResponse(response.status_code, bytes(body), parse_retry_after(response.headers.get("Retry-After", "")))
 
 
 def parse_json_response(content: bytes, where: str) -> Any:
-    """JSON that a server sent; see `parse_json` for what is refused."""
+    """Parse the JSON that a server sent; see `parse_json` for what is rejected."""
     try:
         return parse_json(content.decode("utf-8-sig"), where)
     except UnicodeDecodeError as error:
-        raise ServerError(f"{where} is not valid JSON: byte {error.start} is part of no UTF-8 character.") from None
+        raise ServerError(f"{where} is not valid JSON: byte {error.start} is not UTF-8.") from None
     except BadInput as error:
         raise ServerError(str(error)) from None
 
 
 def parse_retry_after(value: str) -> float | None:
-    """Seconds to wait, from seconds or from a date; None when the header says nothing usable."""
+    """Parse a Retry-After header (seconds or a date) into seconds; None if it is invalid."""
     if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", value.strip(), re.ASCII):
         return float(value)
     try:
@@ -150,71 +266,46 @@ def parse_retry_after(value: str) -> float | None:
     return max(0.0, seconds)
 
 
-def redact_message(text: str, secrets: Iterable[str] = ()) -> str:
-    """A server's words: one line of bounded length, without the secrets should the server have repeated them."""
-    text = text[: 20 * MAX_MESSAGE_CHARS]
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    text = " ".join(text.split())
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "…"
-
-
-def redact_logins(text: str) -> str:
-    """The text with any 'user:password@' of an address hidden."""
-    return re.sub(r"//[^/\s]*@", "//***@", text)
-
-
-def redact_urls(text: str) -> str:
-    """Any address in the text without login and parameters, which may hold keys."""
-    return re.sub(r"(https?://[^\s?#]*)[?#]\S*", r"\1?***", redact_logins(text))
-
-
-def find_url_secrets(url: str) -> list[str]:
-    """What in an address may be a key: login and parameters, as written and as meant; longest first."""
-    address, _, parameters = url.partition("?")
-    login = re.match(r"https?://([^/\s]*)@", address)
-    parts = login.group(1).split(":", 1) if login else []
-    parts += [pair.partition("=")[2] for pair in parameters.split("&") if "{" not in pair]
-    found = {form for part in parts for form in (part, unquote(part)) if len(form) > 2}
-    return sorted(found, key=len, reverse=True)
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which cannot be encoded, by question marks."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class DeadlineBackend(httpcore.NetworkBackend):
-    """Connections whose every step ends with the request it belongs to."""
+    """Network backend whose connections obey `request_deadline`."""
 
     def __init__(self, inner: httpcore.NetworkBackend):
         self._inner = inner
 
-    def connect_tcp(self, host: str, port: int, timeout: float | None = None, *rest: Any, **more: Any) -> Any:
-        return DeadlineStream(
-            self._inner.connect_tcp(host, port, _left(timeout, httpcore.ConnectTimeout), *rest, **more)
-        )
+    def connect_tcp(self, host: str, port: int, timeout: float | None = None, *args: Any, **options: Any) -> Any:
+        limit = _limit_timeout(timeout, httpcore.ConnectTimeout)
+        return DeadlineStream(self._inner.connect_tcp(host, port, limit, *args, **options))
 
-    def connect_unix_socket(self, path: str, timeout: float | None = None, *rest: Any, **more: Any) -> Any:
-        left = _left(timeout, httpcore.ConnectTimeout)
-        return DeadlineStream(self._inner.connect_unix_socket(path, left, *rest, **more))
+    def connect_unix_socket(self, path: str, timeout: float | None = None, *args: Any, **options: Any) -> Any:
+        limit = _limit_timeout(timeout, httpcore.ConnectTimeout)
+        return DeadlineStream(self._inner.connect_unix_socket(path, limit, *args, **options))
 
     def sleep(self, seconds: float) -> None:
         self._inner.sleep(seconds)
 
 
 class DeadlineStream(httpcore.NetworkStream):
-    """One such connection."""
+    """Connection whose reads and writes obey `request_deadline`."""
 
     def __init__(self, inner: httpcore.NetworkStream):
         self._inner = inner
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._inner.read(max_bytes, _left(timeout, httpcore.ReadTimeout))
+        return self._inner.read(max_bytes, _limit_timeout(timeout, httpcore.ReadTimeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._inner.write(buffer, _left(timeout, httpcore.WriteTimeout))
+        self._inner.write(buffer, _limit_timeout(timeout, httpcore.WriteTimeout))
 
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        left = _left(timeout, httpcore.ConnectTimeout)
-        return DeadlineStream(self._inner.start_tls(ssl_context, server_hostname, left))
+        limit = _limit_timeout(timeout, httpcore.ConnectTimeout)
+        return DeadlineStream(self._inner.start_tls(ssl_context, server_hostname, limit))
 
     def close(self) -> None:
         self._inner.close()
@@ -223,135 +314,15 @@ class DeadlineStream(httpcore.NetworkStream):
         return self._inner.get_extra_info(info)
 
 
-def _left(timeout: float | None, late: Callable[[str], Exception]) -> float | None:
+def _limit_timeout(timeout: float | None, make_error: Callable[[str], Exception]) -> float | None:
+    """Shorten a timeout to what is left until the deadline; raise an error if nothing is left."""
     left = REQUEST_DEADLINE.get() - time.monotonic()
     if left <= 0:
-        raise late("the request had to be over by now")
+        raise make_error("the deadline of the request has passed")
     return timeout if left == math.inf else min(left, timeout if timeout is not None else left)
 
 
-MAX_CONCURRENT_REQUESTS = 8
-MAX_RETRIES = 2
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-class JsonClient:
-    """`what` names it in errors. deadline: seconds per request, all tries together; 429 and 5xx are tried again.
-
-    advice: what to do where it refuses. headers may hold keys, and so may the address: neither is ever shown.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        what: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        advice: str = "Check its address and key.",
-        deadline: float = 30.0,
-        pause: float = 0.3,
-        transport: httpx.BaseTransport | None = None,
-    ):
-        try:
-            host = httpx.URL(url).host if url.startswith(("http://", "https://")) else ""
-        except httpx.InvalidURL:
-            host = ""
-        if not host:
-            raise BadSetting(
-                f"'{redact_message(redact_urls(url))}' is no address of {what}: write http(s)://HOST[:PORT]/..."
-            )
-        self.url, self.what = url.rstrip("/"), what
-        self._headers = {name: value for name, value in (headers or {}).items() if value}
-        self._advice, self._deadline, self._pause = advice, deadline, pause
-        self._transport = transport
-
-    def ask(
-        self,
-        method: str,
-        path: str = "",
-        *,
-        body: Any = None,
-        params: Mapping[str, Any] | None = None,
-        passed: Sequence[int] = (),
-    ) -> Any:
-        """The JSON it answers. passed: statuses other than success whose JSON is given back, too."""
-        reply = self.fetch(method, path, body=body, params=params, passed=passed)
-        return parse_json_response(reply, f"the reply of {self.what}")
-
-    def fetch(
-        self,
-        method: str,
-        path: str = "",
-        *,
-        body: Any = None,
-        params: Mapping[str, Any] | None = None,
-        passed: Sequence[int] = (),
-    ) -> bytes:
-        """What it answers, as it is. path: what follows the address, or a whole one."""
-        reply = self._send_until(method, path, body, params)
-        if not reply.is_success and reply.status not in passed:
-            words = self._words(reply) or "no reason given"
-            raise ServerError(f"{self.what} answered with status {reply.status}: {words.rstrip('.')}. {self._advice}")
-        return reply.content
-
-    def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """`work` on each item, side by side, in order."""
-        _ = self._client
-        if len(items) < 2:
-            return [work(item) for item in items]
-        with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(items))) as pool:
-            return list(pool.map(work, items))
-
-    def told(self, words: str) -> str:
-        """A server's words without keys."""
-        return redact_message(words, [*find_url_secrets(self.url), *_keys(self._headers)])
-
-    def _send_until(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None) -> HttpResponse:
-        end = time.monotonic() + self._deadline
-        for attempt in range(MAX_RETRIES + 1):
-            wait, reply = self._pause * 2**attempt, None
-            try:
-                reply = self._send(method, path, body, params, end)
-            except httpx.RequestError as error:
-                problem = f"{type(error).__name__}: {self.told(str(error))}"
-            else:
-                if reply.status != 429 and reply.status < 500:
-                    return reply
-                words = self._words(reply)
-                problem = f"status {reply.status}{': ' + words if words else ''}"
-                wait = max(wait, reply.retry_after or 0.0)
-            if attempt == MAX_RETRIES or time.monotonic() + wait >= end:
-                break
-            time.sleep(wait)
-        over = " It is over its quota, or asked too fast: wait, or ask less." if reply and reply.status == 429 else ""
-        raise ServerError(
-            f"{self.what} failed: {problem}, after {attempt + 1} tries within {self._deadline:g} s.{over} "
-            "Check that it runs."
-        )
-
-    def _send(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None, end: float) -> HttpResponse:
-        whole = path if path.startswith(("http://", "https://")) else self.url + path
-        request = self._client.build_request(method, whole, json=body, params=params)
-        request.extensions["timeout"] = httpx.Timeout(max(0.001, end - time.monotonic())).as_dict()
-        with request_deadline(end), contextlib.closing(self._client.send(request, stream=True)) as response:
-            return read_response(response, self.what)
-
-    def _words(self, reply: HttpResponse) -> str:
-        return self.told(reply.content[:2000].decode(errors="replace"))
-
-    @functools.cached_property
-    def _client(self) -> httpx.Client:
-        client = open_client(self._headers, transport=self._transport)
-        weakref.finalize(self, client.close)
-        return client
-
-
-def replace_surrogates(text: str) -> str:
-    """Half a character (a lone surrogate) cannot be sent."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _keys(headers: Mapping[str, str]) -> list[str]:
-    """What is secret in headers: 'Bearer KEY' is, and so is KEY."""
-    return [part for value in headers.values() for part in (value, value.rpartition(" ")[2]) if len(part) > 5]
+def _list_variables(names: tuple[str, ...]) -> str:
+    """List those of these environment variables that are set, in upper or lower case."""
+    is_set = [name for upper in names for name in (upper, upper.lower()) if os.environ.get(name)]
+    return " or ".join(is_set) or "the environment"

@@ -28,6 +28,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from knowgate.core.schema import describe_expected
 from knowgate.core.validation import MAX_COUNT, expand_path, format_value
 from knowgate.errors import BadSetting
 
@@ -136,17 +137,10 @@ def explain_option_error(detail: ErrorDetails, fields: Mapping[str, FieldInfo]) 
 
 def describe_requirement(detail: ErrorDetails) -> str:
     """Say what a value must be, from the error that pydantic raised for it."""
-    context = detail.get("ctx", {})
+    expected, context = describe_expected(detail), detail.get("ctx", {})
+    if expected is not None:
+        return f"it must be {expected}"
     requirements = {
-        "bool_": "it must be true or false",
-        "int_": "it must be a whole number",
-        "float_": "it must be a number",
-        "finite_number": "it must be a finite number",
-        "string_": "it must be a text",
-        "path_": "it must be a path",
-        "list_": "it must be a list",
-        "tuple_": "it must be a list",
-        "dict_": "it must be a table",
         "greater_than_equal": f"it must be at least {context.get('ge')}",
         "less_than_equal": f"it must be at most {context.get('le')}",
         "greater_than": f"it must be above {context.get('gt')}",
@@ -154,8 +148,7 @@ def describe_requirement(detail: ErrorDetails) -> str:
         "literal_error": f"it must be {context.get('expected')}",
         "enum": f"it must be {context.get('expected')}",
     }
-    default = detail["msg"].removeprefix("Value error, ").rstrip(".")
-    return next((text for prefix, text in requirements.items() if detail["type"].startswith(prefix)), default)
+    return requirements.get(detail["type"], detail["msg"].removeprefix("Value error, ").rstrip("."))
 
 
 def _describe_unknown(name: str, known: Iterable[str]) -> str:

@@ -1,7 +1,4 @@
-"""Names that resolve to lazy factories: importing a table imports none of the things in it.
-
-A table is a dict of `Entry`. Packages outside knowgate add entries through an entry point group.
-"""
+"""Registries: names that resolve to lazily imported factories, with plug-ins of other packages."""
 
 from __future__ import annotations
 
@@ -18,9 +15,16 @@ from knowgate.errors import BadSetting, MissingExtra, UnknownName
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """One line of a table. `target` is "module:attribute"; `extra` is what must be installed, "" for nothing.
+    """One line of a registry.
 
-    fit: "module:function" that makes it from label runs, for what must be fitted first.
+    Attributes:
+        target: Where the factory is, as "module:attribute".
+        summary: One line for lists and help.
+        needs: What it needs, in words.
+        cost: What it costs per question, in words.
+        extra: Optional dependencies that must be installed; empty for none.
+        paper: Reference.
+        fit: For entries that must be fitted: "module:function" that fits one from label runs.
     """
 
     target: str
@@ -32,25 +36,33 @@ class RegistryEntry:
     fit: str = ""
 
 
-def load_entry(table: Mapping[str, RegistryEntry], what: str, name: str, group: str = "", *, also: str = "") -> Any:
-    """The object behind `name`: from the table, else from an entry point of `group`. also: what else a name may be."""
-    if name in table:
-        return load_target(table[name].target, f"{what} '{name}'", table[name].extra)
-    outside = find_plugins(group) if group else {}
-    if name in outside:
-        return load_plugin(outside[name], f"{what} '{name}'")
-    raise UnknownName(what, name, [*table, *outside], also=also)
+def load_entry(registry: Mapping[str, RegistryEntry], kind: str, name: str, group: str = "", *, also: str = "") -> Any:
+    """Load the object behind a name, from the registry or from a plug-in.
+
+    Args:
+        registry: The entries by name.
+        kind: What the entries are, for errors ("gate").
+        name: The name to load.
+        group: Entry point group of plug-ins; empty if there are none.
+        also: What else a name may be, in words, for the error about an unknown name.
+    """
+    if name in registry:
+        return load_target(registry[name].target, f"{kind} '{name}'", registry[name].extra)
+    found = find_plugins(group) if group else {}
+    if name in found:
+        return load_plugin(found[name], f"{kind} '{name}'")
+    raise UnknownName(kind, name, [*registry, *found], also=also)
 
 
 def find_plugins(group: str) -> dict[str, Any]:
-    """Entry points that other packages have in this group, by name."""
-    from importlib import metadata  # here and not above: it takes 40 ms, and most names are in the table
+    """Return the entry points of other packages in a group, by name."""
+    from importlib import metadata  # slow to import (40 ms), and most names are in the registry
 
     return {point.name: point for point in metadata.entry_points(group=group)}
 
 
 def load_plugin(point: Any, feature: str) -> Any:
-    """What an entry point of another package names; a package that cannot be loaded is named in a sentence."""
+    """Load an entry point of another package."""
     try:
         return point.load()
     except (ImportError, AttributeError) as error:
@@ -58,7 +70,7 @@ def load_plugin(point: Any, feature: str) -> Any:
 
 
 def load_target(target: str, feature: str, extra: str) -> Any:
-    """Import "module:attribute"; a missing third-party package becomes a sentence that names the extra."""
+    """Import "module:attribute". If a third-party package is missing, the error names the extra to install."""
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -69,49 +81,52 @@ def load_target(target: str, feature: str, extra: str) -> Any:
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """'name:rest' -> (name, rest); rest is '' when there is no colon."""
-    name, _, rest = spec.partition(":")
-    return name.strip(), rest.strip()
+    """Split 'name:value' into name and value; the value is empty if there is no colon."""
+    name, _, value = spec.partition(":")
+    return name.strip(), value.strip()
 
 
-def parse_options(cls: type, text: str, what: str) -> dict[str, Any]:
-    """Options written as 'value' (for the first field) or 'key=value,key=value', checked against a dataclass."""
-    fields = {item.name: item for item in dataclasses.fields(cls) if item.init}
+def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
+    """Parse 'value' (for the first field) or 'key=value,key=value' into keywords for a dataclass.
+
+    Args:
+        cls: The dataclass whose fields are the options.
+        text: The options as written in a spec.
+        where: How an error names the source, such as "gate 'logprob'".
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     hints = typing.get_type_hints(cls)
+    known = ", ".join(fields) or "none"
     options: dict[str, Any] = {}
     for position, part in enumerate(part for part in text.split(",") if part.strip()):
         key, equals, value = part.partition("=")
-        if not equals or "://" in key:  # the address of a database or a server may hold parameters of its own
+        if not equals or "://" in key:  # an address may contain '=' itself
             if position > 0 or not fields:
-                raise BadSetting(f"{what}: '{part}' is not key=value. Known options: {_list(fields)}.")
+                raise BadSetting(f"{where}: '{part}' is not key=value. Known options: {known}.")
             key, value = next(iter(fields)), part
         key = key.strip()
         if key not in fields:
-            raise BadSetting(f"{what}: unknown option '{key}'. Known options: {_list(fields)}.")
-        options[key] = _convert(value.strip(), hints[key], f"{what}: option '{key}'")
+            raise BadSetting(f"{where}: unknown option '{key}'. Known options: {known}.")
+        options[key] = _convert(value.strip(), hints[key], f"{where}: option '{key}'")
     return options
 
 
-def _list(names: Mapping[str, Any]) -> str:
-    return ", ".join(names) if names else "none"
-
-
-def _convert(value: str, hint: Any, where: str) -> Any:
-    if isinstance(hint, types.UnionType):
-        hint = next(option for option in typing.get_args(hint) if option is not type(None))
-    if typing.get_origin(hint) is typing.Literal:
-        return _one_of(value, typing.get_args(hint), where)
-    if hint is bool:
-        return _one_of(value.lower(), ("true", "false"), where) == "true"
-    if hint in (int, float):
+def _convert(value: str, annotation: Any, where: str) -> Any:
+    if isinstance(annotation, types.UnionType):
+        annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
+    if typing.get_origin(annotation) is typing.Literal:
+        return _check_choice(value, typing.get_args(annotation), where)
+    if annotation is bool:
+        return _check_choice(value.lower(), ("true", "false"), where) == "true"
+    if annotation in (int, float):
         try:
-            return hint(value)
+            return annotation(value)
         except ValueError:
             raise BadSetting(f"{where} must be a number, not '{value}'.") from None
     return value
 
 
-def _one_of(value: str, allowed: tuple[str, ...], where: str) -> str:
+def _check_choice(value: str, allowed: tuple[str, ...], where: str) -> str:
     if value not in allowed:
         raise BadSetting(f"{where} is '{value}'; allowed: {', '.join(allowed)}.")
     return value

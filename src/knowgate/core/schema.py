@@ -1,7 +1,7 @@
-"""Records out of JSON: what came through a door becomes a dataclass, every field checked against its annotation.
+"""Dataclasses from JSON: every field is checked against its annotation, without type coercion.
 
-A refusal names the field and what it should be. Knows the shapes that annotations describe; not what files they come
-from, nor what to do about a wrong one: the caller says that.
+pydantic-core validates; the schemas are built here because records are plain dataclasses, may be stored as lists of
+their fields, and must not accept "3" or true for a number.
 """
 
 from __future__ import annotations
@@ -11,268 +11,211 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar, Union, cast
 
+from pydantic_core import CoreSchema, ErrorDetails, SchemaValidator, ValidationError, core_schema
+
 from knowgate.errors import BadInput
 
-Kind = TypeVar("Kind")
-ValueReader = Callable[[Any], Any]
-MAX_INTEGER = 2**63  # whole numbers beyond do not fit into arrays and databases
-MAX_VALUE_CHARS = 40  # characters of a wrong value
-
-
-class InvalidValueError(Exception):
-    """A value that is not what it should be, and the way to it; each level on the way out adds its own name."""
-
-    def __init__(self, value: object, wanted: str):
-        shown = repr(value)
-        self.problem = f"is {shown if len(shown) <= MAX_VALUE_CHARS else shown[:MAX_VALUE_CHARS] + '…'}, not {wanted}"
-        self.way = list[str]()
-
-
-class InvalidFieldError(InvalidValueError):
-    """An object that lacks a field, or has one that nobody knows."""
-
-    def __init__(self, problem: str):
-        super().__init__(None, "")
-        self.problem = problem
+Record = TypeVar("Record")
+MAX_INTEGER = 2**63  # larger ones do not fit into arrays and databases
+MAX_VALUE_CHARS = 40  # of a wrong value in a message
+# What a value should have been, by the beginning of the type of pydantic's error.
+EXPECTED = {
+    "bool_": "true or false",
+    "int_": "a whole number",
+    "float_": "a number",
+    "finite_number": "a finite number",
+    "string_": "a text",
+    "path_": "a path",
+    "none_": "nothing",
+    "list_": "a list",
+    "tuple_": "a list",
+    "frozen_set_": "a list",
+    "dict_": "an object",
+    "arguments_": "an object",
+    "unexpected_positional_": "an object",
+}
 
 
 @dataclass(frozen=True)
 class NumberRange:
-    """The range of a number, written into its annotation: Annotated[float, Between(0, 1)]."""
+    """Range of a number, given in its annotation: `Annotated[float, NumberRange(0, 1)]`."""
 
     low: float
     high: float = math.inf
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"at least {self.low:g}" if self.high == math.inf else f"between {self.low:g} and {self.high:g}"
-
-    def holds(self, value: float) -> bool:
-        return self.low <= value <= self.high
 
 
 NonNegativeInt = Annotated[int, NumberRange(0)]
 UnitInterval = Annotated[float, NumberRange(0, 1)]
 
 
-def read_record(kind: type[Kind], value: Any, where: str, *, others: bool = False) -> Kind:
-    """`value` as a dataclass; `where` is how the refusal begins. others: fields that it does not know are let be."""
-    try:
-        if others and isinstance(value, Mapping):
-            value = {name: found for name, found in value.items() if name in get_field_names(cast(Any, kind))}
-        return cast(Kind, get_reader(cast(Any, kind))(value))
-    except InvalidValueError as error:
-        raise BadInput(f"{where}: {'.'.join(reversed(error.way)) or 'it'} {error.problem}.") from None
+def read_record(kind: type[Record], value: Any, where: str, *, ignore_unknown: bool = False) -> Record:
+    """Convert a parsed JSON value into a dataclass.
 
+    Args:
+        kind: The dataclass. It is an object of its fields in JSON, or a list of their values in order.
+        value: The parsed value.
+        where: How an error names the source, such as "gate.json" or "rows.jsonl line 7".
+        ignore_unknown: Ignore fields that the dataclass does not have. In nested dataclasses they are ignored if the
+            class has a class variable `ignore_unknown = True`.
 
-@functools.cache
-def get_field_names(kind: type) -> frozenset[str]:
-    return frozenset(item.name for item in dataclasses.fields(kind))
-
-
-@functools.cache
-def get_reader(kind: Any) -> ValueReader:
-    """What reads values of a type; made once, for rows are many."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    if origin is Annotated:
-        return _in_range(get_reader(arguments[0]), arguments[1])
-    if origin in (Union, types.UnionType):
-        return _either(arguments)
-    if origin is Literal:
-        return _one_of({word: word for word in arguments})
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return _one_of({word.value: word for word in kind})
-    if dataclasses.is_dataclass(kind):
-        return _record(cast(type, kind))
-    return _container(origin, arguments)
-
-
-def _container(origin: Any, arguments: tuple[Any, ...]) -> ValueReader:
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return _row([get_reader(argument) for argument in arguments])
-    if origin in (tuple, list, frozenset):
-        return _list(get_reader(arguments[0]), cast(Callable[[list[Any]], Any], origin))
-    if origin in (dict, Mapping):
-        return _mapping(get_reader(arguments[1]))
-    raise TypeError(f"no records of {origin} are read")
-
-
-# --- single values --------------------------------------------------------------------------------
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise InvalidValueError(value, "a text")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise InvalidValueError(value, "true or false")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or abs(value) >= MAX_INTEGER:
-        raise InvalidValueError(value, "a whole number")
-    return value
-
-
-def _number(value: Any) -> float:
-    if type(value) is float and math.isfinite(value):
-        return value
-    if type(value) is int and abs(value) < MAX_INTEGER:
-        return float(value)
-    raise InvalidValueError(value, "a number")
-
-
-def _nothing(value: Any) -> None:
-    if value is not None:
-        raise InvalidValueError(value, "nothing")
-
-
-_PLAIN: dict[Any, ValueReader] = {
-    str: _text,
-    bool: _flag,
-    int: _whole,
-    float: _number,
-    type(None): _nothing,
-    Any: lambda value: value,
-}
-
-
-_AS_THEY_ARE: dict[ValueReader, frozenset[type]] = {  # readers that only look at the type, and give what they got
-    _text: frozenset({str}),
-    _flag: frozenset({bool}),
-}
-
-
-def _in_range(read: ValueReader, allowed: NumberRange) -> ValueReader:
-    def reader(value: Any) -> Any:
-        found = read(value)
-        if not allowed.holds(found):
-            raise InvalidValueError(value, allowed.words)
-        return found
-
-    return reader
-
-
-def _one_of(allowed: Mapping[Any, Any]) -> ValueReader:
-    kinds = {type(word) for word in allowed}
-
-    def reader(value: Any) -> Any:
-        if type(value) not in kinds or value not in allowed:
-            raise InvalidValueError(value, f"one of {', '.join(map(str, allowed))}")
-        return allowed[value]
-
-    return reader
-
-
-def _either(kinds: Sequence[Any]) -> ValueReader:
-    readers = [get_reader(kind) for kind in kinds if kind is not type(None)]
-    empty = type(None) in kinds
-
-    def reader(value: Any) -> Any:
-        if value is None and empty:
-            return None
-        for read in readers[:-1]:
-            try:
-                return read(value)
-            except InvalidValueError:
-                continue
-        return readers[-1](value)
-
-    if all(read in _AS_THEY_ARE for read in readers):
-        none = {type(None)} if empty else set[type]()
-        _AS_THEY_ARE[reader] = frozenset().union(none, *(_AS_THEY_ARE[read] for read in readers))
-    return reader
-
-
-# --- several values -------------------------------------------------------------------------------
-
-
-def _list(read: ValueReader, make: Callable[[list[Any]], Any]) -> ValueReader:
-    plain = _AS_THEY_ARE.get(read, frozenset())
-
-    def reader(value: Any) -> Any:
-        if type(value) is not list:
-            raise InvalidValueError(value, "a list")
-        if plain.issuperset(map(type, value)):
-            return make(value)
-        try:
-            return make([read(found) for found in value])
-        except InvalidValueError:  # once more, to name the place: rows are many, and few are wrong
-            return make([_inside(str(place), read, found) for place, found in enumerate(value)])
-
-    return reader
-
-
-def _row(readers: Sequence[ValueReader]) -> ValueReader:
-    def reader(value: Any) -> Any:
-        if type(value) is not list or len(value) != len(readers):
-            raise InvalidValueError(value, f"a list of {len(readers)}")
-        pairs = enumerate(zip(readers, value, strict=True))
-        return tuple(_inside(str(place), read, found) for place, (read, found) in pairs)
-
-    return reader
-
-
-def _mapping(read: ValueReader) -> ValueReader:
-    def reader(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise InvalidValueError(value, "an object")
-        try:
-            return {name: read(found) for name, found in value.items()}
-        except InvalidValueError:
-            return {name: _inside(name, read, found) for name, found in value.items()}
-
-    return reader
-
-
-def _record(kind: type) -> ValueReader:
-    """A dataclass is an object of its fields, or a list of them in their order, as tokens are.
-
-    One with `takes_others` lets fields be that it does not know.
+    Raises:
+        BadInput: A field is missing, unknown or has a wrong type; the message names the path to it.
     """
-    hints = typing.get_type_hints(kind, include_extras=True)
-    readers = {item.name: get_reader(hints[item.name]) for item in dataclasses.fields(kind) if item.init}
-    takes_others = bool(getattr(kind, "takes_others", False))
-    required = [item.name for item in dataclasses.fields(kind) if item.init and _is_required(item)]
-
-    def reader(value: Any) -> Any:
-        if type(value) is list and len(required) <= len(value) <= len(readers):
-            value = dict(zip(readers, value, strict=False))
-        if not isinstance(value, dict):
-            raise InvalidValueError(value, "an object")
-        if missing := [name for name in required if name not in value]:
-            raise InvalidFieldError(f"lacks '{missing[0]}'")
-        if not takes_others and (unknown := [name for name in value if name not in readers]):
-            raise InvalidFieldError(f"has '{unknown[0][:MAX_VALUE_CHARS]}', which is no field of it")
-        if takes_others:
-            value = {name: found for name, found in value.items() if name in readers}
-        try:
-            fields = {name: readers[name](found) for name, found in value.items()}
-        except InvalidValueError:
-            fields = {name: _inside(name, readers[name], found) for name, found in value.items()}
-        return kind(**fields)
-
-    return reader
-
-
-def _is_required(item: dataclasses.Field[Any]) -> bool:
-    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-
-
-def _inside(name: str, read: ValueReader, value: Any) -> Any:
+    if ignore_unknown and isinstance(value, Mapping):
+        value = _drop_unknown(cast(Any, kind), value)
     try:
-        return read(value)
-    except InvalidValueError as error:
-        error.way.append(name[:MAX_VALUE_CHARS])
-        raise
+        return cast(Record, _make_validator(cast(Any, kind)).validate_python(value))
+    except ValidationError as error:
+        raise BadInput(f"{where}: {_explain(error.errors(include_url=False)[0])}.") from None
+
+
+def describe_expected(detail: ErrorDetails) -> str | None:
+    """Name the type that a value should have had, from pydantic's error; None if the error is not about its type."""
+    matches = (text for prefix, text in EXPECTED.items() if detail["type"].startswith(prefix))
+    return next(matches, None)
+
+
+def _explain(detail: ErrorDetails) -> str:
+    """Describe an error as 'PATH is VALUE, not EXPECTED'."""
+    path = [str(part)[:MAX_VALUE_CHARS] for part in detail["loc"]]
+    if detail["type"] == "missing_argument":
+        return f"{'.'.join(path[:-1]) or 'it'} has no field '{path[-1]}'"
+    if detail["type"] == "unexpected_keyword_argument":
+        return f"{'.'.join(path[:-1]) or 'it'} has an unknown field '{path[-1]}'"
+    text = repr(detail["input"])
+    shown = text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}…"
+    return f"{'.'.join(path) or 'it'} is {shown}, not {describe_expected(detail) or detail['msg']}"
+
+
+def _drop_unknown(kind: type, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    names = _get_field_names(kind)
+    return {name: item for name, item in value.items() if name in names}
+
+
+@functools.cache
+def _get_field_names(kind: type) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(kind))
+
+
+@functools.cache
+def _make_validator(kind: Any) -> SchemaValidator:
+    return SchemaValidator(_make_schema(kind))
+
+
+def _make_schema(annotation: Any) -> CoreSchema:
+    """Build the schema of an annotation."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in _PLAIN_SCHEMAS:
+        return _PLAIN_SCHEMAS[annotation]
+    if origin is Annotated:
+        return _make_range_schema(_make_schema(arguments[0]), arguments[1])
+    if origin in (Union, types.UnionType):
+        return _make_union_schema(arguments)
+    if origin is Literal:
+        return _expect(core_schema.literal_schema(list(arguments)), f"one of {', '.join(map(str, arguments))}")
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        values = ", ".join(str(member.value) for member in annotation)
+        return _expect(core_schema.enum_schema(annotation, list(annotation)), f"one of {values}")
+    if dataclasses.is_dataclass(annotation):
+        return _make_record_schema(cast(type, annotation))
+    return _make_container_schema(origin, arguments)
+
+
+_PLAIN_SCHEMAS: dict[Any, CoreSchema] = {
+    str: core_schema.str_schema(strict=True),
+    bool: core_schema.bool_schema(strict=True),
+    int: core_schema.int_schema(strict=True),
+    float: core_schema.float_schema(strict=True, allow_inf_nan=False),
+    type(None): core_schema.none_schema(),
+    Any: core_schema.any_schema(),
+}
+_PLAIN_SCHEMAS[int] = core_schema.chain_schema(
+    [
+        _PLAIN_SCHEMAS[int],
+        core_schema.custom_error_schema(
+            core_schema.int_schema(gt=-MAX_INTEGER, lt=MAX_INTEGER),
+            custom_error_type="int_size",
+            custom_error_message="a whole number",
+        ),
+    ]
+)
+
+
+def _expect(schema: CoreSchema, description: str) -> CoreSchema:
+    """Make every error of a schema say what was expected."""
+    message = description.replace("{", "{{").replace("}", "}}")
+    return core_schema.custom_error_schema(schema, custom_error_type="expected", custom_error_message=message)
+
+
+def _make_range_schema(schema: CoreSchema, allowed: NumberRange) -> CoreSchema:
+    bounds = core_schema.float_schema(ge=allowed.low, le=None if allowed.high == math.inf else allowed.high)
+    if schema is _PLAIN_SCHEMAS[int]:
+        bounds = core_schema.int_schema(  # type: ignore[assignment]
+            ge=math.ceil(allowed.low), le=None if allowed.high == math.inf else math.floor(allowed.high)
+        )
+    return core_schema.chain_schema([schema, _expect(bounds, allowed.description)])
+
+
+def _make_union_schema(kinds: tuple[Any, ...]) -> CoreSchema:
+    choices: list[Any] = [_make_schema(kind) for kind in kinds if kind is not type(None)]
+    schema: CoreSchema = choices[0] if len(choices) == 1 else core_schema.union_schema(choices, mode="left_to_right")
+    if len(choices) > 1:
+        names = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+        choices_named = [names.get(kind, "a list or object") for kind in kinds if kind is not type(None)]
+        schema = _expect(schema, " or ".join(dict.fromkeys(choices_named)))
+    return core_schema.nullable_schema(schema) if type(None) in kinds else schema
+
+
+def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchema:
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        schema = core_schema.tuple_schema([_make_schema(argument) for argument in arguments])
+        length = core_schema.list_schema(min_length=len(arguments), max_length=len(arguments))
+        return core_schema.chain_schema([_expect(length, f"a list of {len(arguments)}"), schema])
+    lists: dict[Any, Callable[..., CoreSchema]] = {
+        tuple: core_schema.tuple_variable_schema,
+        list: core_schema.list_schema,
+        frozenset: core_schema.frozenset_schema,
+    }
+    if origin in lists:
+        return lists[origin](_make_schema(arguments[0]))
+    if origin in (dict, Mapping):
+        return core_schema.dict_schema(_PLAIN_SCHEMAS[str], _make_schema(arguments[1]))
+    raise TypeError(f"records cannot have fields of type {origin}")
+
+
+def _make_record_schema(kind: type) -> CoreSchema:
+    """Build the schema of a dataclass: an object of its fields, or a list of their values."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = sorted((field for field in dataclasses.fields(kind) if field.init), key=lambda field: bool(field.kw_only))
+    parameters = [
+        core_schema.arguments_parameter(
+            field.name,
+            _make_field_schema(field, hints[field.name]),
+            mode="keyword_only" if field.kw_only else "positional_or_keyword",
+        )
+        for field in fields
+    ]
+    schema = core_schema.call_schema(core_schema.arguments_schema(parameters), kind)
+    if getattr(kind, "ignore_unknown", False):
+        return core_schema.no_info_before_validator_function(functools.partial(_drop_unknown, kind), schema)
+    return schema
+
+
+def _make_field_schema(field: dataclasses.Field[Any], annotation: Any) -> CoreSchema:
+    schema = _make_schema(annotation)
+    if field.default is not dataclasses.MISSING:
+        return core_schema.with_default_schema(schema, default=field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return core_schema.with_default_schema(schema, default_factory=field.default_factory)
+    return schema

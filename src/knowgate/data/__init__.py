@@ -1,1 +1,1 @@
-"""knowgate.data."""
+"""Data: question readers, label runs, signals of readings, preference records, and the history of questions."""

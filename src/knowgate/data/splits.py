@@ -1,7 +1,7 @@
-"""Questions told apart and divided by a hash of each: which part one falls into does not depend on the others.
+"""Fingerprints of questions, and splits by a hash of each question.
 
-Three splits go by the same hashed share, each with a salt of its own, so that the parts of one are spread over the
-parts of the others. Gates and thresholds on disk rest on these numbers: they may not change.
+The part that a question falls into does not depend on the other questions. Each split has its own salt, so that the
+splits are independent. Gates and thresholds on disk rely on these hashes: they must not change.
 """
 
 from __future__ import annotations
@@ -20,43 +20,44 @@ from knowgate.stats.metrics import BoolArray
 from knowgate.types import Question
 
 SPLIT_SHARES = {"train": 0.6, "dev": 0.1, "calibration": 0.15, "test": 0.15}
-DEV_SHARE = 0.3  # questions a threshold may be chosen on when no other run is given for it
-BETWEEN_WORDS = re.compile(r"(?<!\d) +| +(?!\d)")  # not between numbers: 1 and 23 are not 12 and 3
-DEV_DIGITS = 8  # of the hash; the other splits take twelve
+DEV_SHARE = 0.3  # rows that a threshold may be chosen on if no other run is given for it
+SPACES_TO_REMOVE = re.compile(r"(?<!\d) +| +(?!\d)")  # not between numbers: "1 23" differs from "12 3"
+HASH_DIGITS = 12
+DEV_HASH_DIGITS = 8
 
 
-def hash_to_unit(*salt_and_key: str, digits: int = 12) -> float:
-    """A number in [0, 1) that a key's hash stands for: so many hexadecimal digits of it, behind the point."""
+def hash_to_unit(*salt_and_key: str, digits: int = HASH_DIGITS) -> float:
+    """Hash a salt and a key to a number in [0, 1), from this many hexadecimal digits of the hash."""
     return int(sha256_text(*salt_and_key)[:digits], 16) / 16**digits  # type: ignore[no-any-return]
 
 
-# --- keys -----------------------------------------------------------------------------------------
+# --- fingerprints ---------------------------------------------------------------------------------
 
 
 def fingerprint_text(question: str) -> str:
-    """A question's fingerprint, kept so that nobody evaluates a gate on what it was fitted on."""
+    """Fingerprint the text of a question, to recognize questions that a gate was fitted on."""
     return sha256_text(normalize(question) or question)[:12]
 
 
 def fingerprint_text_loosely(question: str) -> str:
-    """The same for a question in other capitals, spaces, punctuation or accents, or with characters nobody sees.
+    """Fingerprint a question so that case, spaces, punctuation, accents and invisible characters do not matter.
 
-    Beside `seen_key`, which is on disk in older gates: it tells "icecream" from "ice cream", this one does not.
+    `fingerprint_text`, which older gates record, distinguishes "icecream" and "ice cream"; this one does not.
     """
     visible = "".join(char for char in question.casefold() if unicodedata.category(char) != "Cf")
     plain = unicodedata.normalize("NFKD", normalize(visible)).casefold()
-    kept = "".join(char for char in plain if char.isalnum() or char == " " or _is_vowel_sign(char))
-    kept = BETWEEN_WORDS.sub("", kept)
-    return sha256_text("loose", kept or question)[:12]
+    letters = "".join(char for char in plain if char.isalnum() or char == " " or _is_vowel_sign(char))
+    letters = SPACES_TO_REMOVE.sub("", letters)
+    return sha256_text("loose", letters or question)[:12]
 
 
 def _is_vowel_sign(char: str) -> bool:
-    """A mark that makes another word, as in Hindi or Japanese; accents of Latin, Greek and Cyrillic do not."""
+    """Return whether a mark changes the word, as in Hindi or Japanese, unlike Latin, Greek and Cyrillic accents."""
     return unicodedata.category(char)[0] == "M" and not "\u0300" <= char <= "\u036f"
 
 
 def fingerprint_question(question: Question) -> str:
-    """Its fingerprint by text, or by id for rows that were packed without their texts."""
+    """Fingerprint a question by its text, or by its id if the row was packed without texts."""
     return fingerprint_text(question.text if question.text else f"id:{question.id}")
 
 
@@ -65,7 +66,7 @@ def fingerprint_question(question: Question) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers of each part; no question is in two."""
+    """Row numbers of the disjoint parts of a training run."""
 
     train: NDArray[np.int64]
     dev: NDArray[np.int64]
@@ -73,11 +74,12 @@ class Split:
     test: NDArray[np.int64]
 
     def sizes(self) -> dict[str, int]:
+        """Return the number of rows of each part."""
         return {name: len(getattr(self, name)) for name in SPLIT_SHARES}
 
 
 def split_questions(texts: Sequence[str], seed: int) -> Split:
-    """What a fit uses for what. Salt: the seed; key: the question's fingerprint, so equal questions go together."""
+    """Split questions for training; equal questions fall into the same part."""
     shares = np.array([hash_to_unit(str(seed), fingerprint_text(text)) for text in texts])
     edges = np.cumsum(list(SPLIT_SHARES.values()))[:-1]
     part = np.searchsorted(edges, shares, side="right")
@@ -85,13 +87,13 @@ def split_questions(texts: Sequence[str], seed: int) -> Split:
 
 
 def mark_dev_rows(ids: Sequence[str]) -> BoolArray:
-    """Rows of an evaluation that a threshold may be chosen on. Salt: 'dev'; key: the question's id."""
-    return np.array([hash_to_unit("dev", each, digits=DEV_DIGITS) for each in ids]) < DEV_SHARE
+    """Mark the rows of an evaluation that a threshold may be chosen on, by question id."""
+    return np.array([hash_to_unit("dev", question_id, digits=DEV_HASH_DIGITS) for question_id in ids]) < DEV_SHARE
 
 
-def mark_held_out(keys: Sequence[str], share: float, seed: int = 0) -> BoolArray:
-    """Questions kept back from choosing a threshold. Salt: 'calibrate' and the seed; key: the question's fingerprint.
+def mark_held_out(fingerprints: Sequence[str], share: float, seed: int = 0) -> BoolArray:
+    """Mark the questions held out from calibration.
 
-    With the salt of a fit, questions that it left aside for its test would all fall on one side.
+    The salt differs from that of `split_questions`; otherwise all test questions of a fit would fall on one side.
     """
-    return np.array([hash_to_unit("calibrate", str(seed), key) for key in keys]) < share
+    return np.array([hash_to_unit("calibrate", str(seed), key) for key in fingerprints]) < share

@@ -177,13 +177,13 @@ def _read(folder: Path) -> EvaluationSummary:
     file = folder / DECISIONS_FILE
     decided = read_record(_Decisions, read_json(file), str(file)) if file.is_file() else _Decisions()
     gates = {str(gate.get("gate")): _gate(gate, decided, where) for gate in summary["gates"]}
-    cascade = read_record(_Cascade, summary.get("cascade") or {}, f"{where}: cascade", others=True)
-    lines = [read_record(_Line, line, f"{where}: line of cascade", others=True) for line in cascade.lines]
+    cascade = read_record(_Cascade, summary.get("cascade") or {}, f"{where}: cascade", ignore_unknown=True)
+    lines = [read_record(_Line, line, f"{where}: line of cascade", ignore_unknown=True) for line in cascade.lines]
     gates |= {line.gate + ARBITER_SUFFIX: _gate_behind(line, decided) for line in lines}
     right, searched = (_bools(decided, RECOMMENDED, kind) for kind in ("right", "searched"))
     if right is not None and searched is not None:
         gates[RECOMMENDED] = _from_signs(right, searched)
-    advice = read_record(_Advice, summary.get("recommendation") or {}, f"{where}: recommendation", others=True)
+    advice = read_record(_Advice, summary.get("recommendation") or {}, f"{where}: recommendation", ignore_unknown=True)
     n = len(decided.questions) or int(summary.get("questions", 0))
     keys, words = list(decided.questions), _words(asdict(advice))
     return EvaluationSummary(str(folder), str(summary.get("model")), n, gates, keys, words, cascade.arbiter)

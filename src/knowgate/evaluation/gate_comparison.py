@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.core.chart import COLORS, GRAY, Axis, ChartFrame, ChartPoint, Curve, fit_axis, render_line_chart
-from knowgate.core.display import (
-    MISSING_VALUE,
-    TextTable,
-    format_percent,
-    format_percent_estimate,
-    format_points_estimate,
-)
+from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.core.validation import read_text
 from knowgate.data.runs.rows import ANSWER_FREQUENCY, FREQUENCY_THIRDS, SLICE_DIMENSIONS
 from knowgate.data.runs.table import LabelTable
@@ -39,9 +33,10 @@ from knowgate.gates.calibration.deployment import (
 )
 from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE
 from knowgate.gates.fitted_gate import FittedGate
-from knowgate.gates.offline_scoring import GateScores, get_gate_folder, get_gate_name
+from knowgate.gates.offline_scoring import TableScores, get_gate_folder, get_gate_name
 from knowgate.labels.options import count_shown_passages
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap, bootstrap_p_value, summarize_resamples
+from knowgate.stats.formats import format_percent_estimate, format_points_estimate
 from knowgate.stats.metrics import BoolArray
 from knowgate.stats.proportions import PairedComparison, holm_correction, mcnemar_test
 from knowgate.types import Gate
@@ -217,7 +212,7 @@ class Evaluation:
 
 
 def compare_gates(
-    trial: LabelTable, scored: Sequence[GateScores], *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+    trial: LabelTable, scored: Sequence[TableScores], *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> Evaluation:
     """Measure the gates; never and always are added, and the oracle where there are open-book answers."""
     if trial.open_right is None and (trial.closed_right.all() or not trial.closed_right.any()):

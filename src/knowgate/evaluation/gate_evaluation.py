@@ -18,7 +18,7 @@ from knowgate.evaluation.live_decisions import AUTO_GATES, decide_recorded_quest
 from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_trial_passages
 from knowgate.evaluation.retrieval_actions import evaluate_actions
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
-from knowgate.gates.offline_scoring import GateScores, drop_seen_rows, save_scores, score_gates
+from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
 from knowgate.labels.options import DEFAULT_CANDIDATES
 from knowgate.labels.run import LabelProgress
 from knowgate.models.prompts.answers import load_answer_prompts
@@ -89,7 +89,7 @@ def evaluate(
     _check(asked, runs, data, out)
     if rerank is not None and data is None:
         raise BadSetting("--rerank goes with --data; recorded rows keep the passages they were answered with.")
-    check_integer(resamples, "the number of resamples", least=0, most=MAX_RESAMPLES)
+    check_integer(resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
     check_seed(seed)
     named: Sequence[str | Gate] = asked
     if data is not None and out is not None:
@@ -124,13 +124,15 @@ def evaluate(
         raise MissingExtra("evaluating", "train") from error
 
 
-def _with_second_look(compared: Evaluation, scored: Sequence[GateScores], folder: str, seed: int) -> Evaluation:
+def _with_second_look(compared: Evaluation, scored: Sequence[TableScores], folder: str, seed: int) -> Evaluation:
     trial, draws = compared.trial, Bootstrap(len(compared.trial.rows), compared.resamples, seed)
     lines = _beside(trial, scored, ("never", "always"))
     return replace(compared, second=evaluate_second_look(trial, lines, judge_trial_passages(trial, folder), draws))
 
 
-def _with_arbiter(compared: Evaluation, scored: Sequence[GateScores], choices: ArbiterChoices, seed: int) -> Evaluation:
+def _with_arbiter(
+    compared: Evaluation, scored: Sequence[TableScores], choices: ArbiterChoices, seed: int
+) -> Evaluation:
     trial, draws = compared.trial, Bootstrap(len(compared.trial.rows), compared.resamples, seed)
     return replace(compared, cascade=evaluate_cascade(trial, _beside(trial, scored, ("always",)), choices, draws))
 
@@ -146,13 +148,13 @@ def compute_search_price(retrieval: float, wrong: float) -> float:
 
 
 def _with_actions(
-    compared: Evaluation, scored: Sequence[GateScores], given: BoolArray, price: float, seed: int
+    compared: Evaluation, scored: Sequence[TableScores], given: BoolArray, price: float, seed: int
 ) -> Evaluation:
     gates = _beside(compared.trial, scored, ())
     return replace(compared, actions=evaluate_actions(compared.trial, gates, given, [price], compared.resamples, seed))
 
 
-def _beside(trial: LabelTable, scored: Sequence[GateScores], names: Sequence[str]) -> list[GateScores]:
+def _beside(trial: LabelTable, scored: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:
     """The gates, after those of the lines every table has that are named."""
     lines = [one for one in build_baselines(trial) if one.name in names]
     return [*lines, *(one for one in scored if one.name not in ("never", "always", "oracle"))]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from knowgate.data.runs.table import LabelTable
 from knowgate.evaluation.frontier import Frontier, compute_frontier, compute_oracle_frontier
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, choose_for_accuracy, evaluate_threshold
-from knowgate.gates.offline_scoring import GateScores
+from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.bootstrap import Bootstrap, Estimate, WeightedMetric, summarize_resamples
 from knowgate.stats.metrics import (
     BoolArray,
@@ -142,7 +142,7 @@ class GateResult:
     extra_tokens: float = 0.0  # generated per question beside the draft
 
 
-def measure_gates(trial: LabelTable, gates: Sequence[GateScores], draws: Bootstrap) -> list[GateResult]:
+def measure_gates(trial: LabelTable, gates: Sequence[TableScores], draws: Bootstrap) -> list[GateResult]:
     """All gates on the same resamples."""
     judged = [GradedNeeds(gate.needs, gate.threshold, trial.closed_right, trial.open_right) for gate in gates]
     drawn = (
@@ -175,7 +175,7 @@ def _measures(judged: GradedNeeds) -> WeightedMetric:
     return lambda weights: {**ranking(weights), **(decisions(weights) if decisions else {})}
 
 
-def _result(trial: LabelTable, gate: GateScores, drawn: dict[str, FloatArray]) -> GateResult:
+def _result(trial: LabelTable, gate: TableScores, drawn: dict[str, FloatArray]) -> GateResult:
     retrieve = gate.needs > gate.threshold
     right, curve, at_rate, tuned = trial.closed_right, None, {}, None
     if trial.open_right is not None:
@@ -198,7 +198,7 @@ def _ranking(judged: GradedNeeds) -> WeightedMetric:
     told = judged.retrieve == unknown
 
     def measure(weights: WeightMatrix) -> dict[str, FloatArray]:
-        drawn = ranked.sorted(weights)
+        drawn = ranked.sort(weights)
         values = {"auroc": ranked.auroc(drawn, unknown), **ranked.precision_and_risk(drawn, unknown)}
         values["ece"] = weighted_ece(weights, unknown, needs)
         values["brier"] = weighted_brier(weights, unknown, needs)
@@ -259,7 +259,7 @@ def tune_threshold(trial: LabelTable, open_right: BoolArray, needs: FloatArray) 
     )
 
 
-def _cost(trial: LabelTable, gate: GateScores, retrieve: BoolArray) -> GateCost:
+def _cost(trial: LabelTable, gate: TableScores, retrieve: BoolArray) -> GateCost:
     """A skipped question goes on with its draft; a retrieved one pays for the draft it read, and an answer more."""
     closed, opened = trial.closed_tokens, trial.open_tokens
     drafted = closed if gate.drafts else np.zeros_like(closed)
@@ -269,15 +269,15 @@ def _cost(trial: LabelTable, gate: GateScores, retrieve: BoolArray) -> GateCost:
     return GateCost(calls, rate, float(tokens) if trial.has_answer_lengths else None, gate.seconds)
 
 
-def build_baselines(trial: LabelTable) -> list[GateScores]:
+def build_baselines(trial: LabelTable) -> list[TableScores]:
     """What every table has beside the gates: never, always and the oracle. They rank nothing."""
     if trial.open_right is None:
         return []
     n, helps = len(trial.rows), trial.open_right & ~trial.closed_right
     return [
-        GateScores("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
-        GateScores("always", np.ones(n), 0.5, drafts=False, note="retrieves every time"),
-        GateScores(
+        TableScores("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
+        TableScores("always", np.ones(n), 0.5, drafts=False, note="retrieves every time"),
+        TableScores(
             "oracle", helps.astype(float), 0.5, drafts=False, note="knows both answers: the ceiling, not a gate"
         ),
     ]

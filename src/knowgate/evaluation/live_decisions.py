@@ -109,7 +109,7 @@ class DeciderSpec:
     plug_in: bool = False
     index: str | None = None
 
-    def make(self, retriever: Retriever | None) -> Decider:
+    def create(self, retriever: Retriever | None) -> Decider:
         llm = load_model(self.model)
         gates = [bind_live_gate(spec, spec, llm, self.prompts, plug_in=self.plug_in).gate for spec in self.gates]
         return Decider(llm, self.prompts, gates)

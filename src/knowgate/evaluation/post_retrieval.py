@@ -12,14 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from knowgate.core.display import (
-    MISSING_VALUE,
-    TextTable,
-    format_percent,
-    format_percent_estimate,
-    format_points,
-    format_points_estimate,
-)
+from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
 from knowgate.data.runs.records import RecordedUsefulness, read_usefulness, write_usefulness
 from knowgate.data.runs.rows import LabelRow
 from knowgate.data.runs.storage import question_from_row
@@ -29,8 +22,9 @@ from knowgate.evaluation.frontier import compute_frontier
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
 from knowgate.gates.artifacts.gate_folder import read_artifact
-from knowgate.gates.offline_scoring import GateScores, check_unseen
+from knowgate.gates.offline_scoring import TableScores, check_unseen
 from knowgate.stats.bootstrap import Bootstrap, Estimate, summarize_resamples
+from knowgate.stats.formats import format_percent_estimate, format_points_estimate
 from knowgate.stats.metrics import BoolArray, FloatArray, WeightMatrix, weighted_mean
 from knowgate.stats.proportions import mcnemar_test
 from knowgate.types import PassageFilter
@@ -71,14 +65,14 @@ class Cascade:
 
 
 def evaluate_cascade(
-    trial: LabelTable, gates: Sequence[GateScores], choices: ArbiterChoices, draws: Bootstrap
+    trial: LabelTable, gates: Sequence[TableScores], choices: ArbiterChoices, draws: Bootstrap
 ) -> Cascade:
     """Every gate, and always retrieving, with this arbiter behind it."""
     lines = [_line(trial, gate, choices.right, draws) for gate in gates]
     return Cascade(choices.name, choices.fingerprint, float(choices.from_memory.mean()), lines)
 
 
-def _line(trial: LabelTable, gate: GateScores, given: BoolArray, draws: Bootstrap) -> CascadeResult:
+def _line(trial: LabelTable, gate: TableScores, given: BoolArray, draws: Bootstrap) -> CascadeResult:
     closed, opened, retrieve = trial.closed_right, trial.always_right, gate.needs > gate.threshold
     alone, right = np.where(retrieve, opened, closed), np.where(retrieve, given, closed)
     table = np.stack([right, right.astype(float) - alone, right.astype(float) - opened], axis=1).astype(np.float64)
@@ -165,7 +159,7 @@ def judge_trial_passages(trial: LabelTable, folder: str) -> BoolArray:
 
 
 def _judge(folder: str) -> PassageFilter:
-    looks = load_gate(folder, plug_in=True).second_look
+    looks = load_gate(folder, plug_in=True).passage_filter
     if looks is None:
         raise BadSetting(f"the gate '{folder}' cannot judge passages; --second-look takes a fitted kbm gate.")
     return looks
@@ -183,7 +177,7 @@ def judge_run_passages(run: Path, rows: Sequence[LabelRow], folder: str, judge: 
         log.info("%s looks at the passages of %d questions", name, len(waiting))
     for start in range(0, len(waiting), SECOND_LOOK_BATCH):
         part = waiting[start : start + SECOND_LOOK_BATCH]
-        said = judge.useful([question_from_row(row) for row in part], [row.passages for row in part])
+        said = judge.are_useful([question_from_row(row) for row in part], [row.passages for row in part])
         known |= dict(zip((row.id for row in part), said, strict=True))
     if waiting:
         write_usefulness(run, RecordedUsefulness(name, fingerprint, known))
@@ -200,7 +194,7 @@ def _check_passages(run: Path, rows: Sequence[LabelRow]) -> None:
 
 
 def evaluate_second_look(
-    trial: LabelTable, gates: Sequence[GateScores], useful: BoolArray, draws: Bootstrap
+    trial: LabelTable, gates: Sequence[TableScores], useful: BoolArray, draws: Bootstrap
 ) -> list[SecondLookResult]:
     """Every gate with and without the second look, between never and always."""
     if trial.open_right is None:
@@ -208,7 +202,7 @@ def evaluate_second_look(
     return [_second_look_line(trial, gate, useful, draws) for gate in gates]
 
 
-def _second_look_line(trial: LabelTable, gate: GateScores, useful: BoolArray, draws: Bootstrap) -> SecondLookResult:
+def _second_look_line(trial: LabelTable, gate: TableScores, useful: BoolArray, draws: Bootstrap) -> SecondLookResult:
     closed, opened = trial.closed_right, trial.always_right
     retrieve = gate.needs > gate.threshold
     shown = retrieve & useful

@@ -150,7 +150,7 @@ def measure_answers(
     say: Notify = lambda word: None,
 ) -> RankerMeasures:
     """Whether the LLM is right with the first passages of each ranker, as many as `shown` says, and with none."""
-    questions = [row.asked for row in rows]
+    questions = [row.to_question() for row in rows]
     say(f"answering: {NO_PASSAGES}")
     bare = answering.correct(questions, [[] for _ in rows])
     values: dict[str, dict[str, FloatArray]] = {}

@@ -16,7 +16,7 @@ from knowgate.core.files import find_last_line_end, read_jsonl, sha256_text
 from knowgate.core.schema import read_record
 from knowgate.labels.grading import Grader
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
-from knowgate.retrieval.rerankers.cross_encoder import format_passage
+from knowgate.retrieval.passages import format_passage
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Model, Passage, Prompt, Question, Reranker
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.core.display import MISSING_VALUE, TextTable, format_percent_estimate, format_points_estimate
+from knowgate.core.display import MISSING_VALUE, TextTable
 from knowgate.data.preferences import Preference, PreferenceFolder, load_common_settings
 from knowgate.evaluation.rankers import (
     NO_PASSAGES,
@@ -29,6 +29,7 @@ from knowgate.evaluation.rankers import (
 )
 from knowgate.evaluation.reranker_cache import CachedAnswerer
 from knowgate.stats.bootstrap import Estimate
+from knowgate.stats.formats import format_percent_estimate, format_points_estimate
 from knowgate.types import Reranker
 
 

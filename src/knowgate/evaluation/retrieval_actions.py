@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.core.display import TextTable, format_percent, format_percent_estimate, format_points_estimate
+from knowgate.core.display import TextTable, format_percent
 from knowgate.data.runs.table import DEFAULT_ROUNDS, LabelTable
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_calibration
-from knowgate.gates.offline_scoring import GateScores
+from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.bootstrap import Bootstrap, Estimate, summarize_resamples
+from knowgate.stats.formats import format_percent_estimate, format_points_estimate
 from knowgate.stats.metrics import BoolArray, FloatArray, WeightMatrix, weighted_mean
 from knowgate.stats.proportions import mcnemar_test
 
@@ -96,7 +97,12 @@ def _line(name: str, rows: ActionOutcomes, chosen: NDArray[np.int64], price: flo
 
 
 def evaluate_actions(
-    trial: LabelTable, gates: Sequence[GateScores], given: BoolArray, prices: Sequence[float], resamples: int, seed: int
+    trial: LabelTable,
+    gates: Sequence[TableScores],
+    given: BoolArray,
+    prices: Sequence[float],
+    resamples: int,
+    seed: int,
 ) -> list[ActionResult]:
     """Every gate at every price; the rows must hold answers after several rounds of retrieval. given: after one."""
     several = trial.iterative_right

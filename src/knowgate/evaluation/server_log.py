@@ -129,7 +129,7 @@ def _record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
             raise BadInput("the record is no object.")
         if record.get("gated") is False:
             return record
-        told = read_record(DecisionRecord, record, "the record", others=True)
+        told = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
         if told.need is None and not told.rule:
             raise BadInput("the record has no need.")
     except BadInput:

@@ -26,7 +26,7 @@ from knowgate.gates import load_gate
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
-from knowgate.gates.offline_scoring import GateScores, score_gate
+from knowgate.gates.offline_scoring import TableScores, score_gate
 
 DECISION_STAGES = ("read", "gate")  # stages of the pipeline that come before the decision
 ANSWER_STAGES = ("answer",)  # those in which the LLM answers after it
@@ -218,7 +218,7 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
     return log
 
 
-def _draft_limit(trial: LabelTable, gate: str, scored: GateScores) -> float:
+def _draft_limit(trial: LabelTable, gate: str, scored: TableScores) -> float:
     """Draft tokens the gate reads; of a recorded gate only whether it does is known."""
     if gate in trial.recorded_needs:
         return math.inf if scored.drafts else 0.0

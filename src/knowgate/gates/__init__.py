@@ -1,6 +1,6 @@
-"""The gates, chosen by a string such as 'logprob:mean'. To add one: a file here and a line in the table.
+"""Gates by name, such as 'logprob:mean'. To add one, write a file in this package and a line in the table.
 
-From outside the package: an entry point in the group 'knowgate.gates'. Importing this loads none of them.
+Other packages add gates with an entry point in the group 'knowgate.gates'. Importing this module loads no gate.
 """
 
 from __future__ import annotations
@@ -17,35 +17,31 @@ from knowgate.gates.artifacts.gate_folder import (
     read_artifact,
     reject_other_folder,
 )
-from knowgate.gates.artifacts.gate_folder import (
-    is_artifact as is_artifact,
-)
 from knowgate.models.prompts.templates import load_packaged_templates
 from knowgate.types import Gate, Model
 
 if TYPE_CHECKING:
     from knowgate.gates.fitted_gate import FittedGate
 
-
-DEFAULT_GATE = "default"  # a gate that comes with knowgate and was fitted on the LLM at hand; else PLAIN
+DEFAULT_GATE = "default"  # the packaged gate that was fitted on the current LLM, or FALLBACK_GATE if there is none
 FALLBACK_GATE = "logprob:first"
 PACKAGED_GATES = Path(__file__).parent / "packaged"
 GATES = {
-    "always": RegistryEntry("knowgate.gates.baselines:AlwaysGate", "retrieve for every question", cost="nothing"),
-    "never": RegistryEntry("knowgate.gates.baselines:NeverGate", "never retrieve", cost="nothing"),
+    "always": RegistryEntry("knowgate.gates.baselines:AlwaysGate", "always", cost="nothing"),
+    "never": RegistryEntry("knowgate.gates.baselines:NeverGate", "never", cost="nothing"),
     "random": RegistryEntry(
-        "knowgate.gates.baselines:RandomGate", "retrieve for a random share: the line to beat", cost="nothing"
+        "knowgate.gates.baselines:RandomGate", "for a random share of the questions: the baseline", cost="nothing"
     ),
     "prompt": RegistryEntry(
         "knowgate.gates.prompt:PromptGate",
-        "ask the LLM whether it can answer",
+        "the LLM says that it cannot answer",
         needs="labels",
         cost="one prefill of 120 tokens",
         paper="Kadavath et al. 2022; DH-ICL 2.1",
     ),
     "logprob": RegistryEntry(
         "knowgate.gates.logprob:LogprobGate",
-        "how probable the drafted answer is: first, mean, min, entropy, margin",
+        "the tokens of the draft are improbable: first, mean, min, entropy or margin",
         needs="logprobs",
         cost="none when skipping",
         paper="AdaRAGUE 2025",
@@ -59,7 +55,7 @@ GATES = {
     ),
     "dhicl": RegistryEntry(
         "knowgate.gates.dhicl:DhiclGate",
-        "similar logged questions, shown to the LLM with what it knew, make it expect not to know",
+        "the LLM, shown similar logged questions and whether it knew them, expects not to know",
         needs="labels",
         cost="one prefill of 600 tokens",
         extra="local",
@@ -74,25 +70,25 @@ GATES = {
     ),
     "seakr": RegistryEntry(
         "knowgate.gates.seakr:SeakrGate",
-        "20 sampled answers end in hidden states that lie far apart",
+        "20 sampled answers end in hidden states that are far apart",
         needs="hidden, samples",
         cost="20 sampled answers",
         paper="Yao et al. 2025 (SeaKR)",
     ),
     "selfrag": RegistryEntry(
         "knowgate.gates.prompt:SelfragGate",
-        "the LLM's own token [Retrieval] beats [No Retrieval]; for models trained with them",
+        "the token [Retrieval] is more probable than [No Retrieval]; for LLMs trained with them",
         needs="labels",
         cost="one prefill of the question",
         paper="Asai et al. 2024 (Self-RAG)",
     ),
 }
 
-# gates that must be fitted first, each with the function that does it; a folder made by `knowgate fit` names one
+# Gates that must be fitted first. `fit` names the training function.
 FITTED_GATES = {
     "probe": RegistryEntry(
         "knowgate.gates.hidden_state:ProbeGate",
-        "a network reads a middle-layer hidden state as not knowing",
+        "a small network classifies a middle-layer hidden state as not knowing",
         needs="hidden",
         cost="none when skipping",
         extra="train",
@@ -101,7 +97,7 @@ FITTED_GATES = {
     ),
     "uar": RegistryEntry(
         "knowgate.gates.hidden_state:UarGate",
-        "sources are asked for, or it takes knowledge that changes with time or that the LLM lacks",
+        "the user asks for sources, or the answer changes with time or is unknown to the LLM",
         needs="hidden",
         cost="none when skipping",
         extra="train",
@@ -110,7 +106,7 @@ FITTED_GATES = {
     ),
     "adaptive": RegistryEntry(
         "knowgate.gates.adaptive:AdaptiveGate",
-        "the question looks like those that took one or several rounds of retrieval",
+        "the question resembles those that took one or several rounds of retrieval",
         cost="one embedding",
         extra="train",
         paper="Jeong et al. 2024 (Adaptive-RAG)",
@@ -118,7 +114,7 @@ FITTED_GATES = {
     ),
     "ik": RegistryEntry(
         "knowgate.gates.ik:IkGate",
-        "a fine-tuned judge of question and draft (or a head over their embeddings) says No",
+        "a fine-tuned judge (or a linear head on embeddings) of question and draft says No",
         needs="draft",
         cost="one prefill of the judge of 100 tokens",
         extra="train",
@@ -127,7 +123,7 @@ FITTED_GATES = {
     ),
     "judge": RegistryEntry(
         "knowgate.gates.answer_judge:JudgeGate",
-        "a small fine-tuned judge says that the LLM's answer is wrong; for LLMs of which only text comes back",
+        "a small fine-tuned judge finds the LLM's answer wrong; works with LLMs that return only text",
         needs="draft",
         cost="one prefill of the judge of 70 tokens",
         extra="train",
@@ -136,7 +132,7 @@ FITTED_GATES = {
     ),
     "gain": RegistryEntry(
         "knowgate.gates.answer_judge:GainGate",
-        "the same judge, asked twice, expects documents to be right where the LLM's answer is not",
+        "the same judge, asked twice, expects documents to be right and the LLM's answer to be wrong",
         needs="draft",
         cost="two prefills of the judge of 70 tokens",
         extra="train",
@@ -145,7 +141,7 @@ FITTED_GATES = {
     ),
     "kbm": RegistryEntry(
         "knowgate.gates.kbm:KbmGate",
-        "a fine-tuned judge of the question denies mastery or certainty; also a second look at passages",
+        "a fine-tuned judge of the question denies mastery or certainty; can also filter passages",
         cost="one or two prefills of the judge of 90 tokens",
         extra="train",
         paper="Zhang et al. 2024 (KBM)",
@@ -153,7 +149,7 @@ FITTED_GATES = {
     ),
     "fusion": RegistryEntry(
         "knowgate.gates.fusion:FusionGate",
-        "all signals of the pass, weighed together, say retrieval will help",
+        "a logistic regression over all signals of the pass expects retrieval to help",
         needs="as fitted",
         cost="as fitted",
         extra="train",
@@ -164,64 +160,88 @@ FITTED_GATES = {
 
 
 def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
-    """The gate a spec names: 'logprob', 'logprob:mean', 'random:rate=0.3,seed=1', or the folder of a fitted gate,
-    with ',verdict=own' behind it where its raw score shall decide.
+    """Load a gate by its spec.
 
-    plug_in: let a fitted gate decide for another LLM than it was fitted on.
+    Args:
+        spec: A name with options ('logprob:mean', 'random:rate=0.3,seed=1') or the folder of a fitted gate.
+            'FOLDER,verdict=own' decides by the raw score of the classifier instead of the calibrated need.
+        plug_in: Let a fitted gate decide for another LLM than the one it was fitted on.
+
+    Raises:
+        UnknownName: No gate has this name.
+        BadSetting: The gate must be fitted first, or an option is wrong.
+        ArtifactError: The folder is damaged or is not a fitted gate.
+
+    Example:
+        >>> load_gate("logprob:mean").needs
+        frozenset({<Signal.LOGPROBS: 'logprobs'>})
     """
     if (fitted := parse_fitted_spec(spec)) is not None:
         return load_fitted_gate(fitted.folder, plug_in=plug_in, verdict=fitted.verdict)
     name, options = split_spec(spec)
     if name in FITTED_GATES:
-        raise BadSetting(
-            f"gate '{name}' must be fitted first: knowgate fit {name} --labels RUN --out DIR; then use --gate DIR."
-        )
+        raise BadSetting(f"gate '{name}' must be fitted first: run `knowgate fit {name}` and use the folder it writes.")
     check_gate_spec(spec)
-    cls = _checked(name, load_entry(GATES, "gate", name, "knowgate.gates", also=FITTED_FOLDER_HINT))
-    return cls(**parse_options(cls, options, f"gate '{name}'"))
+    gate_class = _check_class(name, load_entry(GATES, "gate", name, "knowgate.gates", also=FITTED_FOLDER_HINT))
+    return gate_class(**parse_options(gate_class, options, f"gate '{name}'"))
 
 
 def check_gate_spec(spec: str) -> None:
-    """Refuse the folder of something else, unless a gate is called like it."""
+    """Raise ArtifactError if a spec names a folder that is neither a fitted gate nor the name of a gate."""
     name, _ = split_spec(spec)
     if name not in GATES and name not in find_plugins("knowgate.gates"):
         reject_other_folder(spec)
 
 
 def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: Verdict = "need") -> FittedGate:
-    """A gate that `knowgate fit` made. verdict: 'own' decides by the raw score at 0.5, not by the calibrated need."""
+    """Load a gate from a folder that `knowgate fit` wrote.
+
+    Args:
+        folder: Folder of the gate.
+        plug_in: Accept another LLM than the one it was fitted on.
+        verdict: 'need' decides by the calibrated need, 'own' by the raw score at 0.5.
+    """
     artifact = read_artifact(folder)
     name = str(artifact.manifest["gate"]).split(":")[0]
-    cls: Any = _checked(name, load_entry(FITTED_GATES, "fitted gate", name, "knowgate.fitted_gates"))
-    gate: FittedGate = cls.opened(artifact, plug_in, verdict=verdict)
+    gate_class: Any = _check_class(name, load_entry(FITTED_GATES, "fitted gate", name, "knowgate.fitted_gates"))
+    gate: FittedGate = gate_class.from_artifact(artifact, plug_in, verdict=verdict)
     return gate
 
 
-def _checked(name: str, cls: object) -> type[Gate]:
-    """What an entry point of another package names may be anything."""
-    if not (isinstance(cls, type) and issubclass(cls, Gate)):
-        raise BadSetting(f"gate '{name}' is {cls!r}, which is no knowgate.Gate: let it be a class that inherits it.")
-    return cls
+def _check_class(name: str, loaded: object) -> type[Gate]:
+    """Check that the target of a plugin's entry point is a gate class."""
+    if not (isinstance(loaded, type) and issubclass(loaded, Gate)):
+        raise BadSetting(f"gate '{name}' is {loaded!r}, not a gate: make it a subclass of knowgate.Gate.")
+    return loaded
 
 
 def default_gate(model: Model, prompts: str | None = None) -> Gate:
-    """The packaged gate fitted on this LLM and wording, if there is one, else the first token's probability.
+    """Return the packaged gate for a model, or 'logprob:first' if there is none.
 
-    prompts: fingerprint of the answer prompts; the packaged ones by default.
+    Args:
+        model: The LLM that the gate decides for.
+        prompts: Fingerprint of the answer prompts; those of knowgate by default.
+
+    Example:
+        >>> from knowgate.models.fake import FakeModel
+        >>> default_gate(FakeModel()).name
+        'logprob'
     """
-    wording = load_packaged_templates("answer").fingerprint if prompts is None else prompts
-    if model.depth > 0:  # without hidden states no packaged gate can work, and asking a server who it is takes time
+    prompts = load_packaged_templates("answer").fingerprint if prompts is None else prompts
+    if model.depth > 0:  # packaged gates need hidden states, and the fingerprint of a server takes time to compute
         for folder in sorted(path.parent for path in PACKAGED_GATES.glob("*/gate.json")):
-            made = read_artifact(folder).manifest
-            if (made["model"]["fingerprint"], made["prompts"]) == (model.fingerprint, wording):
+            manifest = read_artifact(folder).manifest
+            if (manifest["model"]["fingerprint"], manifest["prompts"]) == (model.fingerprint, prompts):
                 return load_fitted_gate(str(folder))
     return load_gate(FALLBACK_GATE)
 
 
 def render_gate_table() -> str:
-    """The gates as the Markdown table of the README."""
-    heads = ("gate", "retrieves when", "needs", "extra cost", "reference")
-    named = {f"`{name}`": entry for name, entry in GATES.items()}
-    named |= {f"`{name}` (fitted)": entry for name, entry in FITTED_GATES.items()}
-    rows = [(name, one.summary, one.needs or "-", one.cost, one.paper or "-") for name, one in named.items()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
+    """Render all gates as a Markdown table."""
+    header = ("gate", "retrieves when", "needs", "extra cost", "reference")
+    entries = {f"`{name}`": entry for name, entry in GATES.items()}
+    entries |= {f"`{name}` (fitted)": entry for name, entry in FITTED_GATES.items()}
+    rows = [
+        (name, entry.summary, entry.needs or "-", entry.cost, entry.paper or "-") for name, entry in entries.items()
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ("---",) * len(header), *rows))

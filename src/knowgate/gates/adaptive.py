@@ -1,4 +1,4 @@
-"""Adaptive-RAG: how complex is the question? No retrieval, one round, or several."""
+"""Adaptive-RAG: a classifier of the question's complexity chooses no retrieval, one round or several."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 from knowgate.core.schema import read_record
 from knowgate.errors import BadInput
 from knowgate.gates.artifacts.gate_folder import Tensors
-from knowgate.gates.artifacts.networks import Floats, TensorValidator, check_feature_width
+from knowgate.gates.artifacts.networks import TensorValidator, check_feature_width
 from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
 from knowgate.retrieval.embeddings import check_vectors
-from knowgate.retrieval.ranking import MAX_ROUNDS
+from knowgate.retrieval.passages import MAX_ROUNDS
+from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, Question, Reading, Vector
 
 COMPLEXITY_CLASSES = ("no", "one", "multi")
@@ -22,12 +23,13 @@ COMPLEXITY_CLASSES = ("no", "one", "multi")
 
 @dataclass(frozen=True)
 class AdaptiveGate(FittedGate):
-    """need = 1 - P(no retrieval) of a classifier over the question's sentence embedding.
+    """Classifies the sentence embedding of the question: no retrieval, one round, or several.
 
-    `steps` tells one round of retrieval from several, which the pipeline then takes.
+    need = 1 - P(no retrieval). `count_rounds` returns the number of rounds, which the pipeline then takes.
 
     Needs: nothing. Cost per question: one sentence embedding; works with any LLM, served or local.
-    Reference: Jeong et al. 2024 (Adaptive-RAG); there the classifier is a fine-tuned T5.
+    Reference: Jeong et al. 2024 (Adaptive-RAG), where the classifier is a fine-tuned T5.
+
     Example:
         >>> gate = AdaptiveGate.load("my-adaptive")  # doctest: +SKIP
     """
@@ -35,7 +37,7 @@ class AdaptiveGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(EmbedderOptions, self.artifact.options, "options", others=True)
+        read_record(EmbedderOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.claim("weight", len(COMPLEXITY_CLASSES), None)
         tensors.claim("bias", len(COMPLEXITY_CLASSES))
         seen = tensors.claim("seen", len(COMPLEXITY_CLASSES))
@@ -47,30 +49,33 @@ class AdaptiveGate(FittedGate):
     def encoder(self) -> Embedder:
         return load_fitted_embedder(self.artifact, self.embedder)
 
-    def classes(self, questions: Sequence[Question]) -> Floats:
-        """Probabilities of no, one and several rounds, one row per question."""
+    def predict_classes(self, questions: Sequence[Question]) -> FloatArray:
+        """Return the probabilities of no, one and several rounds, one row per question."""
         vectors = self.encoder.embed([question.text for question in questions])
         return predict_complexity(self.artifact.tensors, check_vectors(vectors, len(questions)))
 
-    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        need: Floats = 1 - self.classes(questions)[:, 0]
-        return need
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        needs: FloatArray = 1 - self.predict_classes(questions)[:, 0]
+        return needs
 
-    def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
+    def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         if not questions:
             return []
-        return [MAX_ROUNDS if multi > one else 1 for _, one, multi in self.classes(questions)]
+        return [MAX_ROUNDS if several > one else 1 for _, one, several in self.predict_classes(questions)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         if not questions:
             return []
-        return [f"no retrieval {p:.2f}, one round {q:.2f}, several {r:.2f}" for p, q, r in self.classes(questions)]
+        return [
+            f"no retrieval {no:.2f}, one round {one:.2f}, several {several:.2f}"
+            for no, one, several in self.predict_classes(questions)
+        ]
 
 
-def predict_complexity(tensors: Tensors, vectors: Vector) -> Floats:
-    """Softmax over the classes seen in training; the others have probability 0."""
+def predict_complexity(tensors: Tensors, vectors: Vector) -> FloatArray:
+    """Apply the classifier to embeddings; classes that training did not see have probability 0."""
     check_feature_width(vectors, tensors["weight"].shape[1])
     logits = vectors.astype(np.float64) @ tensors["weight"].T.astype(np.float64) + tensors["bias"]
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True)) * tensors["seen"]
-    probabilities: Floats = shares / shares.sum(axis=1, keepdims=True)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True)) * tensors["seen"]
+    probabilities: FloatArray = weights / weights.sum(axis=1, keepdims=True)
     return probabilities

@@ -1,4 +1,4 @@
-"""Always retrieve: plain RAG, the row every table starts from."""
+"""Baselines that every gate is compared with: always, never and at random."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from knowgate.types import Gate, Question, Reading
 
 @dataclass(frozen=True)
 class AlwaysGate(Gate):
-    """need = 1.
+    """Retrieves for every question, as plain RAG does: need = 1.
 
-    unless: 'rules' leaves out what rules skip, small talk and the like; 'nothing' looks up even that.
+    `unless='rules'` lets rules skip questions such as small talk; 'nothing' retrieves even for those.
 
-    Needs: nothing. Cost per question: none for the decision, a retrieval each.
+    Needs: nothing. Cost per question: none for the decision; one retrieval.
+
     Example:
         >>> AlwaysGate().score([Question("Hi")], [Reading()])
         [1.0]
@@ -36,9 +37,10 @@ class AlwaysGate(Gate):
 
 @dataclass(frozen=True)
 class NeverGate(Gate):
-    """need = 0.
+    """Never retrieves: need = 0.
 
     Needs: nothing. Cost per question: none.
+
     Example:
         >>> NeverGate().score([Question("Hi")], [Reading()])
         [0.0]
@@ -53,9 +55,13 @@ class NeverGate(Gate):
 
 @dataclass(frozen=True)
 class RandomGate(Gate):
-    """need is uniform in [0, 1], fixed by question and seed; the default threshold retrieves the share `rate`.
+    """Retrieves for a random share of the questions, which is given by `rate`.
+
+    The need is uniform in (0, 1) and depends only on the question and `seed`. A useful gate must beat this one at the
+    same retrieval rate.
 
     Needs: nothing. Cost per question: none.
+
     Example:
         >>> RandomGate(rate=0.3).threshold
         0.7
@@ -73,9 +79,9 @@ class RandomGate(Gate):
         return 1 - self.rate
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return [self._uniform(question) for question in questions]
+        return [self._draw_uniform(question) for question in questions]
 
-    def _uniform(self, question: Question) -> float:
-        """In (0, 1): with rate 1 every question is above the threshold 0, with rate 0 none above 1."""
+    def _draw_uniform(self, question: Question) -> float:
+        """Hash a question to a number in the open interval (0, 1), so that rates of 0 and 1 are exact."""
         bits = int(sha256_text(str(self.seed), question.id, question.text)[:13], 16)
         return (bits + 0.5) / 16**13

@@ -1,4 +1,4 @@
-"""DH-ICL: show the LLM what it knew of similar questions, and read off what it expects of this one."""
+"""DH-ICL: the LLM sees similar logged questions with whether it knew them, then assesses the new question."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ CalibrationSign = Literal["paper", "code", "none"]
 
 @dataclass(frozen=True)
 class DhiclGate(Gate):
-    """need = sigmoid(z_unknown - z_known) after k similar logged questions with their labels, bias-calibrated.
+    """Shows the LLM k similar logged questions with their labels and reads the label of the new question.
 
-    history: the log (`knowgate history`). words: label tokens as known/unknown. sign: how calibration corrects the
-    logits; 'paper' subtracts the mean deficit as printed, 'code' adds it as the released code does, 'none' leaves them.
-    cold: fixed random examples instead of similar ones (section 4.8). time_sensitive: whether logged questions whose
-    answers change with time are shown, too (as unknown; without them: Table 4). embedder: what questions are compared
-    by, if not the log's own (`mpnet`, `m3e`, any sentence-transformers name); a log filled with another is refused.
+    need = sigmoid(z_unknown - z_known), where the logits are corrected for the bias of the LLM on the examples.
 
-    Needs: labels. Cost per question: one prefill of some 600 tokens (k = 20); the instruction's part is kept.
+    `history` is the log, `words` are the label tokens as known/unknown. `sign` is the direction of the correction:
+    'paper' subtracts the mean deficit as printed, 'code' adds it as the released code does, 'none' applies none.
+    `cold` uses fixed random examples instead of similar ones (section 4.8). `time_sensitive` also shows logged
+    questions whose answers change with time, as unknown (Table 4 is without them). `embedder` computes the similarity,
+    if not with that of the log ('mpnet', 'm3e', any sentence-transformers name); a log of another embedder is rejected.
+
+    Needs: labels. Cost per question: one prefill of about 600 tokens (k = 20); the instruction is cached.
     Reference: Lv et al. (DH-ICL), section 3.
+
     Example:
         >>> DhiclGate("log.db", words="1/2").labels
         ('1', '2')
@@ -57,8 +60,8 @@ class DhiclGate(Gate):
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         if isinstance(model, ServedModel) and not model.reads_inner_labels:
             raise NotOffered(
-                f"gate 'dhicl' reads labels inside a prompt, which the server of {model.name} does not give; vLLM, "
-                "SGLang and llama.cpp do. Use prompt, logprob:min or skr with this one."
+                f"gate 'dhicl' reads label probabilities inside a prompt, which the server of {model.name} does not "
+                "return; vLLM, SGLang and llama.cpp do. Use prompt, logprob:min or skr with this server."
             )
         return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
@@ -66,73 +69,79 @@ class DhiclGate(Gate):
         if self.scope is None:
             raise BadSetting("dhicl: bind the gate to its model first (AdaptiveRAG does).")
         store = open_history_store(self.history, self.embedder)
-        leave_out = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
+        excluded = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
         if not self.cold:
-            return store.search([question.text for question in questions], self.k, self.scope, leave_out)
-        drawn = store.sample(self.k + 1, self.scope, leave_out=leave_out)
-        return [_others(question, drawn)[: self.k] for question in questions]
+            return store.search([question.text for question in questions], self.k, self.scope, excluded)
+        examples = store.sample(self.k + 1, self.scope, leave_out=excluded)
+        return [_exclude_question(question, examples)[: self.k] for question in questions]
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [
-            self._prompt(question, reading.neighbours[self.name])
+            self._build_prompt(question, reading.neighbors[self.name])
             for question, reading in zip(questions, readings, strict=True)
         ]
 
-    def _prompt(self, question: Question, neighbours: Sequence[Neighbor]) -> LabelPrompt:
-        """Least similar example first, the question itself last."""
+    def _build_prompt(self, question: Question, neighbors: Sequence[Neighbor]) -> LabelPrompt:
+        """Put the least similar example first and the question itself last."""
         known, unknown = self.labels
-        lang, template = detect_question_language(question), load_packaged_templates("history")
-        words = [known if neighbour.label == KnowledgeLabel.KNOWN else unknown for neighbour in reversed(neighbours)]
-        asked = [*(neighbour.question for neighbour in reversed(neighbours)), question.text]
-        starts = ["", *(f"{word}\n\n" for word in words)]
-        parts = [start + template.fill("example", lang, query=text) for start, text in zip(starts, asked, strict=True)]
-        return LabelPrompt(tuple(parts), prefix=template.fill("instruction", lang, known=known, unknown=unknown))
+        language, templates = detect_question_language(question), load_packaged_templates("history")
+        labels = [known if is_known else unknown for is_known in get_known_flags(neighbors)]
+        texts = [*(neighbor.question for neighbor in reversed(neighbors)), question.text]
+        prefixes = ["", *(f"{label}\n\n" for label in labels)]
+        parts = tuple(
+            prefix + templates.fill("example", language, query=text)
+            for prefix, text in zip(prefixes, texts, strict=True)
+        )
+        return LabelPrompt(parts, prefix=templates.fill("instruction", language, known=known, unknown=unknown))
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         return [
-            score_logits(reading.labels[self.name], get_known_flags(reading.neighbours[self.name]), self.sign)
+            score_logits(reading.labels[self.name], get_known_flags(reading.neighbors[self.name]), self.sign)
             for reading in readings
         ]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """What the LLM was shown and what it made of it; the two may well point in different directions."""
         needs = self.score(questions, readings)
-        shown = [get_known_flags(reading.neighbours[self.name]) for reading in readings]
+        examples = [get_known_flags(reading.neighbors[self.name]) for reading in readings]
         return [
             f"shown {len(known)} similar logged questions, {sum(known)} of them known, the LLM expects "
             f"{'not ' if need > 0.5 else ''}to know this one"
-            for known, need in zip(shown, needs, strict=True)
+            for known, need in zip(examples, needs, strict=True)
         ]
 
 
-def _others(question: Question, drawn: Sequence[Neighbor]) -> tuple[Neighbor, ...]:
-    """Without the question itself, however it is written."""
-    own = question_key(question.text)
-    return tuple(neighbour for neighbour in drawn if question_key(neighbour.question) != own)
+def _exclude_question(question: Question, neighbors: Sequence[Neighbor]) -> tuple[Neighbor, ...]:
+    """Remove the question itself, whatever its spelling."""
+    key = question_key(question.text)
+    return tuple(neighbor for neighbor in neighbors if question_key(neighbor.question) != key)
 
 
-def get_known_flags(neighbours: Sequence[Neighbor]) -> list[bool]:
-    """Labels in the order of the prompt: least similar first. What is time-sensitive counts as unknown."""
-    return [neighbour.label == KnowledgeLabel.KNOWN for neighbour in reversed(neighbours)]
+def get_known_flags(neighbors: Sequence[Neighbor]) -> list[bool]:
+    """Return whether each example was known, in prompt order. Time-sensitive questions count as unknown."""
+    return [neighbor.label == KnowledgeLabel.KNOWN for neighbor in reversed(neighbors)]
 
 
 def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> float:
+    """Compute the need of a question from the label logits of the examples and, in the last row, its own."""
     z_known, z_unknown = calibrate_logits(logits, known, sign)
     return sigmoid(float(z_unknown - z_known))
 
 
 def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> tuple[float, float]:
-    """The last row's (z_known, z_unknown), corrected by the mean deficits of the examples before it.
+    """Correct the last row (z_known, z_unknown) by the mean deficits of the examples before it.
 
-    deficit of an example: by how much its own label lost against the other, 0 if it won (equations 1-6).
+    The deficit of an example is the amount by which its true label lost against the other, or 0 if it won (equations
+    1-6 of DH-ICL).
     """
     examples = logits[:-1]
-    losses_known = [max(0.0, float(z[1] - z[0])) for z, truth in zip(examples, known, strict=True) if truth]
-    losses_unknown = [max(0.0, float(z[0] - z[1])) for z, truth in zip(examples, known, strict=True) if not truth]
+    known_deficits = [max(0.0, float(z[1] - z[0])) for z, is_known in zip(examples, known, strict=True) if is_known]
+    unknown_deficits = [
+        max(0.0, float(z[0] - z[1])) for z, is_known in zip(examples, known, strict=True) if not is_known
+    ]
     factor = {"paper": -1.0, "code": 1.0, "none": 0.0}[sign]
     return (
-        float(logits[-1][0]) + factor * _mean(losses_known),
-        float(logits[-1][1]) + factor * _mean(losses_unknown),
+        float(logits[-1][0]) + factor * _mean(known_deficits),
+        float(logits[-1][1]) + factor * _mean(unknown_deficits),
     )
 
 

@@ -1,4 +1,4 @@
-"""Ours: all signals of the one pass, weighed together."""
+"""Fusion: a logistic regression over all signals of one pass."""
 
 from __future__ import annotations
 
@@ -14,26 +14,22 @@ from knowgate.data.signals.features import FEATURES, describe_feature, feature_m
 from knowgate.data.signals.vectors import draft_texts, stack_hidden_states, text_features
 from knowgate.errors import BadInput
 from knowgate.gates.artifacts.gate_manifest import StatePosition
-from knowgate.gates.artifacts.networks import (
-    Floats,
-    TensorValidator,
-    apply_network,
-    claim_network,
-    compute_contributions,
-)
+from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network, compute_contributions
 from knowgate.gates.fitted_gate import FittedGate, load_fitted_embedder
 from knowgate.models.prompts.judges import build_self_assessment_prompt
 from knowgate.stats.logistic import logit
+from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, ServedModel, SignalRequest, Vector
 
-TEXT_SIGNAL = "text"  # the signal: a linear head over embeddings
+TEXT_SIGNAL = "text"  # name of the linear head on embeddings
 MAX_DRAFT_TOKENS = 32
-MAX_NAMED_SIGNALS, MIN_CONTRIBUTION = 2, 0.1  # signals named on each side; logits below which one hardly counts
+MAX_NAMED_SIGNALS = 2  # in explanations, for and against retrieval each
+MIN_CONTRIBUTION = 0.1  # to the logit, for a signal to be named
 
 
 @dataclass(frozen=True)
 class FusionProbe:
-    """A probe inside the fusion; its tensors' names begin with its own."""
+    """A probe inside the fusion. The names of its tensors start with `name`."""
 
     name: str
     layer: int
@@ -42,7 +38,7 @@ class FusionProbe:
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """embedder: '' where no text is embedded."""
+    """Signals of a fusion gate. `embedder` is empty if no text is embedded."""
 
     features: tuple[str, ...]
     probes: tuple[FusionProbe, ...]
@@ -51,17 +47,19 @@ class FusionOptions:
 
     @property
     def width(self) -> int:
-        """Of the features that are weighed together."""
+        """Number of inputs of the logistic regression."""
         return len(self.features) + len(self.probes) + bool(self.embedder)
 
 
 @dataclass(frozen=True)
 class FusionGate(FittedGate):
-    """need = a logistic regression over token statistics, probes of hidden states, samples and self-assessment,
-    whichever the gate was fitted with.
+    """Combines token statistics, hidden-state probes, samples and self-assessment in a logistic regression.
 
-    Needs: what it was fitted with. Cost per question: that of its costliest signal; `gate.json` lists them.
+    It uses the signals that it was fitted with.
+
+    Needs: what it was fitted with. Cost per question: that of its most expensive signal; `gate.json` lists them.
     Reference: ours.
+
     Example:
         >>> gate = FusionGate.load("my-fusion")  # doctest: +SKIP
     """
@@ -72,52 +70,51 @@ class FusionGate(FittedGate):
     recorded_signal = SELF_ASSESSMENT
 
     def check(self, tensors: TensorValidator) -> None:
-        options = read_record(FusionOptions, self.artifact.options, "options", others=True)
+        options = read_record(FusionOptions, self.artifact.options, "options", ignore_unknown=True)
         if unknown := [name for name in options.features if name not in FEATURES]:
-            raise BadInput(f"'{unknown[0][:80]}' is no feature; known: {', '.join(FEATURES)}.")
-        for part in [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]:
-            claim_network(tensors, f"{part}.")
+            raise BadInput(f"unknown feature '{unknown[0][:80]}'; known: {', '.join(FEATURES)}.")
+        heads = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]
+        for name in heads:
+            claim_network(tensors, f"{name}.")
         claim_network(tensors, "fusion.", options.width)
         tensors.finish()
 
     @property
     def request(self) -> SignalRequest:
-        """Servers give entropies only when asked."""
-        asks = isinstance(self.llm, ServedModel) and "entropy" in self.artifact.options["features"]
-        return replace(super().request, entropies=True) if asks else super().request
+        """Ask for entropies explicitly, because servers return them only on request."""
+        needs_entropies = isinstance(self.llm, ServedModel) and "entropy" in self.artifact.options["features"]
+        return replace(super().request, entropies=True) if needs_entropies else super().request
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         return [build_self_assessment_prompt(question, *self.labels) for question in questions]
 
-    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        told = [_with_assessment(reading, self.name) for reading in readings]
-        return apply_network(self.artifact.tensors, self.signals(questions, told), "fusion.")
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        return apply_network(self.artifact.tensors, self.compute_signals(questions, readings), "fusion.")
 
-    def signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
-        """Named features and the logits of the probes, in the order the weights expect."""
-        options = self.artifact.options
+    def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
+        """Compute the inputs of the logistic regression: features, then the logits of probes and text head."""
+        options, tensors = self.artifact.options, self.artifact.tensors
+        readings = [_add_self_assessment(reading, self.name) for reading in readings]
         columns = [feature_matrix(options["features"], questions, readings)]
         for probe in options["probes"]:
-            features = stack_hidden_states(readings, probe["layer"], probe["position"])
-            need = apply_network(self.artifact.tensors, features, f"{probe['name']}.")
-            columns.append(logit(need)[:, None].astype(np.float32))
+            states = stack_hidden_states(readings, probe["layer"], probe["position"])
+            columns.append(_to_logits(apply_network(tensors, states, f"{probe['name']}.")))
         if "embedder" in options:
-            features = embed_drafts(self.encoder, questions, readings)
-            need = apply_network(self.artifact.tensors, features, f"{TEXT_SIGNAL}.")
-            columns.append(logit(need)[:, None].astype(np.float32))
+            embeddings = embed_drafts(self.encoder, questions, readings)
+            columns.append(_to_logits(apply_network(tensors, embeddings, f"{TEXT_SIGNAL}.")))
         return np.hstack(columns)
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """The signals that spoke loudest for looking it up, and against."""
-        if not questions or "embedder" in self.artifact.options:  # not embedded twice for the sake of words
-            return ["" for _ in questions]
-        found = self.signals(questions, [_with_assessment(reading, self.name) for reading in readings])
-        parts = compute_contributions(self.artifact.tensors, found, "fusion.")
-        if parts is None:
-            return ["" for _ in questions]
+        """Name the signals that contributed most, for and against retrieval."""
         options = self.artifact.options
+        if not questions or "embedder" in options:  # embedding the texts twice would be too slow
+            return ["" for _ in questions]
+        signals = self.compute_signals(questions, readings)
+        contributions = compute_contributions(self.artifact.tensors, signals, "fusion.")
+        if contributions is None:
+            return ["" for _ in questions]
         names = [*options["features"], *(probe["name"] for probe in options["probes"])]
-        return [_spoken(names, values, weights) for values, weights in zip(found, parts, strict=True)]
+        return [describe_signals(names, *row) for row in zip(signals, contributions, strict=True)]
 
     @functools.cached_property
     def encoder(self) -> Embedder:
@@ -125,27 +122,34 @@ class FusionGate(FittedGate):
 
 
 def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
-    """Sentence embeddings of the question and of question + draft, side by side."""
+    """Concatenate the sentence embeddings of the question and of question + draft."""
     return text_features(encoder, questions, draft_texts(readings), MAX_DRAFT_TOKENS)
 
 
-def _spoken(names: Sequence[str], values: Vector, weights: Floats) -> str:
-    """For and against, two each, the loudest first; what hardly counts is left out."""
-    order = sorted(range(len(names)), key=lambda place: -abs(weights[place]))
-    loud = [place for place in order if abs(weights[place]) >= MIN_CONTRIBUTION]
-    said = {place: describe_feature(names[place], float(values[place])) for place in loud}
+def _to_logits(probabilities: FloatArray) -> Vector:
+    """Convert probabilities to a column of logits."""
+    column: Vector = logit(probabilities)[:, None].astype(np.float32)
+    return column
+
+
+def describe_signals(names: Sequence[str], values: Vector, contributions: FloatArray) -> str:
+    """Describe the strongest signals for and against retrieval, at most two each."""
+    order = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))
+    strong = [column for column in order if abs(contributions[column]) >= MIN_CONTRIBUTION]
     sides = {
-        "for looking it up": [said[place] for place in loud if weights[place] > 0][:MAX_NAMED_SIGNALS],
-        "against, compared with other questions": [said[place] for place in loud if weights[place] < 0][
-            :MAX_NAMED_SIGNALS
-        ],
+        "for retrieving": [column for column in strong if contributions[column] > 0],
+        "against, compared with other questions": [column for column in strong if contributions[column] < 0],
     }
-    return "; ".join(f"{side}: {', '.join(words)}" for side, words in sides.items() if words)
+    return "; ".join(
+        f"{side}: "
+        + ", ".join(describe_feature(names[column], float(values[column])) for column in columns[:MAX_NAMED_SIGNALS])
+        for side, columns in sides.items()
+        if columns
+    )
 
 
-def _with_assessment(reading: Reading, name: str) -> Reading:
-    """The reading with what the LLM said when the gate of this name asked it; as it is where nobody was asked."""
-    if name not in reading.labels:
+def _add_self_assessment(reading: Reading, gate: str) -> Reading:
+    """Add the LLM's answer to this gate's prompt to the signals of a reading, if it was asked."""
+    if gate not in reading.labels:
         return reading
-    said = self_assessment_logit(reading.labels[name])
-    return replace(reading, signals={**reading.signals, SELF_ASSESSMENT: said})
+    return replace(reading, signals={**reading.signals, SELF_ASSESSMENT: self_assessment_logit(reading.labels[gate])})

@@ -1,4 +1,4 @@
-"""CBDR's probe: what the middle of the network knows about knowing."""
+"""Gates that classify a hidden state of the LLM: the probe of CBDR, and UAR with its decision tree."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import numpy as np
 
 from knowgate.core.schema import read_record
 from knowgate.data.signals.vectors import stack_hidden_states
+from knowgate.gates.artifacts import networks
 from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.gates.artifacts.gate_manifest import CalibrationRecord, StatePosition, check_calibration
-from knowgate.gates.artifacts.networks import (
-    Floats,
-    TensorValidator,
-    apply_calibration,
-    apply_network,
-    check_feature_width,
-    claim_network,
-)
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.logistic import sigmoid
+from knowgate.stats.metrics import FloatArray
 from knowgate.types import GateScores, Question, Reading, Vector
+
+CRITERIA = ("intent", "knowledge", "time")  # asks for sources, needs knowledge, changes with time
+SELF_HEAD = "self"  # unknown to the LLM
 
 
 @dataclass(frozen=True)
 class ProbeOptions:
+    """Which hidden state a probe reads, and with what classifier."""
+
     layer: int
     position: StatePosition
     kind: Literal["mlp", "linear"] = "mlp"
@@ -34,44 +33,40 @@ class ProbeOptions:
 
 @dataclass(frozen=True)
 class ProbeGate(FittedGate):
-    """need = a small network's reading of one hidden state, before the answer or after the draft.
+    """Classifies one hidden state with a small network, before the answer or after the draft.
 
     Needs: hidden. Cost per question: less than 1 % of the pass; before the answer, a retrieved question pays half a
     prefill and nothing else.
     Reference: Jin et al. (CBDR), section 3.1.
+
     Example:
         >>> gate = ProbeGate.load("my-probe")  # doctest: +SKIP
     """
 
-    def check(self, tensors: TensorValidator) -> None:
-        read_record(ProbeOptions, self.artifact.options, "options", others=True)
-        claim_network(tensors)
+    def check(self, tensors: networks.TensorValidator) -> None:
+        read_record(ProbeOptions, self.artifact.options, "options", ignore_unknown=True)
+        networks.claim_network(tensors)
         tensors.finish()
 
-    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         options = self.artifact.options
-        return apply_network(
-            self.artifact.tensors, stack_hidden_states(readings, options["layer"], options["position"])
-        )
-
-
-CRITERIA = ("intent", "knowledge", "time")  # asks for sources? needs knowledge? changes with time?
-SELF_HEAD = "self"  # is it unknown to the model?
+        states = stack_hidden_states(readings, options["layer"], options["position"])
+        return networks.apply_network(self.artifact.tensors, states)
 
 
 @dataclass(frozen=True)
 class HeadProbabilities:
-    """Probability that each head says retrieve, one per question. `self_` is that of not knowing."""
+    """The probability of each UAR head that its criterion asks for retrieval, one value per question."""
 
-    intent: Floats
-    knowledge: Floats
-    time: Floats
-    self_: Floats
+    intent: FloatArray
+    knowledge: FloatArray
+    time: FloatArray
+    self_: FloatArray
 
 
 @dataclass(frozen=True)
 class UarOptions:
-    """One calibration for each of `CRITERIA`."""
+    """Options of a UAR gate, with one calibration for each of `CRITERIA`."""
 
     layer: int
     tree: Literal["soft", "hard"]
@@ -80,65 +75,69 @@ class UarOptions:
 
 @dataclass(frozen=True)
 class UarGate(FittedGate):
-    """need = the decision tree intent -> knowledge -> time -> self over four linear heads.
+    """Combines four linear heads on one hidden state in a decision tree: intent, knowledge, time, self.
 
-    tree `hard` is the paper's: who asks for sources gets need 1, what takes no knowledge 0, what changes with time 1,
-    all else the probability of not knowing. `soft`, the default, is the probability of coming out at "retrieve" when
-    every node is passed with its head's probability: the same where the heads are sure, graded and monotone in each
-    head between, so that one threshold moves all of it. The first three heads are calibrated on held-out labelled
-    questions, the last on the label run.
+    `tree='hard'` is the tree of the paper: a request for sources has need 1, a question that takes no knowledge 0, one
+    whose answer changes with time 1, and any other the probability that the LLM does not know. 'soft', the default,
+    is the probability of reaching "retrieve" if every node is passed with its head's probability; it is graded, so
+    that one threshold controls all of it. The first three heads are calibrated on labeled questions, the last one on
+    the label run.
 
     Needs: hidden. Cost per question: less than 1 % of the pass; a retrieved question pays one prefill.
-    Reference: Cheng et al. 2024 (UAR); its heads are trained otherwise here, see `knowgate.training.uar`.
+    Reference: Cheng et al. 2024 (UAR); the heads are trained differently, see `knowgate.training.uar`.
+
     Example:
         >>> gate = UarGate.load("my-uar")  # doctest: +SKIP
     """
 
-    def check(self, tensors: TensorValidator) -> None:
-        options = read_record(UarOptions, self.artifact.options, "options", others=True)
+    def check(self, tensors: networks.TensorValidator) -> None:
+        options = read_record(UarOptions, self.artifact.options, "options", ignore_unknown=True)
         for calibration in options.calibrations:
             check_calibration(calibration, "options")
         (width,) = tensors.claim(f"{SELF_HEAD}.weight", None).shape
         for name in CRITERIA:
             tensors.claim(f"{name}.weight", width)
-        _expect_scales(tensors, width)
+        _claim_scales(tensors, width)
         tensors.finish()
 
-    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
-        """Of the last head alone: that is the one the label run can calibrate."""
-        return apply_head(self.artifact.tensors, SELF_HEAD, self._states(readings))
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Compute the score of the last head only, which is the one that a label run can calibrate."""
+        return apply_head(self.artifact.tensors, SELF_HEAD, self._get_states(readings))
 
-    def heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> HeadProbabilities:
-        own = np.array(self.calibrated(self.raw_scores(questions, readings)))
-        return apply_heads(self.artifact.tensors, self.artifact.options["calibrations"], self._states(readings), own)
+    def predict_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> HeadProbabilities:
+        """Return the calibrated probabilities of all heads."""
+        unknown = np.array(self.calibrate(self.raw_scores(questions, readings)))
+        calibrations = self.artifact.options["calibrations"]
+        return apply_heads(self.artifact.tensors, calibrations, self._get_states(readings), unknown)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         if not questions:
             return []
-        follow = apply_hard_tree if self.artifact.options["tree"] == "hard" else apply_soft_tree
-        return [float(need) for need in np.clip(follow(self.heads(questions, readings)), 0.0, 1.0)]
+        apply_tree = apply_hard_tree if self.artifact.options["tree"] == "hard" else apply_soft_tree
+        return [float(need) for need in np.clip(apply_tree(self.predict_heads(questions, readings)), 0.0, 1.0)]
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """The tree's need; raw is the last head's score, the only one a label run says anything about."""
+        """Return the needs of the tree, with the raw scores of the last head."""
         return GateScores(self.score(questions, readings), self.raw_scores(questions, readings))
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         if not questions:
             return []
-        heads = self.heads(questions, readings)
-        probabilities = zip(heads.intent, heads.knowledge, heads.time, heads.self_, strict=True)
+        heads = self.predict_heads(questions, readings)
         return [
             f"asks for sources {intent:.2f}, needs knowledge {knowledge:.2f}, "
-            f"time-sensitive {time:.2f}, unknown {own:.2f}"
-            for intent, knowledge, time, own in probabilities
+            f"time-sensitive {time:.2f}, unknown {unknown:.2f}"
+            for intent, knowledge, time, unknown in zip(
+                heads.intent, heads.knowledge, heads.time, heads.self_, strict=True
+            )
         ]
 
-    def _states(self, readings: Sequence[Reading]) -> Vector:
+    def _get_states(self, readings: Sequence[Reading]) -> Vector:
         return stack_hidden_states(readings, self.artifact.options["layer"], "pre")
 
 
-def _expect_scales(tensors: TensorValidator, width: int) -> None:
-    """Each head's mean and scale; in older folders the one number that all heads share."""
+def _claim_scales(tensors: networks.TensorValidator, width: int) -> None:
+    """Claim the mean and scale of each head, or the single scale that older folders have."""
     if "size" in tensors:
         tensors.claim("size", 1, positive=True)
         return
@@ -148,41 +147,48 @@ def _expect_scales(tensors: TensorValidator, width: int) -> None:
 
 
 def apply_heads(
-    tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], features: Vector, own: Floats
+    tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], states: Vector, unknown: FloatArray
 ) -> HeadProbabilities:
-    """All heads' probabilities; those of the last one are given, as they are calibrated elsewhere."""
+    """Compute the probabilities of all heads.
+
+    Args:
+        tensors: Weights of the heads.
+        calibrations: One for each of `CRITERIA`.
+        states: Hidden states, one row per question.
+        unknown: Calibrated probabilities of the last head.
+    """
     intent, knowledge, time = (
-        apply_calibration(apply_head(tensors, name, features), calibration)
+        networks.apply_calibration(apply_head(tensors, name, states), calibration)
         for name, calibration in zip(CRITERIA, calibrations, strict=True)
     )
-    return HeadProbabilities(intent, knowledge, time, own)
+    return HeadProbabilities(intent, knowledge, time, unknown)
 
 
-def apply_hard_tree(heads: HeadProbabilities) -> Floats:
-    """The paper's decisions, each at 0.5."""
-    known_in_time: Floats = np.where(heads.time > 0.5, 1.0, heads.self_)
-    informed: Floats = np.where(heads.knowledge > 0.5, known_in_time, 0.0)
-    need: Floats = np.where(heads.intent > 0.5, 1.0, informed)
-    return need
+def apply_hard_tree(heads: HeadProbabilities) -> FloatArray:
+    """Apply the decision tree of the paper, with each decision at 0.5."""
+    after_time = np.where(heads.time > 0.5, 1.0, heads.self_)
+    after_knowledge = np.where(heads.knowledge > 0.5, after_time, 0.0)
+    needs: FloatArray = np.where(heads.intent > 0.5, 1.0, after_knowledge)
+    return needs
 
 
-def apply_soft_tree(heads: HeadProbabilities) -> Floats:
-    """Probability of ending at "retrieve": i + (1 - i) k (t + (1 - t) s)."""
-    looked_up = heads.time + (1 - heads.time) * heads.self_
-    need: Floats = heads.intent + (1 - heads.intent) * heads.knowledge * looked_up
-    return need
+def apply_soft_tree(heads: HeadProbabilities) -> FloatArray:
+    """Compute the probability of reaching "retrieve": i + (1 - i) k (t + (1 - t) s)."""
+    after_time = heads.time + (1 - heads.time) * heads.self_
+    needs: FloatArray = heads.intent + (1 - heads.intent) * heads.knowledge * after_time
+    return needs
 
 
-def apply_head(tensors: Tensors, name: str, features: Vector) -> Floats:
-    """sigmoid(w . (state - mean) / scale), without a bias; mean and scale are those of the rows the head learnt from.
+def apply_head(tensors: Tensors, name: str, states: Vector) -> FloatArray:
+    """Compute sigmoid(w . (state - mean) / scale), without a bias.
 
-    Heads of older folders share one number instead, the root mean square of the states they were trained on.
+    Heads of older folders have one common scale instead, the root mean square of the training states.
     """
-    check_feature_width(features, len(tensors[f"{name}.weight"]))
-    states, weight = features.astype(np.float64), tensors[f"{name}.weight"].astype(np.float64)
+    weight = tensors[f"{name}.weight"].astype(np.float64)
+    networks.check_feature_width(states, len(weight))
     if f"{name}.mean" in tensors:
-        states = (states - tensors[f"{name}.mean"]) / tensors[f"{name}.scale"]
+        inputs = (states.astype(np.float64) - tensors[f"{name}.mean"]) / tensors[f"{name}.scale"]
     else:
-        states = states / float(tensors["size"][0])
-    probability: Floats = sigmoid(states @ weight)
-    return probability
+        inputs = states.astype(np.float64) / float(tensors["size"][0])
+    probabilities: FloatArray = sigmoid(inputs @ weight)
+    return probabilities

@@ -1,55 +1,66 @@
-"""What gates share that look into the log: opening it, and making sure its labels are of this LLM."""
+"""Access to the history log for gates that use logged questions of the current LLM."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
 
-from knowgate.core.postgres.address import redact_password
+from knowgate.core.redaction import redact_secrets
 from knowgate.data.history import history_exists, open_history
 from knowgate.data.history.entries import HistoryScope, HistoryStore
 from knowgate.errors import BadSetting
 
 
-@functools.lru_cache(maxsize=8)
-def _opened(path: str, embedder: str | None) -> HistoryStore:
-    """One store per path: its index in memory is worth keeping."""
+@functools.lru_cache(maxsize=8)  # the store keeps its vector index in memory
+def _open_cached(path: str, embedder: str | None) -> HistoryStore:
     return open_history(path, embedder)
 
 
 def open_history_store(history: str | HistoryStore, embedder: str | None = None) -> HistoryStore:
-    """The log behind a path, or the store itself."""
-    return _opened(history, embedder) if isinstance(history, str) else history
+    """Open the log at a path, or return a store that is open already."""
+    return _open_cached(history, embedder) if isinstance(history, str) else history
 
 
 def bind_scope(
     history: str | HistoryStore, model: str, prompts: str, tenant: str, embedder: str | None = None
 ) -> HistoryScope:
-    """The scope of this model and wording; refuses a log that holds only labels of others, and an empty one."""
-    path = redact_password(history) if isinstance(history, str) else "FILE"
-    if path != history and isinstance(history, str):
-        raise BadSetting(
-            f"the log {path} is named with a password, and gates are named in reports and decisions: write the address "
-            "without it, and leave it to PGPASSWORD or ~/.pgpass."
-        )
-    if isinstance(history, str) and not history_exists(history):
-        raise BadSetting(f"there is no log at '{path}'. Make one: knowgate history import RUN --history {path}")
+    """Return the scope of a model in a log, after checking that the log has labels for it.
+
+    Args:
+        history: Path or address of the log, or an open store.
+        model: Fingerprint of the model.
+        prompts: Fingerprint of the answer prompts.
+        tenant: Tenant whose questions are used.
+        embedder: Embedding model, if not that of the log.
+
+    Raises:
+        BadSetting: The log is missing or empty, holds labels of other models only, or its address has a password.
+    """
+    path = redact_secrets(history) if isinstance(history, str) else "FILE"
+    if isinstance(history, str):
+        if path != history:
+            raise BadSetting(
+                f"the address of the log {path} contains a password, which reports and decisions would show. Remove it "
+                "and set PGPASSWORD or use ~/.pgpass."
+            )
+        if not history_exists(history):
+            raise BadSetting(f"there is no log at '{path}'. Create one: `knowgate history import`.")
     scope, store = HistoryScope(model, prompts, tenant), open_history_store(history, embedder)
     if store.count(scope):
         return scope
-    there = store.scopes()
-    if not there:
-        raise BadSetting(f"the log '{path}' is empty. Fill it: knowgate history import RUN --history {path}")
+    other_scopes = store.scopes()
+    if not other_scopes:
+        raise BadSetting(f"the log '{path}' is empty. Fill it: `knowgate history import`.")
     raise BadSetting(
-        f"the log '{path}' has no labels for this model and prompts ({_name(scope)}); it has {_listed(there)}. "
-        f"Label with this model and import: knowgate history import RUN --history {path}"
+        f"the log '{path}' has no labels for this model and prompts ({_format_scope(scope)}); it has "
+        f"{_format_counts(other_scopes)}. Label with this model and run `knowgate history import`."
     )
 
 
-def _name(scope: HistoryScope) -> str:
+def _format_scope(scope: HistoryScope) -> str:
     tenant = f", tenant {scope.tenant}" if scope.tenant else ""
     return f"model {scope.model}, prompts {scope.prompts}{tenant}"
 
 
-def _listed(scopes: Mapping[HistoryScope, int]) -> str:
-    return "; ".join(f"{count} for {_name(scope)}" for scope, count in scopes.items())
+def _format_counts(counts: Mapping[HistoryScope, int]) -> str:
+    return "; ".join(f"{count} for {_format_scope(scope)}" for scope, count in counts.items())

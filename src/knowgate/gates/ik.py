@@ -1,4 +1,4 @@
-"""IK, "I know": a judge reads the question and the beginning of the LLM's own answer."""
+"""IK ("I know"): a judge reads the question and the start of the LLM's own answer."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Annotated, Literal
 
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.data.signals.vectors import draft_texts, text_features
-from knowgate.gates.artifacts.networks import Floats, TensorValidator, apply_network, claim_network
+from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network
 from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
 from knowgate.gates.judges import AnswerJudge, load_answer_judge, score_answers
 from knowgate.gates.judges.causal_judge import JudgeOptions
+from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, Question, Reading
 
 
 @dataclass(frozen=True)
 class IkOptions:
-    """What both modes have; each has more of its own."""
+    """Options that both modes share. `tokens` is how much of the draft is read."""
 
     mode: Literal["text", "lora"]
     tokens: Annotated[int, NumberRange(0, 1_000_000)]
@@ -26,13 +27,15 @@ class IkOptions:
 
 @dataclass(frozen=True)
 class IkGate(FittedGate):
-    """need = 1 - P(Yes) / (P(Yes) + P(No)) of a fine-tuned judge, given the question and the first T draft tokens.
+    """Asks a fine-tuned judge whether the LLM knows the answer, given the first T tokens of its draft.
 
-    Mode `text`: a linear head over sentence embeddings of the question and of question + draft; for LLMs behind an API.
+    need = 1 - P(Yes) / (P(Yes) + P(No)). In mode `text`, a linear head on sentence embeddings of the question and of
+    question + draft replaces the judge; it is for LLMs behind an API.
 
     Needs: draft (nothing with T = 0). Cost per question: one prefill of the judge (60 + T tokens), or two embeddings;
     the draft is not wasted when skipping.
     Reference: the IK paper, section 3.
+
     Example:
         >>> gate = IkGate.load("my-ik")  # doctest: +SKIP
     """
@@ -40,20 +43,19 @@ class IkGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        options = read_record(IkOptions, self.artifact.options, "options", others=True)
-        own = EmbedderOptions if options.mode == "text" else JudgeOptions
-        read_record(own, self.artifact.options, "options", others=True)
+        options = read_record(IkOptions, self.artifact.options, "options", ignore_unknown=True)
+        mode_options = EmbedderOptions if options.mode == "text" else JudgeOptions
+        read_record(mode_options, self.artifact.options, "options", ignore_unknown=True)
         if options.mode == "text":
             claim_network(tensors)
         tensors.finish()
 
-    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Floats:
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         options = self.artifact.options
         texts = draft_texts(readings) if options["tokens"] else [""] * len(questions)
         if options["mode"] == "text":
-            return apply_network(
-                self.artifact.tensors, text_features(self.encoder, questions, texts, options["tokens"])
-            )
+            features = text_features(self.encoder, questions, texts, options["tokens"])
+            return apply_network(self.artifact.tensors, features)
         return score_answers("ik", self.judge, questions, texts, options["tokens"])
 
     @functools.cached_property

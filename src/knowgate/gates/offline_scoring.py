@@ -33,7 +33,7 @@ SIGNAL_SOURCES = {
 
 
 @dataclass(frozen=True)
-class GateScores:
+class TableScores:
     """A gate's needs for every row of a trial, and what deciding costs. seconds: per question, None if not timed.
 
     calls: runs of the LLM before the decision, beyond the pass that starts the answer. drafts: whether that pass
@@ -102,17 +102,17 @@ class RecordedReadingSource:
         )
 
 
-def score_gates(trial: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[GateScores]:
+def score_gates(trial: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[TableScores]:
     """Every gate given; 'auto' stands for those that these rows are enough for, recorded ones included."""
     asked = [one for gate in gates for one in (list_scorable_gates(trial) if gate == "auto" else [gate])]
     different = {gate if isinstance(gate, str) else id(gate): gate for gate in asked}  # weights cannot be compared
     if not trial.is_in_memory:
         return number_duplicate_names(_score_together(trial, list(different.values()), plug_in))
-    told: dict[str, GateScores] = {}
+    told: dict[str, TableScores] = {}
     return number_duplicate_names([_score_once(trial, gate, told, plug_in) for gate in different.values()])
 
 
-def _score_once(trial: LabelTable, gate: str | Gate, told: dict[str, GateScores], plug_in: bool) -> GateScores:
+def _score_once(trial: LabelTable, gate: str | Gate, told: dict[str, TableScores], plug_in: bool) -> TableScores:
     """A fitted gate whose copy with another threshold was scored already says the same: a judge is not asked again."""
     if isinstance(gate, str) and (_is_recorded(trial, gate) or parse_fitted_spec(gate) is None):
         return score_gate(trial, gate, plug_in=plug_in)
@@ -126,14 +126,14 @@ def _score_once(trial: LabelTable, gate: str | Gate, told: dict[str, GateScores]
     return replace(told[alike], name=get_gate_name(gate), threshold=loaded.threshold)
 
 
-def save_scores(trial: LabelTable, scores: Sequence[GateScores]) -> None:
+def save_scores(trial: LabelTable, scores: Sequence[TableScores]) -> None:
     """Keep what these gates said beside the rows of the trial's runs."""
     for run in trial.split_by_run():
         ids = {number: trial.rows[number].id for number in run.numbers.tolist()}
         write_needs(run.path, [_to_record(one, ids) for one in scores])
 
 
-def _to_record(scores: GateScores, rows: Mapping[int, str]) -> RecordedNeeds:
+def _to_record(scores: TableScores, rows: Mapping[int, str]) -> RecordedNeeds:
     needs = {key: float(scores.needs[place]) for place, key in rows.items()}
     raw = {} if scores.raw is None else {key: float(scores.raw[place]) for place, key in rows.items()}
     return RecordedNeeds(
@@ -141,7 +141,7 @@ def _to_record(scores: GateScores, rows: Mapping[int, str]) -> RecordedNeeds:
     )
 
 
-def number_duplicate_names(scores: Sequence[GateScores]) -> list[GateScores]:
+def number_duplicate_names(scores: Sequence[TableScores]) -> list[TableScores]:
     """Gates of one name (two objects, two folders of that name) numbered from the second on."""
     names = [one.name for one in scores]
     earlier = [names[:place].count(name) for place, name in enumerate(names)]
@@ -181,7 +181,7 @@ def find_signals(trial: LabelTable) -> frozenset[Signal]:
     return frozenset(have)
 
 
-def score_gate(trial: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> GateScores:
+def score_gate(trial: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> TableScores:
     """The needs of a gate: a spec, a folder, the name of one on record, or a gate itself."""
     if isinstance(gate, str) and _is_recorded(trial, gate):
         found = _from_record(trial.recorded_needs[gate])
@@ -190,7 +190,7 @@ def score_gate(trial: LabelTable, gate: str | Gate, *, plug_in: bool = False) ->
     return _as_scores(trial, ready, [_score_part(part, ready) for part in trial.chunks()])
 
 
-def _score_together(trial: LabelTable, gates: Sequence[str | Gate], plug_in: bool) -> list[GateScores]:
+def _score_together(trial: LabelTable, gates: Sequence[str | Gate], plug_in: bool) -> list[TableScores]:
     """All gates in one pass over rows that are on disk; what a gate lacks shows before it."""
     ready = {place: _ready(trial, gate, plug_in) for place, gate in enumerate(gates) if not _is_recorded(trial, gate)}
     said: dict[int, list[ChunkScores]] = {place: [] for place in ready}
@@ -250,10 +250,10 @@ def _score_part(part: LabelTable, ready: BoundGate) -> ChunkScores:
     return ChunkScores(np.array(scored.needs), raw, compute_far_share(distances), known)
 
 
-def _as_scores(trial: LabelTable, ready: BoundGate, parts: Sequence[ChunkScores]) -> GateScores:
+def _as_scores(trial: LabelTable, ready: BoundGate, parts: Sequence[ChunkScores]) -> TableScores:
     gate, want = ready.gate, ready.gate.request
     raw = [part.raw for part in parts if part.raw is not None]
-    return GateScores(
+    return TableScores(
         ready.name,
         np.concatenate([part.needs for part in parts]),
         gate.threshold,
@@ -315,12 +315,12 @@ def get_verdict(gate: str | Gate) -> Verdict:
     return gate.verdict if isinstance(gate, FittedGate) else "need"
 
 
-def _from_record(column: GateColumn) -> GateScores:
+def _from_record(column: GateColumn) -> TableScores:
     """Scores read from the label table; a gate must have scored every row."""
     missing = int(np.isnan(column.needs).sum())
     if missing:
         raise BadSetting(f"the recorded gate '{column.gate}' lacks {missing} of {len(column.needs)} questions.")
-    return GateScores(
+    return TableScores(
         column.gate,
         column.needs,
         column.threshold,

@@ -1,4 +1,4 @@
-"""Ask the LLM whether it can answer, and read the probabilities of the two label words."""
+"""Gates that ask the LLM itself and compare the probabilities of two label tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from knowgate.models.prompts.judges import build_self_assessment_prompt
 from knowgate.stats.logistic import sigmoid
 from knowgate.types import Gate, LabelPrompt, ModelIdentity, Question, Reading, ServedModel, Signal, TokenizingModel
 
+NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN = "[No Retrieval]", "[Retrieval]"
+INSTRUCTION_TEMPLATE = "### Instruction:\n{query}\n\n### Response:\n"  # the training format of Self-RAG's models
+
 
 def parse_label_pair(words: str, gate: str) -> tuple[str, str]:
-    """(known, unknown); anything else is refused."""
-    known, _, unknown = (part.strip() for part in words.partition("/"))
+    """Split 'known/unknown' into the two labels.
+
+    Raises:
+        BadSetting: The text does not hold two labels.
+    """
+    known, _, unknown = (label.strip() for label in words.partition("/"))
     if not (known and unknown):
         raise BadSetting(f"{gate}: words is '{words}'; write two labels as known/unknown.")
     return known, unknown
@@ -23,10 +30,14 @@ def parse_label_pair(words: str, gate: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class PromptGate(Gate):
-    """need = P(unknown label) / (P(known label) + P(unknown label)) after the self-assessment prompt.
+    """Asks the LLM whether it can answer the question.
+
+    need = P(unknown label) / (P(known label) + P(unknown label)) after the self-assessment prompt. `words` are the
+    two labels, as known/unknown.
 
     Needs: labels. Cost per question: one prefill of about 120 tokens.
-    Reference: Kadavath et al. 2022; wording of Lv et al. (DH-ICL), section 2.1.
+    Reference: Kadavath et al. 2022; prompt of Lv et al. (DH-ICL), section 2.1.
+
     Example:
         >>> PromptGate("yes/no").labels
         ('yes', 'no')
@@ -44,7 +55,7 @@ class PromptGate(Gate):
 
     @property
     def recorded_signal(self) -> str:
-        """On record are the usual words only; others may be answered otherwise."""
+        """Label runs record the answer for the default labels only."""
         return SELF_ASSESSMENT if self.labels == ASSESSMENT_LABELS else ""
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
@@ -52,33 +63,25 @@ class PromptGate(Gate):
         return [build_self_assessment_prompt(question, known, unknown) for question in questions]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return [_need(self._logit(reading)) for reading in readings]
+        return [sigmoid(-self._get_known_logit(reading)) for reading in readings]  # NaN is rejected by the caller
 
-    def _logit(self, reading: Reading) -> float:
+    def _get_known_logit(self, reading: Reading) -> float:
         if self.name in reading.labels:
             return self_assessment_logit(reading.labels[self.name])
         return reading.signals[self.recorded_signal]
 
 
-def _need(logit: float) -> float:
-    """NaN stays NaN, which `score_questions` refuses."""
-    return sigmoid(-logit)
-
-
-NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN = "[No Retrieval]", "[Retrieval]"
-INSTRUCTION_TEMPLATE = "### Instruction:\n{query}\n\n### Response:\n"  # what Self-RAG's models were trained on
-
-
 @dataclass(frozen=True)
 class SelfragGate(Gate):
-    """need = P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) where the answer begins.
+    """Reads the retrieval tokens of an LLM that was trained with Self-RAG.
 
-    Only for models whose tokenizer has the two tokens; others are refused. style: `selfrag` asks in the form Self-RAG's
-    own models were trained on, `chat` as a user turn. The formula is tested on a tiny untrained model that was given
-    the two tokens; what it is worth was not measured, for want of a model trained with them.
+    need = P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) at the start of the answer. Other LLMs are rejected.
+    `style='selfrag'` asks in the training format of Self-RAG's models, 'chat' in a user turn. The formula is tested on
+    a tiny untrained model with these tokens; its quality was not measured, because no trained model was available.
 
     Needs: labels. Cost per question: one prefill of the bare question.
     Reference: Asai et al. 2024 (Self-RAG), section 3.3; threshold 0.2 of its section 4.3.
+
     Example:
         >>> SelfragGate().labels
         ('[No Retrieval]', '[Retrieval]')
@@ -90,11 +93,12 @@ class SelfragGate(Gate):
     labels = (NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        missing = [word for word in self.labels if _count(model, word) != 1]
+        missing = [label for label in self.labels if _count_tokens(model, label) != 1]
         if missing:
             raise BadSetting(
-                f"gate 'selfrag' needs a model trained with the tokens {NO_RETRIEVAL_TOKEN} and {RETRIEVAL_TOKEN}; for {model.name} "
-                f"{' and '.join(missing)} is more than one token. Use a Self-RAG model, or another gate."
+                f"gate 'selfrag' needs an LLM trained with the tokens {NO_RETRIEVAL_TOKEN} and {RETRIEVAL_TOKEN}; "
+                f"{' and '.join(missing)} is more than one token for {model.name}. Use a Self-RAG model, or another "
+                "gate."
             )
         return self
 
@@ -104,16 +108,12 @@ class SelfragGate(Gate):
         return [LabelPrompt((INSTRUCTION_TEMPLATE.format(query=question.text),)) for question in questions]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return [_selfrag_need(*map(float, reading.labels[self.name][-1])) for reading in readings]
+        logits = [reading.labels[self.name][-1] for reading in readings]
+        return [sigmoid(float(retrieval) - float(no_retrieval)) for no_retrieval, retrieval in logits]
 
 
-def _count(model: ModelIdentity, word: str) -> int:
-    """Tokens of a word; 1 where nobody can tell."""
+def _count_tokens(model: ModelIdentity, text: str) -> int:
+    """Count the tokens of a text; 1 if the model does not tell."""
     if isinstance(model, TokenizingModel):
-        return len(model.tokenize(word))
-    return (model.count_tokens(word) or 1) if isinstance(model, ServedModel) else 1
-
-
-def _selfrag_need(no: float, yes: float) -> float:
-    """NaN stays NaN, which `score_questions` refuses."""
-    return sigmoid(yes - no)
+        return len(model.tokenize(text))
+    return (model.count_tokens(text) or 1) if isinstance(model, ServedModel) else 1

@@ -153,7 +153,7 @@ def _with_recalled(gate: Gate, questions: Sequence[Question], readings: Sequence
         recalled = gate.find_neighbors(questions)
     name = gate.name
     return [
-        replace(reading, neighbours={**reading.neighbours, name: near})
+        replace(reading, neighbors={**reading.neighbors, name: near})
         for reading, near in zip(readings, recalled, strict=True)
     ]
 
@@ -209,7 +209,7 @@ class ModelReadingSource:
         return replace(served, note=check_state_agreement(gate.artifact, model, self.prompts, served.request))
 
     def read(self, questions: Sequence[Question], want: SignalRequest) -> list[Reading]:
-        if want.is_nothing:
+        if want.is_empty:
             return [Reading() for _ in questions]
         return self.model.read([self.prompts.closed(question) for question in questions], want)
 

@@ -1,3 +1,1 @@
-"""How a question is labelled: answered both ways, sampled, graded; runs that go on where they stopped."""
-
-from __future__ import annotations
+"""Labeling: answer questions closed- and open-book, sample, grade and record what an LLM knows."""

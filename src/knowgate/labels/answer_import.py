@@ -1,12 +1,12 @@
-"""Label runs from answers somebody else recorded: for LLMs whose weights nobody has. No model is run.
+"""Label runs from answers that were recorded elsewhere, for LLMs that cannot be run here.
 
-A question's `meta`, or what its line says beside it, holds the closed-book and, if there is one, the open-book answer.
+The answers are texts in the `meta` of each question, or in other fields of its JSON line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from knowgate.core.files import sha256_text
@@ -14,13 +14,28 @@ from knowgate.data.runs.folder import RECORDED_PREFIX, RunFolder, hash_settings
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.data.signals.samples import retrieval_benefit
 from knowgate.errors import BadInput
-from knowgate.labels.grading import Grade, Grader, list_gold_answers
+from knowgate.labels.grading import Grader, list_gold_answers
 from knowgate.labels.run import build_synthetic_setting, describe_environment, fingerprint_questions
 from knowgate.models.prompts.templates import detect_question_language
 from knowgate.types import Question
 
 IMPORT_BATCH = 1000
-TextsByKey = Mapping[str, str]  # by key
+TextsByKey = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class AnswerKeys:
+    """Names of the texts that hold the recorded answers; "" for an answer that was not recorded.
+
+    Attributes:
+        closed: Key of the closed-book answer.
+        open: Key of the open-book answer.
+        iterative: Key of the answer after several rounds of retrieval.
+    """
+
+    closed: str
+    open: str = ""
+    iterative: str = ""
 
 
 def import_answers(
@@ -30,82 +45,83 @@ def import_answers(
     *,
     llm: str,
     data: str,
-    closed: str,
-    opened: str = "",
-    iterative: str = "",
-    beside: Mapping[str, TextsByKey] | None = None,
+    keys: AnswerKeys,
+    extra_fields: Mapping[str, TextsByKey] | None = None,
 ) -> int:
-    """Write a run of recorded answers; `closed`, `opened` and `iterative` are keys of the questions' meta.
+    """Grade recorded answers and write them as a label run.
 
-    iterative: of the answer after several rounds of retrieval. beside: texts by a question's id, for keys that its meta
-    lacks.
+    Args:
+        folder: Run folder; an interrupted import continues.
+        questions: Questions with gold answers.
+        grader: Grades the answers.
+        llm: Name of the LLM that gave the answers.
+        data: Name of the data, recorded in the run.
+        keys: Where the answers are.
+        extra_fields: Further texts of each question by its id, for keys that its meta lacks.
+
+    Returns:
+        The number of imported questions.
+
+    Raises:
+        BadInput: A question lacks one of the answers.
     """
-    texts = [_texts(question, beside or {}) for question in questions]
-    for key in (closed, opened, iterative):
+    texts = [_collect_texts(question, extra_fields or {}) for question in questions]
+    for key in (keys.closed, keys.open, keys.iterative):
         _check_all_have(questions, texts, key)
-    settings = _settings(questions, grader, llm, data)
     with folder.exclusive():
-        folder.start(settings, describe_environment())
+        folder.start(_describe_import(questions, grader, llm, data), describe_environment())
         done = folder.done()
-        waiting = [pair for pair in zip(questions, texts, strict=True) if pair[0].id not in done]
-        for place in range(0, len(waiting), IMPORT_BATCH):
-            part = waiting[place : place + IMPORT_BATCH]
-            folder.append(_rows(part, grader, closed, opened, iterative), {})
-    return len(waiting)
+        remaining = [pair for pair in zip(questions, texts, strict=True) if pair[0].id not in done]
+        for start in range(0, len(remaining), IMPORT_BATCH):
+            folder.append(_make_rows(remaining[start : start + IMPORT_BATCH], grader, keys), {})
+    return len(remaining)
 
 
-def _rows(
-    asked: Sequence[tuple[Question, TextsByKey]], grader: Grader, closed: str, opened: str, iterative: str
-) -> list[LabelRow]:
-    questions = [question for question, _ in asked]
-    first = [texts[closed] for _, texts in asked]
-    rows = [_blank(question, grader) for question in questions]
-    verdicts = grader.grade(first, questions)
-    rows = [
-        replace(row, closed=GradedAnswer(a, correct=g.correct)) for row, a, g in zip(rows, first, verdicts, strict=True)
+def _make_rows(pairs: Sequence[tuple[Question, TextsByKey]], grader: Grader, keys: AnswerKeys) -> list[LabelRow]:
+    questions = [question for question, _ in pairs]
+
+    def grade(key: str) -> list[GradedAnswer | None]:
+        if not key:
+            return [None] * len(pairs)
+        answers = [texts[key] for _, texts in pairs]
+        grades = grader.grade(answers, questions)
+        return [GradedAnswer(text, correct=grade.correct) for text, grade in zip(answers, grades, strict=True)]
+
+    answers = zip(grade(keys.closed), grade(keys.open), grade(keys.iterative), strict=True)
+    rows = [_make_empty_row(question, grader) for question in questions]
+    return [
+        replace(row, closed=closed, open=opened, iterative=iterative, benefit=_get_benefit(closed, opened))
+        for row, (closed, opened, iterative) in zip(rows, answers, strict=True)
     ]
-    if opened:
-        second = [texts[opened] for _, texts in asked]
-        judged = grader.grade(second, questions)
-        rows = [_opened(row, text, grade) for row, text, grade in zip(rows, second, judged, strict=True)]
-    if iterative:
-        third = [texts[iterative] for _, texts in asked]
-        last = [
-            GradedAnswer(text, correct=grade.correct)
-            for text, grade in zip(third, grader.grade(third, questions), strict=True)
-        ]
-        rows = [replace(row, iterative=answer) for row, answer in zip(rows, last, strict=True)]
-    return rows
 
 
-def _opened(row: LabelRow, text: str, grade: Grade) -> LabelRow:
-    known = row.closed.correct if row.closed else None
-    return replace(row, open=GradedAnswer(text, correct=grade.correct), benefit=retrieval_benefit(known, grade.correct))
+def _get_benefit(closed: GradedAnswer | None, opened: GradedAnswer | None) -> int | None:
+    return retrieval_benefit(closed.correct, opened.correct) if closed and opened else None
 
 
-def _texts(question: Question, beside: Mapping[str, TextsByKey]) -> TextsByKey:
-    """Every text recorded with a question; its meta goes first."""
-    within = {key: text for key, text in question.meta.items() if isinstance(text, str)}
-    return {**beside.get(question.id, {}), **within}
+def _collect_texts(question: Question, extra_fields: Mapping[str, TextsByKey]) -> TextsByKey:
+    """Collect all texts recorded with a question; its meta takes precedence."""
+    meta = {key: text for key, text in question.meta.items() if isinstance(text, str)}
+    return {**extra_fields.get(question.id, {}), **meta}
 
 
 def _check_all_have(questions: Sequence[Question], texts: Sequence[TextsByKey], key: str) -> None:
-    """Before anything is written: an answer that is missing is not the same as an empty one, which is wrong."""
-    without = [place for place, found in enumerate(texts) if key and key not in found]
-    if not without:
+    """Raise BadInput if an answer is missing; a missing answer is not the same as an empty one, which is wrong."""
+    missing = [number for number, available in enumerate(texts) if key and key not in available]
+    if not missing:
         return
-    first = without[0]
+    first = missing[0]
     advice = "Give the name of the key that holds it."
-    if len(without) < len(questions):
-        advice = "Leave them out of the data, or give them an empty text if the LLM said nothing: that counts as wrong."
+    if len(missing) < len(questions):
+        advice = "Leave them out of the data, or give them an empty text if the LLM gave no answer: it counts as wrong."
     raise BadInput(
-        f"{len(without)} of {len(questions)} questions have no text under '{key}', neither at the top of their line "
-        f"(jsonl:) nor in its meta; first '{questions[first].id}', which has: "
+        f"{len(missing)} of {len(questions)} questions have no text under '{key}', neither at the top level of their "
+        f"line (jsonl:) nor in meta; the first is '{questions[first].id}', which has: "
         f"{', '.join(sorted(texts[first])) or 'none'}. {advice}"
     )
 
 
-def _blank(question: Question, grader: Grader) -> LabelRow:
+def _make_empty_row(question: Question, grader: Grader) -> LabelRow:
     return LabelRow(
         id=question.id,
         question=question.text,
@@ -117,7 +133,8 @@ def _blank(question: Question, grader: Grader) -> LabelRow:
     )
 
 
-def _settings(questions: Sequence[Question], grader: Grader, llm: str, data: str) -> dict[str, Any]:
+def _describe_import(questions: Sequence[Question], grader: Grader, llm: str, data: str) -> dict[str, Any]:
+    """Return the settings that identify the run."""
     settings: dict[str, Any] = {
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),

@@ -1,7 +1,4 @@
-"""Labels for a batch of questions: answer closed- and open-book, sample, grade, compare.
-
-Knows models, graders and retrievers by their protocols; not where rows are kept.
-"""
+"""Labels a batch of questions: answers closed- and open-book, samples, grades, and compares."""
 
 from __future__ import annotations
 
@@ -58,12 +55,18 @@ from knowgate.types import (
     Vector,
 )
 
-SYSTEM_ERRORS = (ServerError, OutOfMemory)  # what is not the questions' fault where all of them fail
+SYSTEM_ERRORS = (ServerError, OutOfMemory)  # if all questions of a batch fail like this, the run stops
+MAX_HALF = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
 class LabeledBatch:
-    """Rows and the hidden states of those that have them: `vectors[name][i]` belongs to the i-th row with states."""
+    """Label rows of a batch and their hidden states.
+
+    Attributes:
+        rows: One row per question.
+        vectors: Hidden states by name; `vectors[name][i]` belongs to the i-th row that did not fail.
+    """
 
     rows: list[LabelRow]
     vectors: Mapping[str, Vector] = field(default_factory=dict)
@@ -75,7 +78,11 @@ PassageSearch = Callable[[Sequence[Question]], PassageSearchResults]
 
 @dataclass(frozen=True)
 class Labeler:
-    """Turns questions into label rows. A question that fails is a row with its error."""
+    """Turns questions into label rows; a question that fails becomes a row with its error.
+
+    Attributes:
+        find_passages: Replaces the passage search, for example by a prefetching one.
+    """
 
     model: Model
     grader: Grader
@@ -83,66 +90,72 @@ class Labeler:
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     retriever: Retriever | None = None
     reranker: Reranker | None = None
-    look_up: PassageSearch | None = None  # in place of the library's
+    find_passages: PassageSearch | None = None
 
     def __post_init__(self) -> None:
-        missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
         if self.plan.iterative and (self.retriever is None or not self.plan.open_book):
-            raise BadSetting("--iterative looks passages up again and again: give --index DIR, and no --closed-book.")
+            raise BadSetting("iterative=True searches repeatedly: give `index`, and do not set `closed_book`.")
+        missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
         if missing:
-            raise NotOffered(f"--seakr needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
+            raise NotOffered(f"seakr=True needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
 
     @property
-    def library(self) -> PassageFinder:
+    def passage_finder(self) -> PassageFinder:
+        """Finds the passages of questions by this labeler's plan."""
         return PassageFinder(self.plan, self.retriever, self.reranker)
 
     @property
     def seakr_layer(self) -> int | None:
-        """The middle layer, where SeaKR reads the end of an answer."""
+        """The middle layer, where SeaKR reads the last state of an answer; None without SeaKR."""
         return self.model.depth // 2 if self.plan.seakr else None
 
     def label(self, questions: Sequence[Question]) -> LabeledBatch:
-        """Label a batch; if it fails as a whole, its questions are tried one by one."""
-        return self.begin(questions, apart=False)()
+        """Label a batch; if it fails as a whole, label its questions one by one."""
+        return self.start(questions, can_defer=False)()
 
-    def begin(self, questions: Sequence[Question], *, apart: bool = True) -> BatchFinisher:
-        """`label` as far as it needs the LLM; the rest is done by whoever calls what this gives, in any thread."""
+    def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
+        """Do the part of `label` that needs the LLM, and return a function that finishes the batch.
+
+        Args:
+            questions: The batch.
+            can_defer: Leave grading to the returned function, which may run in another thread.
+        """
         try:
             finish = self._answer(questions)
-            return finish if apart and self._can_finish_apart else _kept(finish())
-        except DeviceError:  # every other question would fail, too
+            return finish if can_defer and self._can_finish_in_thread else _make_finisher(finish())
+        except DeviceError:  # all other questions would fail as well
             raise
         except KnowgateError as error:
             if len(questions) == 1:
                 if isinstance(error, ServerError):
                     raise
-                return _kept(self.failed(questions[0], str(error)))
-        return _kept(self._one_by_one(questions))
+                return _make_finisher(self.make_failed_batch(questions[0], str(error)))
+        return _make_finisher(self._label_one_by_one(questions))
 
     @property
-    def _can_finish_apart(self) -> bool:
-        """Whether nothing is left for an LLM once both ways are answered; a judge may be the very one that answers."""
+    def _can_finish_in_thread(self) -> bool:
+        """Whether no LLM call is left after both answers; a judge may be the model that is answering."""
         return isinstance(self.grader, StringGrader) and not self.plan.mask and not self.plan.iterative
 
-    def _one_by_one(self, questions: Sequence[Question]) -> LabeledBatch:
-        parts, failures = [], []
+    def _label_one_by_one(self, questions: Sequence[Question]) -> LabeledBatch:
+        batches, errors = [], []
         for question in questions:
             try:
-                parts.append(self._answer([question])())
+                batches.append(self._answer([question])())
             except DeviceError:
                 raise
             except KnowgateError as error:
-                failures.append(error)
-                parts.append(self.failed(question, str(error)))
-        if len(failures) == len(questions) and all(isinstance(error, SYSTEM_ERRORS) for error in failures):
-            raise failures[0]  # the server or the GPU is at fault, not the questions
-        return join_batches(parts)
+                errors.append(error)
+                batches.append(self.make_failed_batch(question, str(error)))
+        if len(errors) == len(questions) and all(isinstance(error, SYSTEM_ERRORS) for error in errors):
+            raise errors[0]  # the server or the GPU failed, not the questions
+        return join_batches(batches)
 
-    def failed(self, question: Question, why: str) -> LabeledBatch:
-        """The row of a question that could not be labelled."""
-        return LabeledBatch([replace(self._blank(question), error=why)])
+    def make_failed_batch(self, question: Question, reason: str) -> LabeledBatch:
+        """Return the row of a question that could not be labeled."""
+        return LabeledBatch([replace(self._make_empty_row(question), error=reason)])
 
-    def _blank(self, question: Question) -> LabelRow:
+    def _make_empty_row(self, question: Question) -> LabelRow:
         return LabelRow(
             id=question.id,
             question=question.text,
@@ -156,187 +169,192 @@ class Labeler:
     # --- one batch --------------------------------------------------------------------------------
 
     def _answer(self, questions: Sequence[Question]) -> BatchFinisher:
-        """Looking up and grading go on in a thread of their own while the LLM answers."""
+        """Answer both ways; passage search and grading run in a thread while the LLM generates."""
         start = time.perf_counter()
-        with ThreadPoolExecutor(1, "knowgate-label") as beside:
-            looking = beside.submit(self.look_up or self.library.look_up, questions)
-            closed = self._read([self.prompts.closed(question) for question in questions], self.plan.samples, True)
-            grading = self._beside(beside, lambda: self._closed(questions, closed))
-            told = self._signals(questions, closed)
-            found, prompts = self._evidence(questions, looking.result())
-            opened = self._read_open(prompts)
+        with ThreadPoolExecutor(1, "knowgate-label") as thread:
+            search = thread.submit(self.find_passages or self.passage_finder.find, questions)
+            prompts = [self.prompts.closed(question) for question in questions]
+            closed = self._read(prompts, self.plan.samples, with_states=True)
+            closed_rows = self._grade_in_thread(thread, lambda: self._make_closed_rows(questions, closed))
+            signals = self._read_signals(questions, closed)
+            evidence, prompts = self._select_evidence(questions, search.result())
+            opened = self._read_open_answers(prompts)
 
         def finish() -> LabeledBatch:
-            rows = [replace(row, signals=signals) for row, signals in zip(grading.result(), told, strict=True)]
-            rows = self._open(rows, questions, found, opened)
-            share = (time.perf_counter() - start) / len(questions)
-            return LabeledBatch([replace(_compared(row), seconds=share) for row in rows], _vectors(closed))
+            pairs = zip(closed_rows.result(), signals, strict=True)
+            rows = [replace(row, signals=row_signals) for row, row_signals in pairs]
+            rows = self._add_open_answers(rows, questions, evidence, opened)
+            seconds = (time.perf_counter() - start) / len(questions)
+            return LabeledBatch([replace(_compare_answers(row), seconds=seconds) for row in rows], _pack_states(closed))
 
         return finish
 
-    def _beside(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
-        """Grading by strings goes into the other thread; a judge may be the very LLM that is answering."""
+    def _grade_in_thread(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
+        """Run string grading in the thread; a judge may be the model that is answering, so it runs here."""
         if isinstance(self.grader, StringGrader):
             return thread.submit(work)
         done: Future[Result] = Future()
         done.set_result(work())
         return done
 
-    def _closed(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[LabelRow]:
-        return self._with_sides([self._blank(question) for question in questions], questions, "closed", closed)
+    def _make_closed_rows(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[LabelRow]:
+        return self._add_answers(
+            [self._make_empty_row(question) for question in questions], questions, "closed", closed
+        )
 
-    def _read(self, prompts: Sequence[Prompt], samples: int, states: bool = False) -> list[Reading]:
+    def _read(self, prompts: Sequence[Prompt], samples: int, *, with_states: bool = False) -> list[Reading]:
         plan = self.plan
-        seakr = plan.seakr if states else 0
-        want = SignalRequest(
+        seakr_samples = plan.seakr if with_states else 0
+        request = SignalRequest(
             draft_tokens=plan.max_tokens,
-            layers=plan.layers if states else (),
-            after_draft=states,
-            samples=max(samples, seakr),
+            layers=plan.layers if with_states else (),
+            after_draft=with_states,
+            samples=max(samples, seakr_samples),
             sample_tokens=plan.max_tokens,
             sampling=plan.sampling,
             seed=plan.seed,
-            sample_layer=self.seakr_layer if seakr else None,
-            sample_end=bool(seakr),
+            sample_layer=self.seakr_layer if seakr_samples else None,
+            sample_end=bool(seakr_samples),
             resumable=False,
         )
-        readings = self.model.read(prompts, want)
+        readings = self.model.read(prompts, request)
         return [replace(reading, resume=None, samples=reading.samples[:samples]) for reading in readings]
 
-    def _signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
-        """What the LLM says about itself, and how far apart its samples end."""
-        return [said | self._seakr(reading) for said, reading in zip(self._said(questions), closed, strict=True)]
+    def _read_signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
+        """Return the self-assessment and the SeaKR dispersion of each question."""
+        assessments = self._assess(questions)
+        return [signals | self._measure_seakr(reading) for signals, reading in zip(assessments, closed, strict=True)]
 
-    def _seakr(self, reading: Reading) -> dict[str, float]:
+    def _measure_seakr(self, reading: Reading) -> dict[str, float]:
         if reading.sample_states is None:
             return {}
         states = reading.sample_states[: self.plan.seakr]
         return {SEAKR_END: log_determinant(states), SEAKR_SIZE: log_mean_square(states)}
 
-    def _said(self, questions: Sequence[Question]) -> list[dict[str, float]]:
-        """Self-assessment as a difference of logits (positive: it can answer).
-
-        None where the LLM would say neither word: that is no reason to lose its answers.
-        """
+    def _assess(self, questions: Sequence[Question]) -> list[dict[str, float]]:
+        """Ask whether the model can answer, as a difference of logits; empty if it gives no such logits."""
         if Signal.LABELS not in self.model.offers:
             return [{} for _ in questions]
-        asked = [build_self_assessment_prompt(question, *ASSESSMENT_LABELS) for question in questions]
+        prompts = [build_self_assessment_prompt(question, *ASSESSMENT_LABELS) for question in questions]
         try:
-            logits = self.model.label_logits(asked, ASSESSMENT_LABELS)
-        except NotOffered:
+            logits = self.model.label_logits(prompts, ASSESSMENT_LABELS)
+        except NotOffered:  # no reason to lose the answers
             return [{} for _ in questions]
         return [{SELF_ASSESSMENT: self_assessment_logit(rows)} if has_distinct_logits(rows) else {} for rows in logits]
 
     # --- open book --------------------------------------------------------------------------------
 
-    def _evidence(
-        self, questions: Sequence[Question], looked_up: PassageSearchResults
+    def _select_evidence(
+        self, questions: Sequence[Question], results: PassageSearchResults
     ) -> tuple[list[Evidence], list[Prompt]]:
-        """The passages that fit the window, and the prompts of the questions that have any."""
-        found = self.library.rank(questions, looked_up.passages)
-        fitting = fit_passages_batch(self.model, self.prompts, questions, found, self.plan.max_tokens)
-        given = [
-            Evidence(kept, count_truncated(passages, kept), frequency)
-            for kept, passages, frequency in zip(fitting, found, looked_up.frequencies, strict=True)
+        """Return the passages that fit the context window, and prompts for the questions that have any."""
+        ranked = self.passage_finder.rank(questions, results.passages)
+        fitting = fit_passages_batch(self.model, self.prompts, questions, ranked, self.plan.max_tokens)
+        evidence = [
+            Evidence(shown, count_truncated(passages, shown), frequency)
+            for shown, passages, frequency in zip(fitting, ranked, results.frequencies, strict=True)
         ]
-        pairs = zip(questions, given, strict=True)
-        return given, [self.prompts.open(question, one.passages) for question, one in pairs if one.passages]
+        pairs = zip(questions, evidence, strict=True)
+        return evidence, [self.prompts.open(question, item.passages) for question, item in pairs if item.passages]
 
-    def _read_open(self, prompts: Sequence[Prompt]) -> list[Reading]:
+    def _read_open_answers(self, prompts: Sequence[Prompt]) -> list[Reading]:
         samples = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
         return self._read(prompts, samples) if prompts else []
 
-    def _open(
+    def _add_open_answers(
         self,
         rows: list[LabelRow],
         questions: Sequence[Question],
-        found: Sequence[Evidence],
+        evidence: Sequence[Evidence],
         opened: Sequence[Reading],
     ) -> list[LabelRow]:
         rows = [
-            replace(row, passages=one.passages, cut=one.cut, answer_frequency=one.frequency)
-            for row, one in zip(rows, found, strict=True)
+            replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
+            for row, item in zip(rows, evidence, strict=True)
         ]
-        having = [place for place, row in enumerate(rows) if row.passages]
-        if not having:
+        numbers = [number for number, row in enumerate(rows) if row.passages]
+        if not numbers:
             return rows
-        asked = [questions[place] for place in having]
-        some = self._with_sides([rows[place] for place in having], asked, "open", opened)
+        answered = [questions[number] for number in numbers]
+        open_rows = self._add_answers([rows[number] for number in numbers], answered, "open", opened)
         if self.plan.mask:
-            some = self._with_mask(some, asked)
+            open_rows = self._add_masked_answers(open_rows, answered)
         if self.plan.iterative:
-            some = self._with_rounds(some, asked)
-        for place, row in zip(having, some, strict=True):
-            rows[place] = row
+            open_rows = self._add_iterative_answers(open_rows, answered)
+        for number, row in zip(numbers, open_rows, strict=True):
+            rows[number] = row
         return rows
 
-    def _with_mask(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+    def _add_masked_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
         masked = [mask_passages(row.passages, row.answers) for row in rows]
-        prompts = [self.prompts.open(question, kept) for question, kept in zip(questions, masked, strict=True)]
+        prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]
         if self.plan.mask_samples:
-            return self._with_sides(rows, questions, "mask", self._read(prompts, self.plan.mask_samples))
-        done = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
-        readings = [Reading(draft=completions[0]) for completions in done]
-        return self._with_sides(rows, questions, "mask", readings)
+            return self._add_answers(rows, questions, "mask", self._read(prompts, self.plan.mask_samples))
+        completions = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
+        return self._add_answers(rows, questions, "mask", [Reading(draft=first) for first, *_ in completions])
 
-    def _with_rounds(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
-        """The answers after several rounds, going on from those of one."""
-        rounds = [
+    def _add_iterative_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+        answers = [
             IterativeAnswer(question, row.passages, Completion(row.open.text if row.open else ""))
             for row, question in zip(rows, questions, strict=True)
         ]
-        tokens, k = self.plan.max_tokens, self.plan.k or DEFAULT_PASSAGES
-        IterativeAnswerer(self.model, self.prompts, self.library.search, k, tokens).go_on(rounds)
-        rows = self._with_sides(rows, questions, "iterative", [Reading(draft=one.answer) for one in rounds])
-        return [replace(row, rounds=one.taken) for row, one in zip(rows, rounds, strict=True)]
+        k = self.plan.k or DEFAULT_PASSAGES
+        answerer = IterativeAnswerer(self.model, self.prompts, self.passage_finder.search, k, self.plan.max_tokens)
+        answerer.refine(answers)
+        rows = self._add_answers(rows, questions, "iterative", [Reading(draft=state.answer) for state in answers])
+        return [replace(row, rounds=state.rounds) for row, state in zip(rows, answers, strict=True)]
 
     # --- grades -----------------------------------------------------------------------------------
 
-    def _with_sides(
+    def _add_answers(
         self, rows: list[LabelRow], questions: Sequence[Question], name: str, readings: Sequence[Reading]
     ) -> list[LabelRow]:
-        sides = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
-        flat = [(text, i) for i, side in enumerate(sides) for text in (side.text, *side.samples)]
-        grades = self.grader.grade([text for text, _ in flat], [questions[i] for _, i in flat])
-        shares: list[list[Grade]] = [[] for _ in sides]
-        for (_, i), grade in zip(flat, grades, strict=True):
-            shares[i].append(grade)
+        """Grade the drafts and samples of readings, and add them to the rows as the field `name`."""
+        answers = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
+        texts = [(text, i) for i, answer in enumerate(answers) for text in (answer.text, *answer.samples)]
+        grades = self.grader.grade([text for text, _ in texts], [questions[i] for _, i in texts])
+        grades_by_row: list[list[Grade]] = [[] for _ in answers]
+        for (_, i), grade in zip(texts, grades, strict=True):
+            grades_by_row[i].append(grade)
         return [
             replace(
                 row,
-                **{name: add_grades(side, found, question)},  # type: ignore[arg-type]
-                guarded=row.guarded + sum(grade.guarded for grade in found),
-                unparsable=row.unparsable + sum(grade.unparsable for grade in found),
-                tokens=row.tokens + _count(reading),
+                **{name: add_grades(answer, row_grades, question)},  # type: ignore[arg-type]
+                guarded=row.guarded + sum(grade.guarded for grade in row_grades),
+                unparsable=row.unparsable + sum(grade.unparsable for grade in row_grades),
+                tokens=row.tokens + _count_generated_tokens(reading),
             )
-            for row, side, found, question, reading in zip(rows, sides, shares, questions, readings, strict=True)
+            for row, answer, row_grades, question, reading in zip(
+                rows, answers, grades_by_row, questions, readings, strict=True
+            )
         ]
 
 
-def _kept(batch: LabeledBatch) -> BatchFinisher:
+def _make_finisher(batch: LabeledBatch) -> BatchFinisher:
     return lambda: batch
 
 
-def add_grades(side: GradedAnswer, grades: Sequence[Grade], question: Question) -> GradedAnswer:
-    """The side with its verdicts, mastery and certainty; the first grade is the greedy answer's."""
+def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question) -> GradedAnswer:
+    """Return the answer with its grades, mastery and certainty; the first grade is that of the greedy answer."""
     sampled = tuple(grade.correct for grade in grades[1:])
     return replace(
-        side,
+        answer,
         correct=grades[0].correct,
         sample_correct=sampled,
         mastery=mastery(sampled),
-        certainty=certainty([canonical_answer(text, question) for text in side.samples]),
+        certainty=certainty([canonical_answer(text, question) for text in answer.samples]),
     )
 
 
-def join_batches(parts: Sequence[LabeledBatch]) -> LabeledBatch:
-    """Batches one after another."""
-    names = sorted({name for part in parts for name in part.vectors})
-    vectors = {name: np.concatenate([part.vectors[name] for part in parts if part.vectors]) for name in names}
-    return LabeledBatch([row for part in parts for row in part.rows], vectors)
+def join_batches(batches: Sequence[LabeledBatch]) -> LabeledBatch:
+    """Concatenate batches."""
+    names = sorted({name for batch in batches for name in batch.vectors})
+    vectors = {name: np.concatenate([batch.vectors[name] for batch in batches if batch.vectors]) for name in names}
+    return LabeledBatch([row for batch in batches for row in batch.rows], vectors)
 
 
-def _compared(row: LabelRow) -> LabelRow:
+def _compare_answers(row: LabelRow) -> LabelRow:
+    """Add the effect of retrieval to a row with both answers."""
     if row.closed is None or row.open is None:
         return row
     return replace(
@@ -347,19 +365,18 @@ def _compared(row: LabelRow) -> LabelRow:
     )
 
 
-def _vectors(readings: Sequence[Reading]) -> dict[str, Vector]:
-    """States before and after the draft by name and layer, in half precision: that is what probes need."""
+def _pack_states(readings: Sequence[Reading]) -> dict[str, Vector]:
+    """Stack the hidden states before and after the draft by layer, in half precision where the values fit."""
     layers = list(readings[0].hidden)
     before = {f"before.{layer}": np.stack([reading.hidden[layer] for reading in readings]) for layer in layers}
     after = {f"after.{layer}": np.stack([reading.hidden_after[layer] for reading in readings]) for layer in layers}
-    return {name: _halved(block) for name, block in {**before, **after}.items()}
+    return {name: _to_half_precision(states) for name, states in {**before, **after}.items()}
 
 
-def _halved(block: Vector) -> Vector:
-    """Half precision where it holds the values; some layers of some models have states beyond its range."""
-    fits = float(np.abs(block).max(initial=0)) < np.finfo(np.float16).max
-    return block.astype(np.float16) if fits else block
+def _to_half_precision(states: Vector) -> Vector:
+    """Convert to float16, unless a value is out of its range, as in some layers of some models."""
+    return states.astype(np.float16) if float(np.abs(states).max(initial=0)) < MAX_HALF else states
 
 
-def _count(reading: Reading) -> int:
+def _count_generated_tokens(reading: Reading) -> int:
     return (reading.draft.n_tokens if reading.draft else 0) + sum(sample.n_tokens for sample in reading.samples)

@@ -1,6 +1,6 @@
-"""The MASK study (KBM section 3.1): gold answers inside passages are replaced by the word MASK.
+"""The MASK study (KBM, section 3.1): gold answers in passages are replaced by the word MASK.
 
-Replaced is what the grader would accept: token runs, so that "Spider-Man" goes where the gold answer is "spider man".
+Everything that the grader would accept is replaced, so "Spider-Man" is masked if the gold answer is "spider man".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from knowgate.core.text import ARTICLES, CJK, contains_tokens, tokenize
 from knowgate.types import Passage
 
 MASK = "MASK"
-# Pieces that a text is cut into, fine ones first: numbers and words, then what stands between spaces, lines, all of it.
+# How texts are cut into pieces, finest first: words and numbers, then words with punctuation, lines, the whole text.
 PIECE_PATTERNS = (
     re.compile(rf"(?:(?!{CJK.pattern})\w|(?<=\d)[.,](?=\d))+|{CJK.pattern}"),
     re.compile(r"\S+"),
@@ -24,7 +24,7 @@ PIECE_PATTERNS = (
 
 
 class TextPiece(NamedTuple):
-    """Where it stands: in which of several texts, from where to where; and what the grader reads there."""
+    """A piece of one of several texts: the number of the text, its span, and its tokens for the grader."""
 
     text: int
     start: int
@@ -33,88 +33,94 @@ class TextPiece(NamedTuple):
 
 
 class PieceSpan(NamedTuple):
-    """A run of pieces, end excluded."""
+    """A run of consecutive pieces, end excluded."""
 
     start: int
     end: int
 
 
 def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Passage]:
-    """Every gold answer and alias replaced in titles and texts, until the grader finds none in what the LLM is shown.
+    """Replace every gold answer in titles and texts by MASK, until the grader finds none.
 
-    An answer that is the word MASK itself stays.
+    A gold answer that is the word MASK itself stays.
     """
-    answers = [found for gold in golds if (found := tokenize(gold)) and found != [MASK.lower()]]
+    answers = [tokens for gold in golds if (tokens := tokenize(gold)) and tokens != [MASK.lower()]]
     texts = [part for passage in passages for part in (passage.title, passage.text)]
     for pattern in PIECE_PATTERNS:
         texts = mask_texts(texts, answers, pattern)
-    pairs = zip(passages, texts[::2], texts[1::2], strict=True)
-    return [replace(passage, title=title, text=text) for passage, title, text in pairs]
+    triples = zip(passages, texts[::2], texts[1::2], strict=True)
+    return [replace(passage, title=title, text=text) for passage, title, text in triples]
 
 
 def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.Pattern[str]) -> list[str]:
-    """The texts with MASK for the pieces that make up an answer, in one of them or where two are read as one."""
+    """Replace the pieces that form an answer by MASK, also where an answer spans two texts.
+
+    Args:
+        texts: Titles and texts of passages, in turn.
+        answers: Tokens of each gold answer.
+        pattern: How texts are cut into pieces.
+    """
     masked = list(texts)
-    for shown in (range(len(texts)), range(1, len(texts), 2)):  # with titles, and texts alone: a title may be left out
-        if contains_answer(" ".join(masked[number] for number in shown), answers):
-            pieces = [piece for number in shown for piece in _pieces(masked[number], number, pattern)]
-            masked = _replaced(masked, pieces, _covers(pieces, answers))
+    for numbers in (range(len(texts)), range(1, len(texts), 2)):  # prompts may leave titles out
+        if contains_answer(" ".join(masked[number] for number in numbers), answers):
+            pieces = [piece for number in numbers for piece in _cut_into_pieces(masked[number], number, pattern)]
+            masked = _replace_spans(masked, pieces, _find_answer_spans(pieces, answers))
     return masked
 
 
 def contains_answer(text: str, answers: Sequence[list[str]]) -> bool:
-    """Whether the grader would find one of these answers, given as tokens."""
-    said = tokenize(text)
-    return any(contains_tokens(said, answer) for answer in answers)
+    """Return whether the grader would find one of the tokenized answers in a text."""
+    tokens = tokenize(text)
+    return any(contains_tokens(tokens, answer) for answer in answers)
 
 
-def _pieces(text: str, number: int, pattern: re.Pattern[str]) -> Iterator[TextPiece]:
+def _cut_into_pieces(text: str, number: int, pattern: re.Pattern[str]) -> Iterator[TextPiece]:
     for match in pattern.finditer(text):
-        read = tuple(tokenize(match.group()))
-        if read and not (set(read) <= ARTICLES and _stands_alone(text, match)):
-            yield TextPiece(number, match.start(), match.end(), read)
+        tokens = tuple(tokenize(match.group()))
+        if tokens and not (set(tokens) <= ARTICLES and _is_separate_word(text, match)):
+            yield TextPiece(number, match.start(), match.end(), tokens)
 
 
-def _stands_alone(text: str, match: re.Match[str]) -> bool:
-    """A word, and not the letter of 维生素a: between Chinese characters 'a' is no article."""
+def _is_separate_word(text: str, match: re.Match[str]) -> bool:
+    """Return False between Chinese characters: the 'a' of 维生素a is not an article."""
     return not (CJK.match(text[match.start() - 1 : match.start()]) or CJK.match(text[match.end() : match.end() + 1]))
 
 
-def _covers(pieces: Sequence[TextPiece], answers: Sequence[list[str]]) -> list[PieceSpan]:
-    """Runs of pieces that make up an answer; those that overlap are one."""
-    flat = [(token, place) for place, piece in enumerate(pieces) for token in piece.tokens]
-    said = [token for token, _ in flat]
-    found = sorted(
-        PieceSpan(flat[start][1], flat[start + len(answer) - 1][1] + 1)
+def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]) -> list[PieceSpan]:
+    """Find the runs of pieces that form an answer; overlapping runs are merged."""
+    numbered = [(token, number) for number, piece in enumerate(pieces) for token in piece.tokens]
+    tokens = [token for token, _ in numbered]
+    spans = sorted(
+        PieceSpan(numbered[start][1], numbered[start + len(answer) - 1][1] + 1)
         for answer in answers
-        for start in range(len(said) - len(answer) + 1)
-        if said[start] == answer[0] and said[start : start + len(answer)] == answer
+        for start in range(len(tokens) - len(answer) + 1)
+        if tokens[start] == answer[0] and tokens[start : start + len(answer)] == answer
     )
-    joined: list[PieceSpan] = []
-    for cover in found:
-        if joined and cover.start < joined[-1].end:
-            joined[-1] = PieceSpan(joined[-1].start, max(joined[-1].end, cover.end))
+    merged: list[PieceSpan] = []
+    for span in spans:
+        if merged and span.start < merged[-1].end:
+            merged[-1] = PieceSpan(merged[-1].start, max(merged[-1].end, span.end))
         else:
-            joined.append(cover)
-    return joined
+            merged.append(span)
+    return merged
 
 
-def _replaced(texts: Sequence[str], pieces: Sequence[TextPiece], covers: Sequence[PieceSpan]) -> list[str]:
-    """From the last to the first, so that places stay what they are."""
+def _replace_spans(texts: Sequence[str], pieces: Sequence[TextPiece], spans: Sequence[PieceSpan]) -> list[str]:
+    """Replace spans by MASK, from last to first, so that earlier positions stay valid."""
     masked = list(texts)
-    for cover in reversed(covers):
-        inside = pieces[cover.start : cover.end]
-        for number in sorted({piece.text for piece in inside}):
-            part = [piece for piece in inside if piece.text == number]
+    for span in reversed(spans):
+        span_pieces = pieces[span.start : span.end]
+        for number in sorted({piece.text for piece in span_pieces}):
+            part = [piece for piece in span_pieces if piece.text == number]
             masked[number] = masked[number][: part[0].start] + MASK + masked[number][part[-1].end :]
     return masked
 
 
 def is_mask(answer: str) -> bool:
-    """The answer is the word MASK, whatever stands around it in punctuation."""
+    """Return whether an answer is the word MASK, apart from punctuation."""
     return tokenize(answer) == [MASK.lower()]
 
 
 def mentions_mask(answer: str) -> bool:
-    """The answer holds the word MASK: it was copied."""
+    """Return whether an answer contains the word MASK, so that it was copied from a passage."""
     return MASK.lower() in tokenize(answer)

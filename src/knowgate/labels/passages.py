@@ -1,7 +1,4 @@
-"""Where the passages of a label run come from: an index, or the questions' own contexts; reranked where that is wished.
-
-Knows retrievers and rerankers by their protocols; not the LLM that reads what is found, nor how much it can see.
-"""
+"""Passages for open-book answers: found in an index or the data, reranked, and refined over several rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from knowgate.core.text import normalize
 from knowgate.labels.grading import list_gold_answers
 from knowgate.labels.options import DEFAULT_PASSAGES, LabelPlan
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
-from knowgate.retrieval.ranking import (
+from knowgate.retrieval.passages import (
     MAX_ROUNDS,
     build_follow_up_query,
     count_passages_containing,
@@ -23,92 +20,101 @@ from knowgate.retrieval.ranking import (
 from knowgate.retrieval.rerankers import rerank
 from knowgate.types import Completion, Model, Passage, Question, Reranker, Retriever
 
-FREQUENCY_CAP = 100  # passages looked at when counting how often an answer occurs in the corpus
+FREQUENCY_CAP = 100  # passages searched when counting how often an answer occurs in the corpus
+SearchFunction = Callable[[Sequence[str]], list[list[Passage]]]
 
 
 class PassageSearchResults(NamedTuple):
-    """What was found for each question, and in how many passages of the corpus its answer is."""
+    """The passages of each question, and how many passages of the corpus contain its answer."""
 
     passages: list[list[Passage]]
     frequencies: list[int | None]
 
 
 class Evidence(NamedTuple):
-    """What an LLM is shown: passages that fit its window, and how many were cut to make them."""
+    """The passages shown to the LLM, how many were dropped or shortened, and the answer frequency."""
 
     passages: tuple[Passage, ...]
-    cut: int
+    n_truncated: int
     frequency: int | None
 
 
 @dataclass(frozen=True)
 class PassageFinder:
-    """Looks up what the plan asks for. `look_up` may run beside the LLM; `rank` may not: a reranker may be that LLM."""
+    """Finds the passages of questions.
+
+    `find` can run while the LLM generates. `rank` cannot: the reranker may be that LLM.
+    """
 
     plan: LabelPlan
     retriever: Retriever | None = None
     reranker: Reranker | None = None
 
-    def look_up(self, questions: Sequence[Question]) -> PassageSearchResults:
-        return PassageSearchResults(self._find(questions), self._frequencies(questions))
+    def find(self, questions: Sequence[Question]) -> PassageSearchResults:
+        """Find passages, not reranked, and count how often answers occur in the corpus."""
+        return PassageSearchResults(self._find_passages(questions), self._count_frequencies(questions))
 
-    def _find(self, questions: Sequence[Question]) -> list[list[Passage]]:
-        """As they are found: not reranked."""
+    def _find_passages(self, questions: Sequence[Question]) -> list[list[Passage]]:
         if not self.plan.open_book:
             return [[] for _ in questions]
         if self.retriever is not None:
-            k = self.plan.k or DEFAULT_PASSAGES
-            return self.retriever.search([q.text for q in questions], self.plan.candidates if self.reranker else k)
-        most = self.plan.k if self.reranker is None else self.plan.candidates
-        return [list(question.contexts[:most]) for question in questions]
+            k = self.plan.candidates if self.reranker else self.plan.k or DEFAULT_PASSAGES
+            return self.retriever.search([question.text for question in questions], k)
+        limit = self.plan.k if self.reranker is None else self.plan.candidates
+        return [list(question.contexts[:limit]) for question in questions]
 
-    def rank(self, questions: Sequence[Question], found: list[list[Passage]]) -> list[list[Passage]]:
-        """The passages to show, of those that were found."""
+    def rank(self, questions: Sequence[Question], passages: list[list[Passage]]) -> list[list[Passage]]:
+        """Rerank found passages and keep the best, if there is a reranker."""
         if self.reranker is None or not self.plan.open_book:
-            return found
-        return rerank(self.reranker, [question.text for question in questions], found, self.plan.k or DEFAULT_PASSAGES)
+            return passages
+        queries = [question.text for question in questions]
+        return rerank(self.reranker, queries, passages, self.plan.k or DEFAULT_PASSAGES)
 
     def search(self, queries: Sequence[str]) -> list[list[Passage]]:
-        """What the index has for any words, in the order the reranker wants where there is one."""
+        """Search the index for any queries, and rerank if there is a reranker."""
         k = self.plan.k or DEFAULT_PASSAGES
         if self.retriever is None or self.reranker is None:
             return self.retriever.search(list(queries), k) if self.retriever else []
-        found = self.retriever.search(list(queries), self.plan.candidates)
-        return rerank(self.reranker, list(queries), found, k)
+        return rerank(self.reranker, list(queries), self.retriever.search(list(queries), self.plan.candidates), k)
 
-    def _frequencies(self, questions: Sequence[Question]) -> list[int | None]:
-        """Passages that hold a gold answer, up to a cap: what is rare in the corpus is long-tail knowledge."""
+    def _count_frequencies(self, questions: Sequence[Question]) -> list[int | None]:
+        """Count the passages that contain the first gold answer, up to a cap; rare answers are long-tail knowledge."""
         if self.retriever is None or self.retriever.name == "http" or not self.plan.open_book:
             return [None for _ in questions]
-        first = [next(iter(list_gold_answers(question)), "") for question in questions]
-        counts = iter(count_passages_containing(self.retriever, [gold for gold in first if gold], FREQUENCY_CAP))
-        return [next(counts) if gold else None for gold in first]
+        golds = [next(iter(list_gold_answers(question)), "") for question in questions]
+        counts = iter(count_passages_containing(self.retriever, [gold for gold in golds if gold], FREQUENCY_CAP))
+        return [next(counts) if gold else None for gold in golds]
 
 
-def count_truncated(passages: Sequence[Passage], kept: Sequence[Passage]) -> int:
-    """Passages left out or shortened."""
-    shortened = sum(a.text != b.text for a, b in zip(kept, passages, strict=False))
-    return len(passages) - len(kept) + shortened
+def count_truncated(passages: Sequence[Passage], shown: Sequence[Passage]) -> int:
+    """Count the passages that were dropped or shortened to fit the context window."""
+    shortened = sum(after.text != before.text for after, before in zip(shown, passages, strict=False))
+    return len(passages) - len(shown) + shortened
 
 
-SearchFunction = Callable[[Sequence[str]], list[list[Passage]]]
+# --- several rounds of retrieval ------------------------------------------------------------------
 
 
 @dataclass
 class IterativeAnswer:
-    """A question on its way: what it was shown last, what was answered, how many rounds that took."""
+    """The state of a question that is answered over several rounds of retrieval."""
 
     question: Question
     passages: Sequence[Passage]
     answer: Completion
-    taken: int = 1
-    tokens: int = 0  # generated after the first round
+    rounds: int = 1
     is_done: bool = False
 
 
 @dataclass(frozen=True)
 class IterativeAnswerer:
-    """Goes on from answers of a first round. k: passages shown at a time."""
+    """Searches again with question and answer, then answers again, as the pipeline does.
+
+    A question is done when no new passage is found, the answer repeats, or the rounds are used up.
+
+    Attributes:
+        k: Passages shown per round.
+    """
 
     model: Model
     prompts: AnswerPrompts
@@ -116,26 +122,27 @@ class IterativeAnswerer:
     k: int
     max_tokens: int
 
-    def go_on(self, rounds: Sequence[IterativeAnswer]) -> None:
-        """Take each as far as it goes, all of them side by side."""
-        for taken in range(2, MAX_ROUNDS + 1):
-            going = [one for one in rounds if not one.is_done]
-            if not going:
+    def refine(self, answers: Sequence[IterativeAnswer]) -> None:
+        """Refine first-round answers in place, all questions of a round in one batch."""
+        for number in range(2, MAX_ROUNDS + 1):
+            active = [state for state in answers if not state.is_done]
+            if not active:
                 return
-            self._look_further(going, taken)
-            self._answer([one for one in going if not one.is_done])
+            self._search_again(active, number)
+            self._answer_again([state for state in active if not state.is_done])
 
-    def _look_further(self, going: Sequence[IterativeAnswer], taken: int) -> None:
-        found = self.search([build_follow_up_query(one.question.text, one.answer.text) for one in going])
-        for one, passages in zip(going, found, strict=True):
-            one.taken = taken
-            best = merge_passages(one.passages, passages)[: self.k]
-            fitting = fit_passages(self.model, self.prompts, one.question, best, self.max_tokens)
-            one.is_done = not has_new_passages(one.passages, fitting)
-            one.passages = one.passages if one.is_done else fitting
+    def _search_again(self, active: Sequence[IterativeAnswer], number: int) -> None:
+        found = self.search([build_follow_up_query(state.question.text, state.answer.text) for state in active])
+        for state, passages in zip(active, found, strict=True):
+            state.rounds = number
+            best = merge_passages(state.passages, passages)[: self.k]
+            fitting = fit_passages(self.model, self.prompts, state.question, best, self.max_tokens)
+            state.is_done = not has_new_passages(state.passages, fitting)
+            state.passages = state.passages if state.is_done else fitting
 
-    def _answer(self, going: Sequence[IterativeAnswer]) -> None:
-        asked = [self.prompts.open(one.question, one.passages) for one in going]
-        for one, (answer,) in zip(going, self.model.generate(asked, max_tokens=self.max_tokens), strict=True):
-            one.is_done = normalize(answer.text) == normalize(one.answer.text)
-            one.answer, one.tokens = answer, one.tokens + answer.n_tokens
+    def _answer_again(self, active: Sequence[IterativeAnswer]) -> None:
+        prompts = [self.prompts.open(state.question, state.passages) for state in active]
+        completions = self.model.generate(prompts, max_tokens=self.max_tokens)
+        for state, (answer,) in zip(active, completions, strict=True):
+            state.is_done = normalize(answer.text) == normalize(state.answer.text)
+            state.answer = answer

@@ -1,7 +1,7 @@
-"""What runs on the machines of a Ray cluster: workers that hold the LLM, and one shelf per machine with the index.
+"""Code that runs on the machines of a Ray cluster: workers that hold the LLM, and one shared index per machine.
 
-Nothing here is a Ray class by itself: `runner` makes actors of them. Errors travel as words, not as objects, since the
-other side may not be able to read them.
+`ray_runner` turns these classes into Ray actors. Errors are sent as text, because the other side may not be able to
+unpickle them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from knowgate import errors
 from knowgate.errors import KnowgateError
 from knowgate.retrieval import as_retriever
-from knowgate.retrieval.ranking import find_texts_containing
+from knowgate.retrieval.passages import find_texts_containing
 from knowgate.types import Passage, Question, Result, Retriever
 
 JobResult = TypeVar("JobResult", covariant=True)
 
 
 class Job(Protocol[JobResult]):
-    """Work that can begin. identity: which LLM and which index it is done with."""
+    """Work on batches of questions; `identity` has the fingerprints of its model and index."""
 
     @property
     def identity(self) -> dict[str, str]: ...
@@ -31,25 +31,25 @@ class Job(Protocol[JobResult]):
 
 
 class JobSpec(Protocol[JobResult]):
-    """Work by the names of what it needs: it is sent to other machines, and made there."""
+    """A job by the names of what it needs, so that it can be sent to other machines and created there."""
 
     @property
     def index(self) -> str | None: ...
 
-    def make(self, retriever: Retriever | None) -> Job[JobResult]:
-        """retriever: the index, where the recipe names one."""
+    def create(self, retriever: Retriever | None) -> Job[JobResult]:
+        """Create the job; `retriever` searches the index if the spec names one."""
         ...
 
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """Where a worker is, and what it may use."""
+    """Working directory of a worker, and the GPUs that it may use."""
 
     folder: str
     gpus: float
 
-    def enter(self) -> None:
-        """Paths in the recipe are those of whoever started the run; without a share, a GPU is not touched."""
+    def activate(self) -> None:
+        """Change to the folder of the caller, so that relative paths work, and hide GPUs that are not shared."""
         if Path(self.folder).is_dir():
             os.chdir(self.folder)
         if not self.gpus:
@@ -58,118 +58,121 @@ class WorkerEnvironment:
 
 @dataclass(frozen=True)
 class WorkerError:
-    """An error in words. foreseen: one of knowgate's own, whose words are meant for people; kind: its class."""
+    """An error as text.
+
+    Attributes:
+        message: Message of the error.
+        kind: Name of its class.
+        is_knowgate_error: Whether it is one of knowgate's own errors, whose messages are meant for users.
+    """
 
     message: str
     kind: str = ""
-    foreseen: bool = False
+    is_knowgate_error: bool = False
 
-    @property
-    def error(self) -> KnowgateError:
-        """As an error of its class, on this side."""
+    def to_exception(self) -> KnowgateError:
+        """Recreate the error on this side."""
         kind = getattr(errors, self.kind, KnowgateError)
-        made: KnowgateError = kind.__new__(kind)
-        KnowgateError.__init__(made, self.message)
-        return made
+        error: KnowgateError = kind.__new__(kind)
+        KnowgateError.__init__(error, self.message)
+        return error
 
 
 @dataclass(frozen=True)
 class WorkerResult(Generic[Result]):
-    """What came of a piece of work, or why nothing did."""
+    """The result of a call, or the error that it raised."""
 
     value: Result | None = None
-    fault: WorkerError | None = None
+    error: WorkerError | None = None
 
 
 def run_safely(work: Callable[[], Result]) -> WorkerResult[Result]:
+    """Call a function and return its result or its error."""
     try:
         return WorkerResult(work())
     except KnowgateError as error:
-        return WorkerResult(fault=WorkerError(str(error), type(error).__name__, foreseen=True))
-    except Exception as error:  # noqa: BLE001 - a failed row, whatever it was
-        return WorkerResult(fault=WorkerError(f"{type(error).__name__}: {error}".rstrip(": "), type(error).__name__))
+        return WorkerResult(error=WorkerError(str(error), type(error).__name__, is_knowgate_error=True))
+    except Exception as error:  # noqa: BLE001 - any error becomes a failed row
+        return WorkerResult(error=WorkerError(f"{type(error).__name__}: {error}".rstrip(": "), type(error).__name__))
 
 
 class RayWorker:
-    """Holds the LLM and does one batch after another."""
+    """Holds a job with its LLM and runs one batch after another."""
 
     def __init__(self) -> None:
-        self._work: Job[Any] | None = None
+        self._job: Job[Any] | None = None
 
-    def node(self) -> WorkerResult[str]:
-        """The machine it was put on."""
+    def get_node(self) -> WorkerResult[str]:
+        """Return the id of the machine that Ray placed the worker on."""
         import ray
 
         return run_safely(lambda: str(ray.get_runtime_context().get_node_id()))
 
-    def open(self, recipe: JobSpec[Any], place: WorkerEnvironment, shelf: Any) -> WorkerResult[dict[str, str]]:
-        """Make ready; tells with which LLM and index."""
-        return run_safely(lambda: self._open(recipe, place, shelf))
+    def create_job(
+        self, spec: JobSpec[Any], environment: WorkerEnvironment, index: Any
+    ) -> WorkerResult[dict[str, str]]:
+        """Create the job and return its identity; `index` is the `SharedIndex` actor of the machine, or None."""
+        return run_safely(lambda: self._create_job(spec, environment, index))
 
-    def _open(self, recipe: JobSpec[Any], place: WorkerEnvironment, shelf: Any) -> dict[str, str]:
-        place.enter()
-        self._work = recipe.make(None if shelf is None else connect_retriever(SharedIndexRetriever(shelf)))
-        return self._work.identity
+    def _create_job(self, spec: JobSpec[Any], environment: WorkerEnvironment, index: Any) -> dict[str, str]:
+        environment.activate()
+        self._job = spec.create(None if index is None else SharedIndexRetriever(index))
+        return self._job.identity
 
-    def do(self, questions: Sequence[Question]) -> WorkerResult[Any]:
-        assert self._work is not None
-        work = self._work
-        return run_safely(lambda: work(questions))
+    def run(self, questions: Sequence[Question]) -> WorkerResult[Any]:
+        """Run the job on a batch."""
+        assert self._job is not None
+        job = self._job
+        return run_safely(lambda: job(questions))
 
 
 class SharedIndex:
-    """The index of one machine: opened once, however many workers search it."""
+    """The index of one machine, opened once for all of its workers."""
 
-    def __init__(self, index: str, place: WorkerEnvironment) -> None:
-        self._index, self._place = index, place
+    def __init__(self, index: str, environment: WorkerEnvironment) -> None:
+        self._index, self._environment = index, environment
         self._retriever: Retriever | None = None
 
-    def about(self) -> WorkerResult[tuple[str, str]]:
+    def describe(self) -> WorkerResult[tuple[str, str]]:
+        """Return the name and fingerprint of the index."""
         return run_safely(lambda: (self._open().name, self._open().fingerprint))
 
     def search(self, queries: Sequence[str], k: int) -> WorkerResult[list[list[Passage]]]:
+        """Search the index."""
         return run_safely(lambda: self._open().search(queries, k))
 
-    def texts_with(self, query: str, k: int, words: Sequence[str]) -> WorkerResult[list[str]]:
+    def find_texts(self, query: str, k: int, words: Sequence[str]) -> WorkerResult[list[str]]:
+        """Find texts that contain all the words."""
         return run_safely(lambda: find_texts_containing(self._open(), query, k, words))
 
     def _open(self) -> Retriever:
         if self._retriever is None:
-            self._place.enter()
+            self._environment.activate()
             self._retriever = as_retriever(self._index)
         return self._retriever
 
 
 class SharedIndexRetriever:
-    """The shelf of this machine, as a retriever."""
+    """Retriever that calls the `SharedIndex` actor of its machine."""
 
-    name = fingerprint = ""
-
-    def __init__(self, shelf: Any) -> None:
-        self._shelf = shelf
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self.name, self.fingerprint = self._call(index.describe)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        found: list[list[Passage]] = self._ask(self._shelf.search, list(queries), k)
-        return found
+        """Search the index."""
+        passages: list[list[Passage]] = self._call(self._index.search, list(queries), k)
+        return passages
 
-    def texts_with(self, query: str, k: int, words: Sequence[str]) -> list[str]:
-        texts: list[str] = self._ask(self._shelf.texts_with, query, k, list(words))
+    def find_texts(self, query: str, k: int, words: Sequence[str]) -> list[str]:
+        """Find texts that contain all the words."""
+        texts: list[str] = self._call(self._index.find_texts, query, k, list(words))
         return texts
 
-    def about(self) -> tuple[str, str]:
-        told: tuple[str, str] = self._ask(self._shelf.about)
-        return told
-
-    def _ask(self, method: Any, *arguments: Any) -> Any:
+    def _call(self, method: Any, *arguments: Any) -> Any:
         import ray
 
-        outcome = ray.get(method.remote(*arguments))
-        if outcome.fault is not None:
-            raise outcome.fault.error
-        return outcome.value
-
-
-def connect_retriever(retriever: SharedIndexRetriever) -> SharedIndexRetriever:
-    """With its name and fingerprint: those of the index that the machine has."""
-    retriever.name, retriever.fingerprint = retriever.about()
-    return retriever
+        result = ray.get(method.remote(*arguments))
+        if result.error is not None:
+            raise result.error.to_exception()
+        return result.value

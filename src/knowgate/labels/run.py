@@ -1,4 +1,4 @@
-"""A labelling run from start to end, or from where it was: questions in, rows in a run folder out."""
+"""A label run from start to end, or from where it stopped: questions in, rows in a run folder out."""
 
 from __future__ import annotations
 
@@ -22,23 +22,33 @@ from knowgate.labels.options import count_shown_passages
 from knowgate.types import Question, Runner
 
 log = logging.getLogger(__name__)
-LATER_SETTINGS = ("open_prompts",)  # settings that runs did not keep at first
-PORTION_SIZE = 64  # questions of like length that are labelled one after another
+LATER_SETTINGS = ("open_prompts",)  # settings that the first versions did not record
+PORTION_SIZE = 64  # questions of similar length that are labeled together
 RECORDED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s")
 
 
 @dataclass(frozen=True)
 class LabelProgress:
-    """How far a run is. `tokens` and `seconds` are those of this start."""
+    """The progress of a label run.
+
+    Attributes:
+        total: Questions of the run.
+        done: Questions that have a row.
+        failed: Rows with an error.
+        fresh: Rows made since this start.
+        tokens: Tokens generated since this start.
+        seconds: Seconds since this start.
+    """
 
     total: int
     done: int = 0
     failed: int = 0
-    fresh: int = 0  # rows made by this start
+    fresh: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
-    def plus(self, rows: Sequence[LabelRow], seconds: float) -> LabelProgress:
+    def add(self, rows: Sequence[LabelRow], seconds: float) -> LabelProgress:
+        """Return the progress after more rows; `seconds` is the time since this start."""
         return replace(
             self,
             done=self.done + len(rows),
@@ -52,160 +62,176 @@ class LabelProgress:
 def run_labeling(
     folder: RunFolder,
     questions: Sequence[Question],
-    labeller: Labeler,
+    labeler: Labeler,
     *,
     data: str,
     runner: Runner | None = None,
     retry_failed: bool = False,
-    on_progress: Callable[[LabelProgress], None] = lambda tally: None,
+    on_progress: Callable[[LabelProgress], None] = lambda progress: None,
 ) -> LabelProgress:
-    """Label all questions that have no row yet; every finished batch is on disk before the next but one begins."""
-    settings = describe_label_run(labeller, questions, data)
-    with folder.exclusive(), _disk_errors(folder):
-        folder.start(
-            match_started_settings(folder, settings), {**describe_environment(), "depth": labeller.model.depth}
-        )
+    """Label all questions that have no row yet; every finished batch is written to disk.
+
+    Args:
+        folder: Run folder; may hold an interrupted run with the same settings.
+        questions: Questions with unique ids.
+        labeler: The labeler.
+        data: Name of the data, recorded in the run.
+        runner: Runs the batches; None for a `LocalRunner`.
+        retry_failed: Label questions again that failed before.
+        on_progress: Called after every batch.
+    """
+    settings = describe_label_run(labeler, questions, data)
+    with folder.exclusive(), _explain_disk_errors(folder):
+        about = {**describe_environment(), "depth": labeler.model.depth}
+        folder.start(match_started_settings(folder, settings), about)
         if retry_failed and (dropped := folder.drop_failed()):
-            log.info("trying %d failed questions again", dropped)
+            log.info("labeling %d failed questions again", dropped)
         done = folder.done()
-        tally = LabelProgress(len(questions), len(done), sum(error is not None for error in done.values()))
-        on_progress(tally)
-        waiting = group_by_length([question for question in questions if question.id not in done])
+        progress = LabelProgress(len(questions), len(done), sum(error is not None for error in done.values()))
+        on_progress(progress)
+        remaining = group_by_length([question for question in questions if question.id not in done])
         start = time.perf_counter()
 
-        def keep(part: LabeledBatch) -> None:
-            nonlocal tally
-            folder.append(part.rows, part.vectors)
-            tally = tally.plus(part.rows, time.perf_counter() - start)
-            on_progress(tally)
+        def write(batch: LabeledBatch) -> None:
+            nonlocal progress
+            folder.append(batch.rows, batch.vectors)
+            progress = progress.add(batch.rows, time.perf_counter() - start)
+            on_progress(progress)
 
         try:
-            _run(runner or LocalRunner(), waiting, labeller, keep)
+            _run_batches(runner or LocalRunner(), remaining, labeler, write)
         finally:
-            _record(folder, tally)
-    return tally
+            _record_totals(folder, progress)
+    return progress
 
 
-def _run(runner: Runner, waiting: Sequence[Question], labeller: Labeler, keep: Callable[[LabeledBatch], None]) -> None:
-    if not isinstance(runner, LocalRunner):  # one that may do any batch anywhere
-        for part in runner.run(waiting, labeller.label):
-            keep(part)
+def _run_batches(
+    runner: Runner, questions: Sequence[Question], labeler: Labeler, write: Callable[[LabeledBatch], None]
+) -> None:
+    if not isinstance(runner, LocalRunner):
+        for batch in runner.run(questions, labeler.label):
+            write(batch)
         return
-    with LabelingPipeline(labeller, waiting, keep) as work:
-        for _ in runner.run(waiting, work):
+    with LabelingPipeline(labeler, questions, write) as work:
+        for _ in runner.run(questions, work):
             pass
 
 
 def group_by_length(questions: Sequence[Question]) -> list[Question]:
-    """Sorted by length over the whole run, so that a batch pads little, in portions that follow each other at random:
-    the time that is left can be told from the time it took. A run of a single portion stays as it is."""
+    """Group questions of similar length, so that batches need little padding.
+
+    The groups are in random order, so that the remaining time can be estimated. A single group keeps its order.
+    """
     if len(questions) <= PORTION_SIZE:
         return list(questions)
-    rising = sorted(questions, key=_length)
-    portions = [rising[place : place + PORTION_SIZE] for place in range(0, len(rising), PORTION_SIZE)]
+    ordered = sorted(questions, key=_get_length)
+    portions = [ordered[start : start + PORTION_SIZE] for start in range(0, len(ordered), PORTION_SIZE)]
     random.Random(0).shuffle(portions)
     return [question for portion in portions for question in portion]
 
 
-def _length(question: Question) -> int:
+def _get_length(question: Question) -> int:
     return len(question.text) + sum(len(passage.text) for passage in question.contexts)
 
 
-def _record(folder: RunFolder, tally: LabelProgress) -> None:
-    """Add this start's work to what earlier starts recorded."""
+def _record_totals(folder: RunFolder, progress: LabelProgress) -> None:
+    """Add the work of this start to the totals of earlier ones."""
     earlier = folder.manifest().get("totals", {})
-    seconds = earlier.get("seconds", 0.0) + tally.seconds
-    tokens = earlier.get("tokens", 0) + tally.tokens
-    fresh = earlier.get("rows", 0) + tally.fresh
+    seconds = earlier.get("seconds", 0.0) + progress.seconds
+    tokens = earlier.get("tokens", 0) + progress.tokens
+    rows = earlier.get("rows", 0) + progress.fresh
     totals: dict[str, Any] = {
-        "questions": tally.total,
-        "rows": fresh,
-        "failed": tally.failed,
+        "questions": progress.total,
+        "rows": rows,
+        "failed": progress.failed,
         "seconds": round(seconds, 3),
         "tokens": tokens,
     }
     if seconds > 0:
-        totals |= {"questions_per_second": round(fresh / seconds, 4), "tokens_per_second": round(tokens / seconds, 2)}
-    folder.update(totals=totals, updated=_now())
+        totals |= {"questions_per_second": round(rows / seconds, 4), "tokens_per_second": round(tokens / seconds, 2)}
+    folder.update(totals=totals, updated=_format_now())
 
 
-def describe_label_run(labeller: Labeler, questions: Sequence[Question], data: str) -> dict[str, Any]:
-    """The settings that make a run what it is; two runs with the same ones give the same rows."""
-    retriever = labeller.retriever
+def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: str) -> dict[str, Any]:
+    """Return the settings that identify a run; equal settings give equal rows.
+
+    Settings of features that are not used are left out, so that runs of older versions can continue.
+    """
+    plan, retriever, reranker = labeler.plan, labeler.retriever, labeler.reranker
     settings: dict[str, Any] = {
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),
         "questions": len(questions),
-        "model": labeller.model.name,
-        "model_fingerprint": labeller.model.fingerprint,
-        "prompts_fingerprint": labeller.prompts.fingerprint,
+        "model": labeler.model.name,
+        "model_fingerprint": labeler.model.fingerprint,
+        "prompts_fingerprint": labeler.prompts.fingerprint,
         "retriever": retriever.name if retriever else "contexts",
         "retriever_fingerprint": retriever.fingerprint if retriever else None,
-        "grader": labeller.grader.name,
-        **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(labeller.plan).items()},
-        "seakr_layer": labeller.seakr_layer,
-        "seakr_at": "end token",  # runs without this read it at the last token of the answers
+        "grader": labeler.grader.name,
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(plan).items()},
     }
-    if labeller.plan.open_book:
-        settings["k"] = count_shown_passages(labeller.plan.k, settings["retriever_fingerprint"])
-        settings["open_prompts"] = labeller.prompts.open_fingerprint
-    if not labeller.plan.seakr:  # runs started before there was such a thing can go on
-        del settings["seakr"], settings["seakr_layer"], settings["seakr_at"]
-    if labeller.plan.open_samples is None:
-        del settings["open_samples"]
-    if reranker := labeller.reranker:
+    if plan.open_book:
+        settings["k"] = count_shown_passages(plan.k, settings["retriever_fingerprint"])
+        settings["open_prompts"] = labeler.prompts.open_fingerprint
+    if plan.seakr:
+        settings |= {"seakr_layer": labeler.seakr_layer, "seakr_at": "end token"}
+    if reranker:
         settings |= {"reranker": reranker.name, "reranker_fingerprint": reranker.fingerprint}
-    else:
-        del settings["candidates"]
-    if not labeller.plan.mask_samples:
-        del settings["mask_samples"]
-    if not labeller.plan.iterative:
-        del settings["iterative"]
-    if labeller.plan.sampling.is_whole:
-        del settings["top_p"], settings["top_k"]
+    unused = {
+        "seakr": not plan.seakr,
+        "open_samples": plan.open_samples is None,
+        "candidates": reranker is None,
+        "mask_samples": not plan.mask_samples,
+        "iterative": not plan.iterative,
+        "top_p": plan.sampling.is_whole,
+        "top_k": plan.sampling.is_whole,
+    }
+    settings = {key: value for key, value in settings.items() if not unused.get(key)}
     settings |= build_synthetic_setting(questions)
     return {**settings, "hash": hash_settings(settings)}
 
 
 def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as the run in this folder would have been begun with: one of an older version can go on.
+    """Return the settings as an older version would have recorded them, if the run was started by one.
 
-    Such runs kept k as it was given, and nothing of how passages are put to the LLM.
+    Older versions recorded `k` as it was given, and not the prompts of the passages.
     """
-    begun = folder.manifest().get("settings", {}) if (folder.path / folder.manifest_name).is_file() else settings
-    usual = count_shown_passages(None, settings["retriever_fingerprint"])
-    older = {"k": None} if begun.get("k") is None and settings["k"] == usual else {}
-    known = {key: value for key, value in settings.items() if key not in LATER_SETTINGS or key in begun}
+    is_started = (folder.path / folder.manifest_name).is_file()
+    started = folder.manifest().get("settings", {}) if is_started else settings
+    default_k = count_shown_passages(None, settings["retriever_fingerprint"])
+    older = {"k": None} if started.get("k") is None and settings["k"] == default_k else {}
+    known = {key: value for key, value in settings.items() if key not in LATER_SETTINGS or key in started}
     return {**known, **older}
 
 
 def build_synthetic_setting(questions: Sequence[Question]) -> dict[str, int]:
-    """How many of the questions an LLM wrote; nothing where people asked all of them, as older runs have it."""
+    """Return the number of synthetic questions as a setting; empty if all questions are real."""
     count = sum(question.is_synthetic for question in questions)
     return {"synthetic": count} if count else {}
 
 
 def fingerprint_questions(questions: Sequence[Question]) -> str:
+    """Return a fingerprint of ids, texts, gold answers and choices."""
     parts = [f"{question.id}\n{question.text}\n{question.answers}\n{question.choices}" for question in questions]
     return sha256_text(*parts)[:16]
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions and machine, for whoever repeats the run."""
+    """Return the start time, package versions and machine, for those who repeat a run."""
     versions = {}
     for package in RECORDED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     machine = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
-    return {"started": _now(), "versions": versions, "machine": machine}
+    return {"started": _format_now(), "versions": versions, "machine": machine}
 
 
-def _now() -> str:
+def _format_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @contextlib.contextmanager
-def _disk_errors(folder: RunFolder) -> Iterator[None]:
+def _explain_disk_errors(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""LLM backends, chosen by a string. To add one: a file here that derives from `Backend` and a line in the table, or
-an entry point.
+"""LLM backends, chosen by a spec such as 'smollm' or 'openai:MODEL@URL'. Importing this loads none of them.
 
-Importing this loads none of them.
+To add a backend, write a file here with a subclass of `Backend` and add a line to `MODELS`, or register an entry point
+in the group 'knowgate.models'.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import re
 
 from knowgate.core.registry import RegistryEntry, find_plugins, load_entry, split_spec
 from knowgate.errors import BadSetting
+from knowgate.models.backend import Backend
 from knowgate.types import Model
+
+__all__ = ["MODELS", "Backend", "load_model", "resolve_model"]
 
 MODELS = {
     "smollm": RegistryEntry(
@@ -27,15 +30,15 @@ MODELS = {
     ),
     "openai": RegistryEntry(
         "knowgate.models.openai.model:open_openai",
-        "openai:MODEL@URL, any OpenAI-compatible server; behind it #concurrency=32, #layers=15,23&storage=DIR",
+        "openai:MODEL@URL, any OpenAI-compatible server; options after #, as in #concurrency=32&layers=15,23",
     ),
     "langchain": RegistryEntry(
         "knowgate.integrations.langchain:open_langchain",
-        "langchain:PROVIDER:MODEL, any chat model of LangChain's",
+        "langchain:PROVIDER:MODEL, any LangChain chat model",
         extra="langchain",
     ),
     "litellm": RegistryEntry(
-        "knowgate.integrations.litellm:open_litellm", "litellm:MODEL, whatever LiteLLM reaches", extra="litellm"
+        "knowgate.integrations.litellm:open_litellm", "litellm:MODEL, any model that LiteLLM supports", extra="litellm"
     ),
     "replay": RegistryEntry("knowgate.models.replay:ReplayModel", "replay:DIR, recorded outputs of an earlier run"),
     "fake": RegistryEntry(
@@ -49,18 +52,30 @@ HUB_NAME_PATTERN = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve_model(model: str | Model) -> Model:
-    """The model itself, or the one a spec names."""
+    """Return a model, loading it if a spec is given."""
     return load_model(model) if isinstance(model, str) else model
 
 
 def load_model(spec: str) -> Model:
-    """The model a spec such as 'smollm' or 'openai:MODEL@URL' names. Heavy weights load on first use."""
+    """Return the model that a spec names. Weights are loaded on first use.
+
+    Args:
+        spec: A spec such as 'smollm', 'hf:NAME_OR_DIR', 'openai:MODEL@URL' or 'fake'.
+
+    Raises:
+        BadSetting: The spec is unknown or incomplete.
+        MissingExtra: A package that the backend needs is not installed.
+
+    Example:
+        >>> load_model("fake").name
+        'fake'
+    """
     name, value = split_spec(spec)
-    if meant := _meant(spec):
-        raise BadSetting(f"unknown model '{spec}'. Did you mean {meant}? All kinds: knowgate models")
+    if suggestion := _suggest_spec(spec):
+        raise BadSetting(f"unknown model '{spec}'. Did you mean {suggestion}? To list model specs: knowgate models")
     factory = load_entry(MODELS, "model", name, "knowgate.models")
     if name in SPECS_WITHOUT_VALUE and value:
-        raise BadSetting(f"model '{name}' takes no value; '{spec}' gives one.")
+        raise BadSetting(f"model '{name}' takes no value, but '{spec}' has one.")
     needs_value = name in MODELS and name not in SPECS_WITHOUT_VALUE | SPECS_WITH_OPTIONAL_VALUE
     if needs_value and not value:
         raise BadSetting(f"model '{name}' needs a value: {MODELS[name].summary}.")
@@ -68,13 +83,13 @@ def load_model(spec: str) -> Model:
     return model
 
 
-def _meant(spec: str) -> str:
-    """What someone means who gives the name of a model without saying where it runs; '' where it is no such name."""
+def _suggest_spec(spec: str) -> str:
+    """Return the spec that was probably meant by a bare model name, or ''."""
     name, _ = split_spec(spec)
     if name in MODELS or name in find_plugins("knowgate.models"):
         return ""
     if spec.lower().endswith(".gguf"):
         return f"gguf:{spec}"
     if spec.lower().startswith(HOSTED_MODEL_PREFIXES):
-        return f"openai:{spec}@https://api.openai.com/v1 (with OPENAI_API_KEY), or the URL of whoever serves it"
+        return f"openai:{spec}@https://api.openai.com/v1 (with OPENAI_API_KEY), or the URL of another server"
     return f"hf:{spec}" if HUB_NAME_PATTERN.fullmatch(spec) else ""

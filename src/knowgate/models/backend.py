@@ -1,7 +1,4 @@
-"""What a backend has unless it says otherwise: one caller at a time, and text that comes in one piece.
-
-Knows nothing of any model. A backend derives from `Backend` and overrides what it can do better.
-"""
+"""Base classes for LLM backends, and the sampling rules that all of them share."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +16,17 @@ from numpy.typing import NDArray
 from knowgate.errors import BadSetting
 from knowgate.types import Completion, Prompt, Sampling, SignalRequest, TextStream
 
-# A word with the space before it; Chinese, Japanese and Korean characters stand alone.
+Handle = TypeVar("Handle")
+# A word with the space before it. Chinese, Japanese and Korean characters count as words.
 WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-힣]+)|\s+")
 
 
 class Backend(ABC):
-    """The parts of a model that most backends share."""
+    """Base class for LLM backends.
+
+    Provides streaming in one piece and a thread pool of one worker. Subclasses implement the rest of
+    `knowgate.types.Model` and override what they can do better.
+    """
 
     @abstractmethod
     def generate(
@@ -35,10 +38,11 @@ class Backend(ABC):
         n: int = 1,
         seed: int | None = None,
         resume: Sequence[object] | None = None,
-    ) -> list[list[Completion]]: ...
+    ) -> list[list[Completion]]:
+        """Return `n` completions per prompt; see `knowgate.types.Model.generate`."""
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """The whole text as one piece."""
+        """Yield the whole answer as one piece."""
         completion = self._complete_one(prompt, max_tokens, resume)
         if completion.text:
             yield completion.text
@@ -50,52 +54,71 @@ class Backend(ABC):
 
     @property
     def concurrency(self) -> int:
-        """Weights on this machine are used by one thread at a time; so is what we know nothing of."""
+        """Number of threads that may use the model at once."""
         return 1
 
     @property
     def workers(self) -> Executor:
-        """Started on first use. `setdefault` is one step, so that two threads get the same ones."""
-        mine: Executor | None = self.__dict__.get("_workers")
-        if mine is None:
-            mine = self.__dict__.setdefault("_workers", ThreadPoolExecutor(self.concurrency, "knowgate-model"))
-        return mine
+        """The model's thread pool, with `concurrency` threads. Created on first use."""
+        executor: Executor | None = self.__dict__.get("_workers")
+        if executor is None:
+            # setdefault is atomic, so two threads that come here at once get the same pool.
+            executor = self.__dict__.setdefault("_workers", ThreadPoolExecutor(self.concurrency, "knowgate-model"))
+        return executor
 
 
 class WordStreamBackend(Backend):
-    """A backend that has its whole text at once and hands it out in words."""
+    """Base class for backends that know the whole answer at once and stream it word by word."""
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
+        """Yield the answer word by word."""
         completion = self._complete_one(prompt, max_tokens, resume)
         yield from WORD_PATTERN.findall(completion.text)
         return completion
 
 
+def check_resume_options(temperature: float, n: int) -> None:
+    """Refuse sampling options together with `resume`, which always continues greedily."""
+    if temperature > 0 or n != 1:
+        raise BadSetting("resume continues a greedy draft: use temperature=0 and n=1 with it.")
+
+
+def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
+    """Return a resume handle, or raise if another backend made it."""
+    if not isinstance(handle, kind):
+        raise BadSetting("resume takes the handles from this model's own readings.")
+    return handle
+
+
 def check_sampling(sampling: Sampling) -> None:
-    """Raise unless answers can be drawn like this."""
+    """Raise BadSetting unless temperature, top_p and top_k are in their valid ranges."""
     temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
     if not (math.isfinite(temperature) and temperature > 0):
-        raise BadSetting(f"sampling needs a temperature above 0, not {temperature}.")
+        raise BadSetting(f"temperature={temperature} must be above 0 for sampling.")
     if not 0 < top_p <= 1:
-        raise BadSetting(f"top_p is {top_p}; it must be above 0 and at most 1, which cuts nothing off.")
+        raise BadSetting(f"top_p={top_p} must be above 0 and at most 1 (1 keeps every token).")
     if top_k < 0:
-        raise BadSetting(f"top_k is {top_k}; it must be at least 0, which cuts nothing off.")
+        raise BadSetting(f"top_k={top_k} must be at least 0 (0 keeps every token).")
 
 
 def apply_sampling(probabilities: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
-    """The distribution that is drawn from, in the order of the one given."""
+    """Apply temperature, top_k and top_p to one distribution; the order of its entries stays."""
     scaled = probabilities ** (1 / sampling.temperature)
     order = np.argsort(-scaled, kind="stable")[: sampling.top_k or None]
-    best = scaled[order] / scaled[order].sum()
-    best[np.cumsum(best) - best >= sampling.top_p] = 0
-    shares = np.zeros_like(scaled)
-    shares[order] = best / best.sum()
-    return shares
+    top = scaled[order] / scaled[order].sum()
+    top[np.cumsum(top) - top >= sampling.top_p] = 0
+    result = np.zeros_like(scaled)
+    result[order] = top / top.sum()
+    return result
 
 
-def draw_uniforms(prompt: Prompt, want: SignalRequest) -> NDArray[np.float64]:
-    """Random numbers, one for each token of each sample, that depend on the seed and the prompt alone."""
-    if want.seed is None:
-        return np.random.default_rng().random((want.samples, want.sample_tokens))
-    key = hashlib.sha256(f"{want.seed}\0{prompt.text}".encode()).digest()
-    return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).random((want.samples, want.sample_tokens))
+def draw_uniforms(prompt: Prompt, request: SignalRequest) -> NDArray[np.float64]:
+    """Draw one uniform number per token of each sample (samples x tokens).
+
+    With a seed they depend only on the seed and the prompt, so a sample is the same in every batch and on every device.
+    """
+    shape = (request.samples, request.sample_tokens)
+    if request.seed is None:
+        return np.random.default_rng().random(shape)
+    key = hashlib.sha256(f"{request.seed}\0{prompt.text}".encode()).digest()
+    return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).random(shape)

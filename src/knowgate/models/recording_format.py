@@ -1,10 +1,10 @@
-"""What a recording looks like on disk: the manifest, the keys, and records as JSON. Asks no model anything.
+"""The files of a recording: a manifest, and one JSON line per recorded call.
 
-DIR/recording.json   {"version", "name", "fingerprint", "offers"}
-DIR/calls.jsonl      one {"key", "method", "result", "digest"} per prompt; arrays are base64 of little-endian float32.
-                     digest: of the result; rows of earlier versions have none
+- DIR/recording.json: {"version", "name", "fingerprint", "offers", "depth"}
+- DIR/calls.jsonl: {"key", "method", "result", "digest"} per prompt. Arrays are base64 of little-endian float32. The digest
+  is that of the result; rows of earlier versions have none.
 
-The prompt itself is not stored, only the hash it goes into.
+The prompts themselves are not stored, only the hashes that they go into.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CALLS_FILE = "calls.jsonl"
 
 @dataclass(frozen=True)
 class RecordingManifest:
-    """Whose outputs were recorded."""
+    """The model whose outputs were recorded."""
 
     name: str
     fingerprint: str
@@ -40,58 +40,10 @@ class RecordingManifest:
     depth: NonNegativeInt = 0
 
 
-def compute_call_key(fingerprint: str, method: str, prompt: object, settings: Mapping[str, Any]) -> str:
-    """The name of one call: the same model, method, prompt and settings give the same key."""
-    parts = [fingerprint, method, prompt, settings]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def read_manifest(folder: Path) -> RecordingManifest:
-    path = folder / MANIFEST_FILE
-    if not path.is_file():
-        raise ArtifactError(
-            f"{folder} is not a recording: it has no {MANIFEST_FILE}. Make one: knowgate ask --record {folder}"
-        )
-    try:
-        value = read_json(path)
-        if value["version"] != RECORDING_VERSION:
-            raise ArtifactError(
-                f"the recording {folder} has version {str(value['version'])[:40]}; this knowgate reads version "
-                f"{RECORDING_VERSION}. Record it again."
-            )
-        return read_record(RecordingManifest, value, MANIFEST_FILE, others=True)
-    except (BadInput, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is broken ({error}). Record it again.") from None
-
-
-def write_manifest(folder: Path, manifest: RecordingManifest) -> None:
-    value = {"version": RECORDING_VERSION, **asdict(manifest), "offers": sorted(manifest.offers)}
-    write_json(folder / MANIFEST_FILE, value)
-
-
-def append_calls(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add rows and hand them to the system at once; what a killed run left half written goes first."""
-    sealed = [{**row, "digest": compute_result_digest(row["result"])} for row in rows]
-    text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in sealed)
-    with file_lock(folder / ".lock"), (folder / CALLS_FILE).open("a+b") as file:
-        file.truncate(find_last_line_end(folder / CALLS_FILE))
-        file.write(text.encode())
-
-
-def compute_result_digest(result: Any) -> str:
-    return sha256_text(json.dumps(result, sort_keys=True))[:16]
-
-
-def parse_result(line: bytes, key: str) -> Any:
-    """The result in a row, if it is the one that was written under this key."""
-    row = read_record(RecordedCall, parse_json(line.decode(), "it"), "it", others=True)
-    if row.key != key or row.digest not in ("", compute_result_digest(row.result)):
-        raise BadInput("it was changed or damaged.")
-    return row.result
-
-
 @dataclass(frozen=True)
 class RecordedCall:
+    """One line of the calls file."""
+
     key: str
     result: Any
     digest: str = ""
@@ -99,37 +51,95 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class EncodedArray:
+    """An array in JSON: its shape, and its values as base64."""
+
     shape: tuple[NonNegativeInt, ...]
     data: str
 
 
+def compute_call_key(fingerprint: str, method: str, prompt: object, options: Mapping[str, Any]) -> str:
+    """Return the key of a call, a hash of the model, method, prompt and options."""
+    values = [fingerprint, method, prompt, options]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> RecordingManifest:
+    """Read the manifest of a recording."""
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        raise make_missing_error(folder)
+    try:
+        value = read_json(path)
+        if value["version"] != RECORDING_VERSION:
+            raise ArtifactError(
+                f"the recording {folder} has version {str(value['version'])[:40]}; this knowgate reads version "
+                f"{RECORDING_VERSION}. Record it again."
+            )
+        return read_record(RecordingManifest, value, MANIFEST_FILE, ignore_unknown=True)
+    except (BadInput, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} is broken ({error}). Record it again.") from None
+
+
+def make_missing_error(folder: str | Path) -> ArtifactError:
+    """Return the error for a folder without a manifest."""
+    return ArtifactError(
+        f"{folder} is not a recording: it has no {MANIFEST_FILE}. Make one with RecordingModel, or: "
+        f"knowgate ask --record {folder}"
+    )
+
+
+def write_manifest(folder: Path, manifest: RecordingManifest) -> None:
+    """Write the manifest of a recording."""
+    value = {"version": RECORDING_VERSION, **asdict(manifest), "offers": sorted(manifest.offers)}
+    write_json(folder / MANIFEST_FILE, value)
+
+
+def append_calls(folder: Path, calls: Sequence[Mapping[str, Any]]) -> None:
+    """Append calls, after removing an incomplete last line that a killed run may have left."""
+    rows = [{**call, "digest": compute_result_digest(call["result"])} for call in calls]
+    text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)
+    with file_lock(folder / ".lock"), (folder / CALLS_FILE).open("a+b") as file:
+        file.truncate(find_last_line_end(folder / CALLS_FILE))
+        file.write(text.encode())
+
+
+def compute_result_digest(result: Any) -> str:
+    """Return the digest of a result in JSON."""
+    return sha256_text(json.dumps(result, sort_keys=True))[:16]
+
+
+def parse_result(line: bytes, key: str) -> Any:
+    """Return the result in a line; raises BadInput if its key or digest is wrong."""
+    call = read_record(RecordedCall, parse_json(line.decode(), "it"), "it", ignore_unknown=True)
+    if call.key != key or call.digest not in ("", compute_result_digest(call.result)):
+        raise BadInput("it was changed or damaged.")
+    return call.result
+
+
 def index_calls(folder: Path) -> dict[str, int]:
-    """Where in the file each key's last row begins. A last line without its end was torn: it is left out."""
-    path, places, start = folder / CALLS_FILE, {}, 0
+    """Return the byte offset of each key's last line. An incomplete last line is ignored."""
+    path, offsets, start = folder / CALLS_FILE, {}, 0
     if not path.is_file():
         raise ArtifactError(f"the recording {folder} has no {CALLS_FILE}. Record it again.")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):
-                places[_key_of(line, path, number)] = start
+                try:
+                    offsets[str(parse_json(line.decode(), "it")["key"])] = start
+                except (BadInput, UnicodeDecodeError, KeyError, TypeError):
+                    raise ArtifactError(f"{path} line {number} is broken. Record it again.") from None
             start += len(line)
-    return places
-
-
-def _key_of(line: bytes, path: Path, number: int) -> str:
-    try:
-        row = parse_json(line.decode(), "it")
-        return str(row["key"])
-    except (BadInput, UnicodeDecodeError, KeyError, TypeError):
-        raise ArtifactError(f"{path} line {number} is broken. Record it again.") from None
+    return offsets
 
 
 def encode_array(array: Vector) -> dict[str, Any]:
+    """Convert an array to JSON."""
     data = np.ascontiguousarray(array, dtype="<f4")
     return {"shape": list(data.shape), "data": base64.b64encode(data.tobytes()).decode()}
 
 
 def decode_array(value: Mapping[str, Any]) -> Vector:
+    """Convert JSON to an array."""
     record = read_record(EncodedArray, value, "an array")
     data = np.frombuffer(base64.b64decode(record.data, validate=True), dtype="<f4")
     if not np.isfinite(data).all():
@@ -138,6 +148,7 @@ def decode_array(value: Mapping[str, Any]) -> Vector:
 
 
 def encode_completion(completion: Completion) -> dict[str, Any]:
+    """Convert a completion to JSON."""
     tokens = completion.tokens
     return {
         "text": completion.text,
@@ -148,10 +159,12 @@ def encode_completion(completion: Completion) -> dict[str, Any]:
 
 
 def decode_completion(value: Mapping[str, Any]) -> Completion:
+    """Convert JSON to a completion."""
     return read_record(Completion, value, "a completion")
 
 
 def encode_reading(reading: Reading) -> dict[str, Any]:
+    """Convert a reading to JSON, without its resume handle."""
     return {
         "draft": None if reading.draft is None else encode_completion(reading.draft),
         "hidden": {str(layer): encode_array(state) for layer, state in reading.hidden.items()},
@@ -163,6 +176,7 @@ def encode_reading(reading: Reading) -> dict[str, Any]:
 
 
 def decode_reading(value: Mapping[str, Any], resume: object) -> Reading:
+    """Convert JSON to a reading with the given resume handle."""
     draft, states = value["draft"], value.get("sample_states")
     return Reading(
         draft=None if draft is None else decode_completion(draft),

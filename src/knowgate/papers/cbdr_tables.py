@@ -16,7 +16,7 @@ from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadSetting
-from knowgate.gates.offline_scoring import GateScores, drop_seen_rows, score_gates
+from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, score_gates
 from knowgate.labels.options import count_shown_passages
 from knowgate.papers.sweeps import BETAS, sweep_betas
 from knowgate.stats.metrics import BoolArray
@@ -43,7 +43,7 @@ class ScoredTrial:
 
     choice: PassageSource
     trial: LabelTable
-    gates: list[GateScores]
+    gates: list[TableScores]
 
 
 def build_beta_tables(
@@ -134,7 +134,7 @@ def _cell(part: ScoredTrial | None, gate: str, beta: float | None) -> str:
     return format_accuracy_and_rate(part.trial, select_unsure_questions(scores, beta))
 
 
-def select_unsure_questions(scores: GateScores, beta: float) -> BoolArray:
+def select_unsure_questions(scores: TableScores, beta: float) -> BoolArray:
     """Where confidence is not above beta: the raw softmax of a fitted gate (CBDR, eq. 2), else 1 - need."""
     needs = scores.needs if scores.raw is None else scores.raw
     return np.asarray(needs >= 1 - beta - 1e-12)

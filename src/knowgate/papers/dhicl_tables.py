@@ -19,7 +19,7 @@ from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.dhicl import DhiclGate
-from knowgate.gates.offline_scoring import GateScores, score_gate
+from knowgate.gates.offline_scoring import TableScores, score_gate
 from knowgate.gates.prompt import PromptGate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.labels.history_entries import scope_from_settings
@@ -175,7 +175,7 @@ def _needs(
 
 
 def _sheet(
-    title: str, trials: Mapping[str, LabelTable], scored: Mapping[str, Mapping[str, GateScores]], names: Sequence[str]
+    title: str, trials: Mapping[str, LabelTable], scored: Mapping[str, Mapping[str, TableScores]], names: Sequence[str]
 ) -> TextTable:
     """A line for each gate below never and always; for each run accuracy (retrieval rate), matched random, AUROC."""
     columns = ("gate", *(column for run in trials for column in (run, "random", "AUROC")))
@@ -186,10 +186,10 @@ def _sheet(
 
 def _line_end(trial: LabelTable, name: str) -> tuple[str, str, str]:
     needs = np.full(len(trial.rows), float(name == "always"))
-    return (*_cells(trial, GateScores(name, needs, 0.5))[:2], MISSING_VALUE)
+    return (*_cells(trial, TableScores(name, needs, 0.5))[:2], MISSING_VALUE)
 
 
-def _cells(trial: LabelTable, gate: GateScores | None) -> tuple[str, str, str]:
+def _cells(trial: LabelTable, gate: TableScores | None) -> tuple[str, str, str]:
     """Accuracy (retrieval rate), matched random, AUROC; only the rate where there are no answers with passages."""
     if gate is None:
         return (MISSING_VALUE, MISSING_VALUE, MISSING_VALUE)

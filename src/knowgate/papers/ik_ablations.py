@@ -21,7 +21,7 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import is_artifact
 from knowgate.gates.fitted_gate import RAW_THRESHOLD
-from knowgate.gates.offline_scoring import GateScores, score_gate
+from knowgate.gates.offline_scoring import TableScores, score_gate
 from knowgate.labels.grading import load_grader
 from knowgate.papers.sweeps import build_majority_row, build_threshold_row, format_auroc
 from knowgate.stats.metrics import BoolArray
@@ -106,7 +106,7 @@ def _line(trial: LabelTable, variant: IkVariant, folder: Path, examples: Example
     )  # fmt: skip
 
 
-def _own(trial: LabelTable, scored: GateScores) -> str:
+def _own(trial: LabelTable, scored: TableScores) -> str:
     """How often the raw Yes or No is right: the paper's accuracy of the task."""
     if scored.raw is None:
         return MISSING_VALUE

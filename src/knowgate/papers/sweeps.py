@@ -16,7 +16,7 @@ from knowgate.core.registry import split_spec
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, BadSetting, KnowgateError
 from knowgate.gates import load_gate
-from knowgate.gates.offline_scoring import GateScores, drop_seen_rows, get_gate_name, score_gate
+from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, get_gate_name, score_gate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.stats.metrics import auroc
@@ -31,14 +31,14 @@ FAST_FIT_OPTIONS: dict[str, dict[str, Any]] = {
 }  # quick ones, to sweep over
 
 
-def sweep_thresholds(trial: LabelTable, gate: GateScores, tried: Sequence[float] = THRESHOLDS) -> TextTable:
+def sweep_thresholds(trial: LabelTable, gate: TableScores, tried: Sequence[float] = THRESHOLDS) -> TextTable:
     """What each threshold on need comes to."""
     columns = ("retrieve if need >", "retrieval", "accuracy", "random", "gain", "harm", "waste", "judged right")
     rows = (*(build_threshold_row(trial, gate, t, f"{t:g}") for t in tried), build_majority_row(trial))
     return TextTable(f"{gate.name}: threshold", columns, rows)
 
 
-def sweep_betas(trial: LabelTable, gate: GateScores, tried: Sequence[float] = BETAS) -> TextTable:
+def sweep_betas(trial: LabelTable, gate: TableScores, tried: Sequence[float] = BETAS) -> TextTable:
     """The same for confidence, as CBDR has it: 1 - the raw score of a fitted gate (eq. 2, the probe's softmax), and
     1 - need of a gate that has none."""
     columns = ("answer if confidence >", "retrieval", "accuracy", "random", "gain", "harm", "waste", "judged right")
@@ -51,7 +51,7 @@ def sweep_betas(trial: LabelTable, gate: GateScores, tried: Sequence[float] = BE
 
 
 def build_threshold_row(
-    trial: LabelTable, gate: GateScores, threshold: float, name: str, *, strict: bool = False
+    trial: LabelTable, gate: TableScores, threshold: float, name: str, *, strict: bool = False
 ) -> tuple[str, ...]:
     """One line. strict: a need equal to the threshold is retrieved for (confidence must be above beta)."""
     retrieve = gate.needs >= threshold - 1e-12 if strict else gate.needs > threshold
@@ -71,7 +71,7 @@ def build_majority_row(trial: LabelTable) -> tuple[str, ...]:
     """The commoner verdict for every question: what 'judged right' must beat."""
     unknown = float((~trial.closed_right).mean()) > 0.5
     return build_threshold_row(
-        trial, GateScores("majority", np.full(len(trial.rows), float(unknown)), 0.5), 0.5, "majority"
+        trial, TableScores("majority", np.full(len(trial.rows), float(unknown)), 0.5), 0.5, "majority"
     )
 
 
@@ -90,12 +90,12 @@ def sweep_variants(trial: LabelTable, start: str) -> TextTable:
     return TextTable(f"Variants of {start}", ("gate", "AUROC", "retrieval", "accuracy", "random", "gain"), tuple(rows))
 
 
-def compute_auroc(trial: LabelTable, gate: GateScores) -> float | None:
+def compute_auroc(trial: LabelTable, gate: TableScores) -> float | None:
     """Of 'does not know'; None where the questions are of one kind."""
     return auroc(~trial.closed_right, gate.needs)
 
 
-def format_auroc(trial: LabelTable, gate: GateScores) -> str:
+def format_auroc(trial: LabelTable, gate: TableScores) -> str:
     value = compute_auroc(trial, gate)
     return MISSING_VALUE if value is None else f"{value:.3f}"
 

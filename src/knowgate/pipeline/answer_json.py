@@ -49,7 +49,7 @@ def decision_record(decision: Decision) -> dict[str, Any]:
         **({"rule": decision.rule} if decision.rule else {}),
         "notes": list(decision.notes),
         **({"distance": round(decision.distance, 4)} if decision.distance is not None else {}),
-        **({"neighbours": [asdict(neighbor) for neighbor in decision.neighbours]} if decision.neighbours else {}),
+        **({"neighbours": [asdict(neighbor) for neighbor in decision.neighbors]} if decision.neighbors else {}),
     }
 
 
@@ -59,9 +59,9 @@ def _passage_record(passage: Passage) -> dict[str, Any]:
 
 def _timing_record(answer: Answer) -> dict[str, Any]:
     """Return the seconds of each stage; for a question of a batch, only the size of the batch."""
-    if answer.together == 1:
+    if answer.batch_size == 1:
         return {"seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()}}
-    return {"batch": answer.together}
+    return {"batch": answer.batch_size}
 
 
 def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
@@ -86,11 +86,11 @@ def _choice_record(choice: ArbiterChoice | None) -> dict[str, Any]:
     """Return which of two answers was given and why; `believed` holds the probabilities that each is right."""
     if choice is None:
         return {}
-    has_beliefs = choice.believed_closed is not None and choice.believed_open is not None
-    believed = {"draft": round(choice.believed_closed or 0, 6), "passages": round(choice.believed_open or 0, 6)}
+    has_beliefs = choice.closed_probability is not None and choice.open_probability is not None
+    believed = {"draft": round(choice.closed_probability or 0, 6), "passages": round(choice.open_probability or 0, 6)}
     return {
         "choice": {
-            "given": "draft" if choice.from_memory else "passages",
+            "given": "draft" if choice.is_closed_book else "passages",
             "arbiter": choice.arbiter,
             "reason": choice.reason,
             "open_answer": choice.open,

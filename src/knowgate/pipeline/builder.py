@@ -108,9 +108,9 @@ def build_reranker(spec: str, model: Model) -> Reranker:
 def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> PassageFilter:
     """Load a fitted gate that can also judge passages (kbm), bound to the LLM, whose weights it may share."""
     gate = bind_gate(load_gate(folder, plug_in=True), model, prompts)
-    if gate.second_look is None:
+    if gate.passage_filter is None:
         raise BadSetting(f"second_look='{folder}' is a {gate.name} gate, which cannot judge passages: use a kbm gate.")
-    return gate.second_look
+    return gate.passage_filter
 
 
 def build_model(spec: str, record: Path | None = None) -> Model:
@@ -146,7 +146,7 @@ def build_cached_index(docs: Path, kind: str) -> Path:
     with file_lock(out.with_name(f"{out.name}.turn")):
         report = build_index(docs, out, kind=kind)
     if report.problems:
-        log.warning("Of the documents in '%s' %s", docs, report.missed)
+        log.warning("Of the documents in '%s' %s", docs, report.summarize_problems())
     return out
 
 

@@ -31,14 +31,14 @@ def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) ->
     (completions,) = model.generate([build_condense_prompt(recent, text)], max_tokens=MAX_REWRITE_TOKENS)
     first_line = (completions[0].text.strip().splitlines() or [""])[0].strip()
     rewritten = REWRITE_PREFIX.sub("", first_line)
-    return rewritten if _is_plausible(rewritten, recent, text) else f"{recent[-1].asked} {text}"
+    return rewritten if _is_plausible(rewritten, recent, text) else f"{recent[-1].question} {text}"
 
 
 def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> bool:
     """Accept a rewrite that shares words with the question and the conversation and repeats no earlier question."""
     words = set(tokenize(rewritten))
-    earlier = set(tokenize(" ".join(f"{exchange.asked} {exchange.answered}" for exchange in exchanges)))
-    is_repeated = any(tokenize(rewritten) == tokenize(exchange.asked) for exchange in exchanges)
+    earlier = set(tokenize(" ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges)))
+    is_repeated = any(tokenize(rewritten) == tokenize(exchange.question) for exchange in exchanges)
     return bool(words & set(tokenize(text))) and bool(words & earlier) and not is_repeated
 
 

@@ -14,7 +14,7 @@ from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.gates.scoring import check_count, measure_distances, score_with_raw, wrap_plugin_errors
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.question_state import QuestionState, is_complete_draft, measure_time
-from knowgate.retrieval.ranking import MAX_ROUNDS
+from knowgate.retrieval.passages import MAX_ROUNDS
 from knowgate.types import AnswerPair, Arbiter, Decision, DecisionNote, Gate, Model, TextEvent
 
 MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason
@@ -29,7 +29,7 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     scores = score_with_raw(gate, questions, readings)
     with wrap_plugin_errors(gate):
         explanations = gate.explain(questions, readings)
-        rounds = gate.steps(questions, readings)
+        rounds = gate.count_rounds(questions, readings)
     check_count(gate, "explanations", explanations, questions)
     check_count(gate, "numbers of rounds", rounds, questions)
     distances = measure_distances(gate, questions, readings)
@@ -45,7 +45,7 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
             threshold,
             gate.name,
             _explain_need(need, threshold, [explanation, gate.note]),
-            state.reading.neighbours.get(gate.name, ()),
+            state.reading.neighbors.get(gate.name, ()),
             raw=raw,
             distance=distance,
         )
@@ -124,7 +124,7 @@ def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Itera
         choices = choose_answers(arbiter, [_pair_answers(state) for state in replaceable])
     for state, choice in zip(replaceable, choices, strict=True):
         state.choice = choice
-        if choice.from_memory:
+        if choice.is_closed_book:
             state.text = choice.closed
             state.notes.append(DecisionNote.DRAFT_GIVEN)
         if state.text and not state.is_shown:

@@ -62,7 +62,7 @@ class QuestionState:
         """The decision with everything noted since it was made."""
         if self.decision is None:
             raise RuntimeError("the question has no decision yet")
-        chosen = [self.choice.reason] if self.choice and self.choice.was_weighed else []
+        chosen = [self.choice.reason] if self.choice and self.choice.was_arbitrated else []
         noted = [note for note in self.notes if note is not DecisionNote.DRAFT_GIVEN]  # the choice gives its own reason
         reason = "; ".join([self.decision.reason, *describe_notes(noted), *chosen])
         return replace(self.decision, reason=reason, notes=tuple(self.notes))
@@ -75,7 +75,7 @@ class QuestionState:
     @property
     def is_finished(self) -> bool:
         """Whether the given answer ended by itself and was not cut off by the token limit."""
-        given = self.reading.draft if self.choice and self.choice.from_memory else self.completion
+        given = self.reading.draft if self.choice and self.choice.is_closed_book else self.completion
         return given is None or given.finished
 
     def take_completion(self, completion: Completion) -> None:

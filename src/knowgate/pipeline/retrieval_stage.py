@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from knowgate.pipeline.question_state import QuestionState, measure_time
-from knowgate.retrieval.ranking import build_follow_up_query, has_new_passages, merge_passages
+from knowgate.retrieval.passages import build_follow_up_query, has_new_passages, merge_passages
 from knowgate.retrieval.rerankers import can_skip_reranking, rerank
 from knowgate.types import DecisionNote, Passage, PassageFilter, Question, Reranker, Retriever
 
@@ -101,4 +101,4 @@ class RetrievalStage:
     def _judge_usefulness(self, questions: list[Question], results: list[list[Passage]]) -> list[bool]:
         if self.second_look is None:
             return [True] * len(questions)
-        return self.second_look.useful(questions, results)
+        return self.second_look.are_useful(questions, results)

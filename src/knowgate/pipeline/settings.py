@@ -150,7 +150,7 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
         return {}
     path = expand_path(config) if config is not None else CONFIG_FILE
     try:
-        values = parse_toml(read_text(path, most=MAX_CONFIG_BYTES), f"the config file '{path}'")
+        values = parse_toml(read_text(path, maximum=MAX_CONFIG_BYTES), f"the config file '{path}'")
     except OSError as error:
         raise BadSetting(f"cannot read the config file '{path}': {error.strerror}. Check `config`.") from None
     except BadInput as error:

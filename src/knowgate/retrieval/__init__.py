@@ -1,4 +1,7 @@
-"""Retrievers by name. Importing this table loads none of them: no torch, no bm25s."""
+"""Retrievers: find passages in your own documents, from an index folder or a search engine.
+
+Importing this package loads no retriever: neither torch nor bm25s.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from knowgate.types import Retriever
 
 RETRIEVER_GROUP = "knowgate.retrievers"
 
-# Each target takes what stands after "name:" in a spec, an index folder or a URL, and gives a Retriever.
+# Each target is called with the part of a spec after "name:" (an index folder or a URL) and returns a Retriever.
 RETRIEVERS: dict[str, RegistryEntry] = {
     "bm25": RegistryEntry(
         "knowgate.retrieval.index_folder:open_bm25", "shared words", paper="Robertson and Zaragoza 2009"
@@ -48,33 +51,46 @@ RETRIEVERS: dict[str, RegistryEntry] = {
         "knowgate.retrieval.engines.elastic:open_opensearch", "opensearch:URL/INDEX, BM25 or kNN"
     ),
     "web": RegistryEntry(
-        "knowgate.retrieval.engines.web:open_web", "web:searxng@URL, web:tavily, web:brave: a search engine"
+        "knowgate.retrieval.engines.web:open_web", "web:searxng@URL, web:tavily, web:brave: a web search engine"
     ),
 }
 
 
 def as_retriever(index: str | Path | Retriever) -> Retriever:
-    """The retriever itself, or the one a spec or an index folder names."""
+    """Return a retriever unchanged; load one from a spec or an index folder."""
     return load_retriever(str(index)) if isinstance(index, str | Path) else index
 
 
 def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
-    """An index folder (opened as it was built, unless `kind` says otherwise), `http:URL`, or `KIND:REST`."""
+    """Load a retriever from an index folder, a URL or a spec.
+
+    Args:
+        spec_or_dir: An index folder, the URL of a search endpoint, or `NAME:REST`, where NAME is a key of `RETRIEVERS`
+            or an entry point of the group `knowgate.retrievers`.
+        kind: For an index folder: `bm25`, `dense` or `hybrid`. Default: the kind it was built as.
+
+    Returns:
+        A retriever whose `search` takes a batch of queries.
+
+    Raises:
+        BrokenIndex: The index folder is missing or damaged.
+        UnknownName: No retriever has this name.
+        BadSetting: `kind` contradicts the spec.
+    """
     if spec_or_dir.startswith(("http://", "https://")):
-        return _open("http", spec_or_dir, kind)
+        return _load("http", spec_or_dir, kind)
     if Path(spec_or_dir).exists():
         from knowgate.retrieval.index_folder import read_index_manifest
 
-        name = kind or read_index_manifest(Path(spec_or_dir)).kind
-        return _open(name, spec_or_dir, None)
-    name, rest = split_spec(spec_or_dir)
-    if not rest:
-        raise BrokenIndex(f"there is no index at '{spec_or_dir}'. Build it: knowgate index SOURCE --out {spec_or_dir}")
-    return _open(name, rest, kind)
+        return _load(kind or read_index_manifest(Path(spec_or_dir)).kind, spec_or_dir, None)
+    name, argument = split_spec(spec_or_dir)
+    if not argument:
+        raise BrokenIndex(f"there is no index at '{spec_or_dir}'. Build it with `knowgate index` or build_index.")
+    return _load(name, argument, kind)
 
 
-def _open(name: str, rest: str, kind: str | None) -> Retriever:
+def _load(name: str, argument: str, kind: str | None) -> Retriever:
     if kind not in (None, name):
-        raise BadSetting(f"'{name}:{rest}' cannot be opened as '{kind}'.")
-    retriever: Retriever = load_entry(RETRIEVERS, "retriever", name, RETRIEVER_GROUP)(rest)
+        raise BadSetting(f"'{name}:{argument}' cannot be opened as kind='{kind}'. Leave kind out.")
+    retriever: Retriever = load_entry(RETRIEVERS, "retriever", name, RETRIEVER_GROUP)(argument)
     return retriever

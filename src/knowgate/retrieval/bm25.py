@@ -1,4 +1,4 @@
-"""BM25 search with bm25s: precomputed term scores in a sparse matrix, memory-mapped when opened from disk.
+"""BM25 search with bm25s: term scores in a sparse matrix, memory-mapped when opened from disk.
 
 Scores are Lucene's variant (k1 = 1.5, b = 0.75):
     sum over query terms of idf * tf / (tf + k1 * (1 - b + b * length / mean length)),
@@ -20,31 +20,43 @@ from knowgate.core.nearest_neighbors import NearestHits
 from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BrokenIndex
-from knowgate.retrieval.bm25_scores import Postings, TermScorer
-from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, PassageStore, format_indexed_text, read_array
-from knowgate.retrieval.ranking import check_k, select_candidate_rows
+from knowgate.retrieval.bm25_scores import Postings, TermScorer, select_candidate_rows
+from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, PassageStore, read_array
+from knowgate.retrieval.passages import check_k, format_passage
 from knowgate.retrieval.tokenizer import Tokenizer, can_stem
 from knowgate.types import Passage, Vector
 
 K1, B = 1.5, 0.75
-SMALL_K = 16  # passages: so many are found faster one after another than by sorting
+SMALL_K = 16  # up to here, repeated argmax is faster than sorting
 
 
 class Bm25Retriever:
-    """Finds passages that share words with the query. Passages that share none are not returned."""
+    """Finds passages that share words with the query; passages that share none are not returned.
+
+    Args:
+        matrix: A `bm25s.BM25` index.
+        passages: The passages in the order of the matrix rows.
+        tokenizer: The tokenizer the index was built with.
+        fingerprint: Identifies the documents and settings.
+    """
 
     name = "bm25"
 
     def __init__(self, matrix: Any, passages: Sequence[Passage], *, tokenizer: Tokenizer, fingerprint: str):
         self._matrix = matrix
-        self._scores = TermScorer(matrix.scores)
+        self._score_terms = TermScorer(matrix.scores)
         self._passages = passages
         self._tokenizer = tokenizer
         self.fingerprint = fingerprint
 
     @classmethod
     def from_passages(cls, passages: Sequence[Passage], *, stem: bool | None = None) -> Bm25Retriever:
-        """A retriever in memory; `stem` unless told otherwise if PyStemmer is installed."""
+        """Index passages in memory.
+
+        Args:
+            passages: What to search.
+            stem: Whether to stem English words. Default: if PyStemmer is installed.
+        """
         tokenizer = Tokenizer(can_stem() if stem is None else stem)
         fields = [field for passage in passages for field in (passage.id, passage.title, passage.text)]
         fingerprint = sha256_text(cls.name, str(tokenizer.stem), *fields)
@@ -55,34 +67,34 @@ class Bm25Retriever:
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[Passage]:
-        hits = self._hits(query, k)
-        found = zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)
-        return [replace(self._passages[row], score=score) for row, score in found]
+        hits = self._find_hits(query, k)
+        pairs = zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)
+        return [replace(self._passages[row], score=score) for row, score in pairs]
 
-    def texts_with(self, query: str, k: int, words: Sequence[str]) -> list[str]:
-        """Texts of the k best passages that may hold words (see `counting`)."""
+    def find_texts(self, query: str, k: int, words: Sequence[str]) -> list[str]:
+        """Return texts among the k best passages: all that contain every word, and possibly others."""
         check_k(k)
-        rows = self._hits(query, k).rows
-        if isinstance(self._passages, PassageStore):  # its lines can be looked at unread
-            return self._passages.texts_with(rows, words)
+        rows = self._find_hits(query, k).rows
+        if isinstance(self._passages, PassageStore):  # it can rule out lines without parsing them
+            return self._passages.find_texts(rows, words)
         return [self._passages[row].text for row in rows.tolist()]
 
-    def _hits(self, query: str, k: int) -> NearestHits:
+    def _find_hits(self, query: str, k: int) -> NearestHits:
         terms = self._matrix.get_tokens_ids(self._tokenizer(query))
         if not terms:
             return NearestHits(np.zeros(0, np.intp), np.zeros(0, np.float32))
         try:
-            scores = self._scores(terms)
+            scores = self._score_terms(terms)
         except (IndexError, ValueError) as error:
-            raise BrokenIndex(f"the BM25 part of the index is damaged ({error}). Build the index anew.") from None
+            raise BrokenIndex(f"the BM25 files of the index are damaged ({error}). Rebuild the index.") from None
         if k <= SMALL_K:
-            return _few_best(scores, k)
+            return _select_few(scores, k)
         rows = select_candidate_rows(scores, k)
         return NearestHits(rows, scores[rows]).best(k)
 
 
-def _few_best(scores: Vector, k: int) -> NearestHits:
-    """As `Hits.best`, of those above 0: the first of equal scores comes first. Takes the scores apart."""
+def _select_few(scores: Vector, k: int) -> NearestHits:
+    """Select the k best positive scores, ties by row, like `NearestHits.best`. Overwrites `scores`."""
     rows: list[int] = []
     values: list[float] = []
     for _ in range(min(k, len(scores))):
@@ -96,40 +108,29 @@ def _few_best(scores: Vector, k: int) -> NearestHits:
 
 
 def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Path | None = None) -> Any:
-    """The bm25s index. scratch: a folder for what is not to be held in memory, which the matrix then lies in."""
-    import bm25s  # here and not above: it takes 0.2 s, which importing knowgate should not
+    """Build the `bm25s.BM25` index of passages.
+
+    Args:
+        passages: Read once, in order.
+        tokenizer: Splits texts into terms.
+        scratch: Folder for intermediate files and the resulting arrays; None works in memory.
+    """
+    import bm25s  # takes 0.2 s, which importing knowgate must not
 
     postings = Postings(scratch)
-    postings.add(tokenizer(format_indexed_text(passage)) for passage in passages)
+    postings.add(tokenizer(format_passage(passage)) for passage in passages)
     if not postings.vocabulary:
-        raise BadInput("there are no words to index in these documents. Name a folder with text in it.")
+        raise BadInput("the documents contain no words to index. Choose a folder with text in it.")
     matrix = bm25s.BM25(k1=K1, b=B, method="lucene")
-    matrix.scores, matrix.vocab_dict = postings.scores(K1, B), postings.vocabulary
+    matrix.scores, matrix.vocab_dict = postings.compute_scores(K1, B), postings.vocabulary
     matrix.unique_token_ids_set = set(postings.vocabulary.values())
-    matrix.nonoccurrence_array = None  # of other variants
-    return matrix
-
-
-def save_bm25_matrix(matrix: Any, folder: Path) -> None:
-    matrix.save(folder, show_progress=False)
-
-
-def load_bm25_matrix(folder: Path) -> Any:
-    """Open with memory maps. A BadInput or OSError means the files are broken."""
-    import bm25s
-
-    params = read_record(Bm25Params, read_json(folder / "params.index.json"), "params.index.json", others=True)
-    vocabulary = read_record(Bm25Vocabulary, {"words": read_json(folder / "vocab.index.json")}, "vocab.index.json")
-    _check_arrays(folder, params.num_docs, vocabulary)
-    matrix = bm25s.BM25.load(folder, mmap=True, show_progress=False, load_vocab=False)
-    matrix.vocab_dict = dict(vocabulary.words)
-    matrix.unique_token_ids_set = set(vocabulary.words.values())
+    matrix.nonoccurrence_array = None  # only other variants need it
     return matrix
 
 
 @dataclass(frozen=True)
 class Bm25Params:
-    """What bm25s is told on opening: it would follow any of it."""
+    """The contents of `params.index.json`, restricted to the values knowgate writes; bm25s would obey any."""
 
     k1: float
     b: float
@@ -144,21 +145,40 @@ class Bm25Params:
 
 @dataclass(frozen=True)
 class Bm25Vocabulary:
+    """The contents of `vocab.index.json`: the number of each term."""
+
     words: dict[str, NonNegativeInt]
 
 
-def _check_arrays(folder: Path, documents: int, vocabulary: Bm25Vocabulary) -> None:
+def load_bm25_matrix(folder: Path) -> Any:
+    """Open a saved `bm25s.BM25` index with memory maps, after checking its files.
+
+    Raises:
+        BadInput, OSError: The files are missing or damaged.
+    """
+    import bm25s
+
+    params = read_record(Bm25Params, read_json(folder / "params.index.json"), "params.index.json", ignore_unknown=True)
+    vocabulary = read_record(Bm25Vocabulary, {"words": read_json(folder / "vocab.index.json")}, "vocab.index.json")
+    _check_arrays(folder, params.num_docs, max(vocabulary.words.values(), default=-1))
+    matrix = bm25s.BM25.load(folder, mmap=True, show_progress=False, load_vocab=False)
+    matrix.vocab_dict = dict(vocabulary.words)
+    matrix.unique_token_ids_set = set(vocabulary.words.values())
+    return matrix
+
+
+def _check_arrays(folder: Path, n_passages: int, last_term: int) -> None:
     data = read_array(folder / "data.csc.index.npy", kind=np.floating, axes=1)
     rows = read_array(folder / "indices.csc.index.npy", kind=np.integer, axes=1)
     starts = read_array(folder / "indptr.csc.index.npy", kind=np.integer, axes=1)
-    fit = (
+    is_consistent = (
         len(starts) > 0
         and starts[0] == 0
         and int(starts[-1]) == len(data) == len(rows)
         and bool((np.diff(starts) >= 0).all())
-        and max(vocabulary.words.values(), default=-1) < len(starts) - 1
+        and last_term < len(starts) - 1
     )
-    if not fit:
-        raise BadInput("the BM25 arrays do not fit each other.")
-    if len(rows) <= MAX_SCANNED_VALUES and len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < documents):
-        raise BadInput("the BM25 arrays do not fit the passages.")
+    if not is_consistent:
+        raise BadInput("the BM25 arrays do not match each other.")
+    if 0 < len(rows) <= MAX_SCANNED_VALUES and not (int(rows.min()) >= 0 and int(rows.max()) < n_passages):
+        raise BadInput("the BM25 arrays do not match the passages.")

@@ -1,6 +1,5 @@
-"""Reciprocal rank fusion: several rankings in one, with no need for comparable scores.
+"""Reciprocal rank fusion: merge several rankings into one without comparing their scores.
 
-Knows nothing of how its retrievers search.
 Reference: Cormack, Clarke and Büttcher 2009, Reciprocal rank fusion outperforms Condorcet and individual rank
 learning methods (SIGIR); the constant 60 is theirs.
 """
@@ -13,42 +12,47 @@ from dataclasses import replace
 
 from knowgate.core.files import sha256_text
 from knowgate.errors import BadSetting
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage, Retriever
 
 RRF_CONSTANT = 60
 
 
 class HybridRetriever:
-    """Asks every retriever for `depth` passages and fuses the rankings; equal ids are the same passage."""
+    """Fuses the rankings of several retrievers; passages with the same id are the same passage.
+
+    Args:
+        retrievers: Two or more retrievers over the same documents.
+        depth: How many passages to request from each of them.
+    """
 
     name = "hybrid"
 
     def __init__(self, retrievers: Sequence[Retriever], *, depth: int = 100):
         if len(retrievers) < 2:
-            raise BadSetting(f"a hybrid search fuses two or more retrievers, not {len(retrievers)}.")
+            raise BadSetting(f"a hybrid retriever needs at least two retrievers, got {len(retrievers)}.")
         self._retrievers = tuple(retrievers)
         self._depth = depth
 
     @property
     def fingerprint(self) -> str:
-        return sha256_text(self.name, str(self._depth), *(part.fingerprint for part in self._retrievers))
+        return sha256_text(self.name, str(self._depth), *(retriever.fingerprint for retriever in self._retrievers))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
-        found = [retriever.search(queries, max(k, self._depth)) for retriever in self._retrievers]
-        return [fuse_rankings(rankings)[:k] for rankings in zip(*found, strict=True)]
+        results = [retriever.search(queries, max(k, self._depth)) for retriever in self._retrievers]
+        return [fuse_rankings(rankings)[:k] for rankings in zip(*results, strict=True)]
 
 
 def fuse_rankings(rankings: Sequence[Sequence[Passage]]) -> list[Passage]:
-    """All passages by falling sum of 1 / (60 + rank); of equals the one seen first, ranking by ranking, leads."""
-    shares: dict[str, list[float]] = {}
+    """Return all passages by decreasing sum of 1 / (60 + rank); ties keep the order of first appearance."""
+    contributions: dict[str, list[float]] = {}
     passages: dict[str, Passage] = {}
     for ranking in rankings:
         for rank, passage in enumerate(ranking, start=1):
-            shares.setdefault(passage.id, []).append(1 / (RRF_CONSTANT + rank))
+            contributions.setdefault(passage.id, []).append(1 / (RRF_CONSTANT + rank))
             passages.setdefault(passage.id, passage)
-    # rounded once, so that ranks 1, 2, 3 and 3, 2, 1 give the same sum
-    scores = {name: math.fsum(parts) for name, parts in shares.items()}
-    best = sorted(scores, key=lambda name: -scores[name])
-    return [replace(passages[name], score=scores[name]) for name in best]
+    # fsum rounds once, so that ranks 1, 2, 3 and ranks 3, 2, 1 give the same sum.
+    scores = {passage_id: math.fsum(parts) for passage_id, parts in contributions.items()}
+    best_first = sorted(scores, key=lambda passage_id: -scores[passage_id])
+    return [replace(passages[passage_id], score=scores[passage_id]) for passage_id in best_first]

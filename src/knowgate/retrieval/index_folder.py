@@ -1,14 +1,16 @@
-"""What an index folder says of itself: `index.json` (how it was built) and `documents.jsonl` (from what).
+"""The files of an index folder: its manifest, its list of documents, and how each retriever opens it.
 
-Documents are kept apart so that opening an index to search does not read a line per document.
+`index.json` says how the index was built and holds a digest of every file. `documents.jsonl` is a separate file, so
+that opening an index does not read a line per document. Passages, BM25 scores and vectors are memory-mapped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, overload
@@ -20,32 +22,37 @@ from knowgate.core.files import read_jsonl, sha256_text, write_json
 from knowgate.core.schema import NonNegativeInt, NumberRange, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BadSetting, BrokenIndex
-from knowgate.retrieval import dense as ann
+from knowgate.retrieval import dense
 from knowgate.retrieval.bm25 import Bm25Retriever, load_bm25_matrix
-from knowgate.retrieval.dense import DenseRetriever, ExactVectorSearch, VectorSearch
 from knowgate.retrieval.embeddings import load_embedder
 from knowgate.retrieval.hybrid import HybridRetriever
 from knowgate.retrieval.passage_store import OFFSETS_FILE, PASSAGES_FILE, PassageStore, read_array
 from knowgate.retrieval.tokenizer import Tokenizer, can_stem
 from knowgate.types import Embedder, Passage, Vector
 
-DIGEST_BYTES = 32  # bytes of a SHA-256
+SHA256_BYTES = 32
 INDEX_FORMAT, INDEX_VERSION = "knowgate-index", 1
-MANIFEST_FILE, DOCUMENTS_FILE, BM25_FOLDER, VECTORS_FILE, ANN_FILE = (
-    "index.json",
-    "documents.jsonl",
-    "bm25",
-    "dense.npy",
-    "dense.ivf",
-)
-INDEX_FILES = frozenset(
-    {MANIFEST_FILE, DOCUMENTS_FILE, PASSAGES_FILE, OFFSETS_FILE, BM25_FOLDER, VECTORS_FILE, ANN_FILE}
-)
+MANIFEST_FILE, DOCUMENTS_FILE = "index.json", "documents.jsonl"
+BM25_FOLDER, VECTORS_FILE, ANN_FILE = "bm25", "dense.npy", "dense.ivf"
+BM25_FILES = frozenset({PASSAGES_FILE, OFFSETS_FILE, BM25_FOLDER})
+DENSE_FILES = frozenset({PASSAGES_FILE, OFFSETS_FILE, VECTORS_FILE, ANN_FILE})
+INDEX_FILES = BM25_FILES | DENSE_FILES | {MANIFEST_FILE, DOCUMENTS_FILE}
+IndexKind = Literal["bm25", "dense", "hybrid"]
+
+
+# --- manifest -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """How passages are cut and searched. `stem` is None without BM25, the embedder '' without vectors."""
+    """How documents were split and indexed.
+
+    Args:
+        max_words: The most words in a passage.
+        stem: Whether words were stemmed; None without BM25.
+        embedder: The spec of the embedding model; '' without vectors.
+        embedder_fingerprint: Identifies its weights.
+    """
 
     max_words: Annotated[int, NumberRange(1)]
     stem: bool | None = None
@@ -55,9 +62,18 @@ class IndexSettings:
 
 @dataclass(frozen=True)
 class IndexManifest:
-    """`fingerprint` names the documents and the settings; `files` are digests, which earlier versions wrote not."""
+    """The contents of `index.json`.
 
-    kind: Literal["bm25", "dense", "hybrid"]
+    Args:
+        kind: Which retrievers the index serves.
+        settings: How it was built.
+        documents: The number of documents.
+        passages: The number of passages.
+        fingerprint: Identifies the documents and settings.
+        files: The digest of each file; empty in indexes of early versions.
+    """
+
+    kind: IndexKind
     settings: IndexSettings
     documents: NonNegativeInt
     passages: Annotated[int, NumberRange(1)]
@@ -65,9 +81,69 @@ class IndexManifest:
     files: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
+def write_index_manifest(folder: Path, manifest: IndexManifest) -> None:
+    """Write `index.json` with the digests of all other files, so it must be written last."""
+    record = {**dataclasses.asdict(manifest), "files": compute_digests(folder, exclude=[MANIFEST_FILE])}
+    write_json(folder / MANIFEST_FILE, {"format": INDEX_FORMAT, "version": INDEX_VERSION, **record})
+
+
+def read_index_manifest(folder: Path) -> IndexManifest:
+    """Read and check `index.json`; raise BrokenIndex if this is not an index that can be opened."""
+    if not (folder / MANIFEST_FILE).is_file():
+        raise broken_index_error(folder, f"there is no {MANIFEST_FILE}")
+    with _report_damage(folder):
+        record = read_json(folder / MANIFEST_FILE)
+    if not isinstance(record, dict) or record.get("format") != INDEX_FORMAT:
+        raise broken_index_error(folder, f"{MANIFEST_FILE} was not written by knowgate")
+    if record.get("version") != INDEX_VERSION:
+        version = str(record.get("version"))[:40]
+        raise broken_index_error(folder, f"it has version {version}, this knowgate reads version {INDEX_VERSION}")
+    check_artifact_folder(folder, lambda problem: broken_index_error(folder, problem))
+    with _report_damage(folder):
+        return read_record(IndexManifest, record, MANIFEST_FILE, ignore_unknown=True)
+
+
+def check_index_files(folder: Path, manifest: IndexManifest, names: Collection[str] = INDEX_FILES) -> None:
+    """Raise BrokenIndex if one of the named files, or a file in a named folder, changed since it was written."""
+    files = {path: digest for path, digest in manifest.files.items() if path.partition("/")[0] in names}
+    check_digests(folder, files, lambda problem: broken_index_error(folder, problem))
+
+
+def is_replaceable(folder: Path) -> bool:
+    """Return whether a folder is empty or holds only an index, intact or damaged, so that it may be overwritten."""
+    names = {path.name for path in folder.iterdir()}
+    if not names:
+        return True
+    if MANIFEST_FILE not in names or not names <= INDEX_FILES:
+        return False
+    try:
+        record = read_json(folder / MANIFEST_FILE)
+    except BadInput:
+        return {PASSAGES_FILE, OFFSETS_FILE} <= names
+    return isinstance(record, dict) and record.get("format") == INDEX_FORMAT
+
+
+def broken_index_error(folder: Path, problem: str) -> BrokenIndex:
+    """Return the error for an index folder that cannot be opened."""
+    return BrokenIndex(f"the index '{folder}' cannot be opened: {problem}. Rebuild it with `knowgate index`.")
+
+
+@contextlib.contextmanager
+def _report_damage(folder: Path, file: str = "") -> Iterator[None]:
+    """Turn errors about a damaged file into BrokenIndex."""
+    try:
+        yield
+    except (BadInput, OSError, ValueError, TypeError, RuntimeError) as error:  # faiss raises RuntimeError
+        cause = " ".join(str(error).split()).rstrip(".")[:200]
+        raise broken_index_error(folder, f"{file}: {cause}" if file else cause) from None
+
+
+# --- documents ------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class DocumentRow:
-    """A document of the index: the hash of its text, and its passages as rows `first` to `first + count`."""
+    """A document of an index: the hash of its text, and its passages `first` to `first + count - 1`."""
 
     id: str
     sha256: str
@@ -76,7 +152,7 @@ class DocumentRow:
 
 
 class DocumentTable(Sequence[DocumentRow]):
-    """Very many of them, in a fifth of the memory that they take one by one."""
+    """A growing list of document rows that takes a fifth of the memory of a plain list."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -93,48 +169,15 @@ class DocumentTable(Sequence[DocumentRow]):
         return len(self._ids)
 
     @overload
-    def __getitem__(self, place: int) -> DocumentRow: ...
+    def __getitem__(self, index: int) -> DocumentRow: ...
     @overload
-    def __getitem__(self, place: slice) -> list[DocumentRow]: ...
-    def __getitem__(self, place: int | slice) -> DocumentRow | list[DocumentRow]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
-        row = range(len(self))[place]
-        digest = self._digests[DIGEST_BYTES * row : DIGEST_BYTES * (row + 1)].hex()
+    def __getitem__(self, index: slice) -> list[DocumentRow]: ...
+    def __getitem__(self, index: int | slice) -> DocumentRow | list[DocumentRow]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index]
+        digest = self._digests[SHA256_BYTES * row : SHA256_BYTES * (row + 1)].hex()
         return DocumentRow(self._ids[row], digest, self._first[row], self._count[row])
-
-
-def write_index_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """The last file to be written: it names all others."""
-    full = {**dataclasses.asdict(manifest), "files": compute_digests(folder, leave=[MANIFEST_FILE])}
-    write_json(folder / MANIFEST_FILE, {"format": INDEX_FORMAT, "version": INDEX_VERSION, **full})
-
-
-def read_index_manifest(folder: Path) -> IndexManifest:
-    """The manifest, or BrokenIndex with what to type."""
-    if not folder.is_dir() or not (folder / MANIFEST_FILE).is_file():
-        raise broken_index_error(folder, f"there is no {MANIFEST_FILE}")
-    try:
-        record = read_json(folder / MANIFEST_FILE)
-    except BadInput as error:
-        raise broken_index_error(folder, str(error).rstrip(".")) from None
-    if not isinstance(record, dict) or record.get("format") != INDEX_FORMAT:
-        raise broken_index_error(folder, f"{MANIFEST_FILE} was not written by knowgate")
-    if record.get("version") != INDEX_VERSION:
-        raise broken_index_error(
-            folder, f"it has version {str(record.get('version'))[:40]}, this knowgate reads version {INDEX_VERSION}"
-        )
-    check_artifact_folder(folder, lambda problem: broken_index_error(folder, problem))
-    try:
-        return read_record(IndexManifest, record, MANIFEST_FILE, others=True)
-    except BadInput as error:
-        raise broken_index_error(folder, str(error).rstrip(".")) from None
-
-
-def check_index_files(folder: Path, manifest: IndexManifest, wanted: Callable[[str], bool] = lambda name: True) -> None:
-    """Refuse files that are not those the index was written with; wanted: by name, those that are about to be read."""
-    files = {name: digest for name, digest in manifest.files.items() if wanted(name)}
-    check_digests(folder, files, lambda problem: broken_index_error(folder, problem))
 
 
 def write_document_rows(folder: Path, rows: Iterable[DocumentRow]) -> None:
@@ -144,63 +187,52 @@ def write_document_rows(folder: Path, rows: Iterable[DocumentRow]) -> None:
 
 
 def read_document_rows(folder: Path) -> Iterator[DocumentRow]:
-    try:
+    with _report_damage(folder, DOCUMENTS_FILE):
         for number, record in read_jsonl(folder / DOCUMENTS_FILE):
             yield read_record(DocumentRow, record, f"line {number}")
-    except (OSError, BadInput) as error:
-        raise broken_index_error(folder, f"{DOCUMENTS_FILE}: {str(error).rstrip('.')}") from None
 
 
-def is_replaceable(folder: Path) -> bool:
-    """Whether a folder is empty, or an index (whole or broken) and nothing else: else it is not overwritten."""
-    names = {path.name for path in folder.iterdir()}
-    if not names:
-        return True
-    if MANIFEST_FILE not in names or not names <= INDEX_FILES:
-        return False
-    try:
-        record = read_json(folder / MANIFEST_FILE)
-    except BadInput:
-        return {PASSAGES_FILE, OFFSETS_FILE} <= names
-    return isinstance(record, dict) and record.get("format") == INDEX_FORMAT
-
-
-def broken_index_error(folder: Path, problem: str) -> BrokenIndex:
-    return BrokenIndex(
-        f"'{folder}' is not an index that can be opened: {problem}. Rebuild it: knowgate index SOURCE --out {folder}"
-    )
+# --- opening --------------------------------------------------------------------------------------
 
 
 def open_bm25(folder: str | Path) -> Bm25Retriever:
-    """The BM25 part of an index. An index of stemmed words needs PyStemmer to stem the queries alike."""
+    """Open an index for BM25 search; an index of stemmed words needs PyStemmer, to stem the queries too."""
     folder = Path(folder)
-    manifest = _manifest_with(folder, BM25_FOLDER)
+    manifest = _read_manifest_for("bm25", folder, BM25_FOLDER, BM25_FILES)
     stem = bool(manifest.settings.stem)
     if stem and not can_stem():
         raise BrokenIndex(
-            f"'{folder}' was built with stemmed words, and PyStemmer is not installed here. Install it: "
-            f"pip install 'knowgate[stem]', or rebuild without it: knowgate index SOURCE --out {folder}"
+            f"the index '{folder}' holds stemmed words, and PyStemmer is not installed. Install it: "
+            "pip install 'knowgate[stem]', or rebuild the index without it: `knowgate index`."
         )
-    store = open_passage_store(folder, manifest)
-    matrix = open_bm25_matrix(folder, store)
-    fingerprint = sha256_text("bm25", manifest.fingerprint)
-    return Bm25Retriever(matrix, store, tokenizer=Tokenizer(stem), fingerprint=fingerprint)
+    return Bm25Retriever(
+        open_bm25_matrix(folder, manifest),
+        open_passage_store(folder, manifest),
+        tokenizer=Tokenizer(stem),
+        fingerprint=sha256_text("bm25", manifest.fingerprint),
+    )
 
 
-def open_dense(folder: str | Path, embedder: Embedder | None = None) -> DenseRetriever:
-    """The dense part of an index, with the embedder it was built with; another one is refused."""
+def open_dense(folder: str | Path, embedder: Embedder | None = None) -> dense.DenseRetriever:
+    """Open an index for dense search.
+
+    Args:
+        folder: The index folder.
+        embedder: The embedding model the index was built with; loaded from the manifest by default.
+    """
     folder = Path(folder)
-    manifest = _manifest_with(folder, VECTORS_FILE)
+    manifest = _read_manifest_for("dense", folder, VECTORS_FILE, DENSE_FILES)
     store, vectors = open_passage_store(folder, manifest), open_vectors(folder, manifest)
-    embedder = embedder or load_embedder(manifest.settings.embedder)
-    if embedder.fingerprint != manifest.settings.embedder_fingerprint:
+    settings = manifest.settings
+    embedder = embedder or load_embedder(settings.embedder)
+    if embedder.fingerprint != settings.embedder_fingerprint:
         raise broken_index_error(
             folder,
-            f"it was built with the embedding model '{manifest.settings.embedder}' of fingerprint "
-            f"{manifest.settings.embedder_fingerprint[:12]}, the one here has {embedder.fingerprint[:12]}",
+            f"it was built with the embedding model '{settings.embedder}' of fingerprint "
+            f"{settings.embedder_fingerprint[:12]}, the model here has {embedder.fingerprint[:12]}",
         )
-    return DenseRetriever(
-        _row_search(folder, vectors),
+    return dense.DenseRetriever(
+        _open_vector_search(folder, vectors),
         store,
         embedder=embedder,
         width=vectors.shape[1],
@@ -209,71 +241,56 @@ def open_dense(folder: str | Path, embedder: Embedder | None = None) -> DenseRet
 
 
 def open_hybrid(folder: str | Path, embedder: Embedder | None = None) -> HybridRetriever:
-    """Both parts of an index, fused."""
+    """Open an index for BM25 and dense search, fused by rank."""
     return HybridRetriever([open_bm25(folder), open_dense(folder, embedder)])
 
 
+def _read_manifest_for(kind: str, folder: Path, required: str, names: Collection[str]) -> IndexManifest:
+    manifest = read_index_manifest(folder)
+    if not (folder / required).exists():
+        raise BrokenIndex(
+            f"the index '{folder}' was built as '{manifest.kind}' and cannot be searched as '{kind}'. "
+            "Rebuild it with kind='hybrid' for both."
+        )
+    check_index_files(folder, manifest, names)
+    return manifest
+
+
 def open_passage_store(folder: Path, manifest: IndexManifest) -> PassageStore:
-    try:
+    """Open the passages of an index and check their number."""
+    with _report_damage(folder):
         store = PassageStore(folder)
-    except (BadInput, OSError, ValueError) as error:
-        raise broken_index_error(folder, _cause(error)) from None
     if len(store) != manifest.passages:
         raise broken_index_error(folder, f"it should hold {manifest.passages} passages and holds {len(store)}")
     return store
 
 
-def open_bm25_matrix(folder: Path, store: PassageStore) -> Any:
-    try:
+def open_bm25_matrix(folder: Path, manifest: IndexManifest) -> Any:
+    """Open the `bm25s.BM25` index and check its number of passages."""
+    with _report_damage(folder, BM25_FOLDER):
         matrix = load_bm25_matrix(folder / BM25_FOLDER)
-    except (BadInput, OSError, TypeError) as error:  # the last: parameters that bm25s does not know
-        raise broken_index_error(folder, f"{BM25_FOLDER}: {_cause(error)}") from None
-    if matrix.scores["num_docs"] != len(store):
-        raise broken_index_error(folder, f"{BM25_FOLDER} does not fit the passages")
+    if matrix.scores["num_docs"] != manifest.passages:
+        raise broken_index_error(folder, f"{BM25_FOLDER} does not match the passages")
     return matrix
 
 
 def open_vectors(folder: Path, manifest: IndexManifest) -> Vector:
-    try:
+    """Memory-map the vectors of an index and check their shape."""
+    with _report_damage(folder, VECTORS_FILE):
         vectors: Vector = read_array(folder / VECTORS_FILE, kind=np.floating, axes=2)
-    except (BadInput, OSError) as error:
-        raise broken_index_error(folder, f"{VECTORS_FILE}: {_cause(error)}") from None
     if len(vectors) != manifest.passages or vectors.dtype != np.float32 or not vectors.shape[1]:
-        raise broken_index_error(folder, f"{VECTORS_FILE} does not fit the passages")
+        raise broken_index_error(folder, f"{VECTORS_FILE} does not match the passages")
     return vectors
 
 
-def _cause(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")[:200]
-
-
-def _manifest_with(folder: Path, part: str) -> IndexManifest:
-    manifest = read_index_manifest(folder)
-    if not (folder / part).exists():
-        wanted = "bm25" if part == BM25_FOLDER else "dense"
-        raise BrokenIndex(
-            f"'{folder}' was built as '{manifest.kind}' and has no part for '{wanted}'. "
-            f"Build both: knowgate index SOURCE --out {folder} --retriever hybrid"
-        )
-    parts = (
-        (PASSAGES_FILE, OFFSETS_FILE, BM25_FOLDER)
-        if part == BM25_FOLDER
-        else (PASSAGES_FILE, OFFSETS_FILE, VECTORS_FILE, ANN_FILE)
-    )
-    check_index_files(folder, manifest, lambda name: name.partition("/")[0] in parts)
-    return manifest
-
-
-def _row_search(folder: Path, vectors: Vector) -> VectorSearch:
-    """The inverted file where one was built and faiss is installed, else exact search."""
-    if not (folder / ANN_FILE).exists() or not ann.has_faiss():
-        return ExactVectorSearch(vectors)
-    try:
-        search = ann.AnnVectorSearch(folder / ANN_FILE, vectors)
-    except RuntimeError as error:  # what faiss raises for any file it cannot read
-        raise broken_index_error(folder, f"{ANN_FILE}: {error}") from None
+def _open_vector_search(folder: Path, vectors: Vector) -> dense.VectorSearch:
+    """Open the approximate index if there is one and faiss is installed; otherwise search exactly."""
+    if not (folder / ANN_FILE).exists() or not dense.has_faiss():
+        return dense.ExactVectorSearch(vectors)
+    with _report_damage(folder, ANN_FILE):
+        search = dense.AnnVectorSearch(folder / ANN_FILE, vectors)
     if len(search) != len(vectors):
-        raise broken_index_error(folder, f"{ANN_FILE} does not fit {VECTORS_FILE}")
+        raise broken_index_error(folder, f"{ANN_FILE} does not match {VECTORS_FILE}")
     return search
 
 
@@ -285,23 +302,26 @@ class IndexedPassage(NamedTuple):
 
 
 def iterate_passages_by_document(folder: str | Path, seed: int = 0) -> Iterator[IndexedPassage]:
-    """One passage of each document, then another of each that has more. The order of documents, and of the passages in
-    each, is that of hashes: it depends on the seed and on nothing that a document says."""
+    """Yield a random passage of each document, then a second one of each document that has more, and so on.
+
+    The order of documents, and of the passages in each, depends only on ids and on the seed.
+    """
     path = Path(folder)
     if not path.is_dir():
-        raise BadSetting(f"the passages behind '{folder}' cannot be listed; that takes an index folder.")
-    store, documents = open_passage_store(path, read_index_manifest(path)), list(read_document_rows(path))
-    orders = [_shuffled(document, seed) for document in sorted(documents, key=lambda one: _place(seed, one.id))]
-    for turn in range(max(map(len, orders), default=0)):
-        for rows in orders:
+        raise BadSetting(f"the passages of '{folder}' cannot be listed: it is not an index folder.")
+    store = open_passage_store(path, read_index_manifest(path))
+    documents = sorted(read_document_rows(path), key=lambda document: _hash_for_order(seed, document.id))
+    shuffled = [_shuffle_rows(document, seed) for document in documents]
+    for turn in range(max(map(len, shuffled), default=0)):
+        for rows in shuffled:
             if turn < len(rows):
                 yield IndexedPassage(rows[turn], store[rows[turn]])
 
 
-def _shuffled(document: DocumentRow, seed: int) -> list[int]:
+def _shuffle_rows(document: DocumentRow, seed: int) -> list[int]:
     rows = range(document.first, document.first + document.count)
-    return sorted(rows, key=lambda row: _place(seed, f"{document.id} {row - document.first}"))
+    return sorted(rows, key=lambda row: _hash_for_order(seed, f"{document.id} {row - document.first}"))
 
 
-def _place(seed: int, name: str) -> str:
+def _hash_for_order(seed: int, name: str) -> str:
     return sha256_text("in turn", str(seed), name)

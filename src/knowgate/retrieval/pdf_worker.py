@@ -1,7 +1,7 @@
-"""A program of its own that reads PDF files: a path a line comes in, a JSON object a line goes out.
+"""A program that reads PDF files: takes one JSON path per line on stdin, answers with one JSON object per line.
 
-A hostile PDF can take hours or all memory, in code that no clock can interrupt: here it takes those of a process that
-can be ended. Knows nothing of knowgate, which starts it by its file name (`pdf.py`).
+A hostile PDF can take hours or all memory in code that cannot be interrupted, so it is read in a process that can be
+killed. This file imports nothing of knowgate, which starts it by its file name.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from typing import Any
 import pypdf
 
 MEMORY_LIMIT = 4 << 30  # bytes of address space
-MAX_CHARACTERS = 64 << 20  # characters of text
+MAX_CHARACTERS = 64 << 20  # of extracted text
 
 
 def extract_text(path: str) -> dict[str, str]:
-    """{"text": ...} or {"problem": ...}."""
+    """Return {"text": ...} or {"problem": ...}."""
     try:
         reader = pypdf.PdfReader(path)
-        if reader.is_encrypted and not reader.decrypt(""):  # those locked only against printing open without a password
+        # Files that are only protected against printing open with an empty password.
+        if reader.is_encrypted and not reader.decrypt(""):
             return {"problem": "encrypted"}
-        return {"text": "\n\n".join(_pages(reader))}
+        return {"text": "\n\n".join(_extract_pages(reader))}
     except MemoryError:
-        return {"problem": "it needs more memory than a document is given"}
-    except Exception as error:  # noqa: BLE001  broken files make pypdf raise nearly anything
+        return {"problem": "it needs more memory than allowed for a document"}
+    except Exception as error:  # noqa: BLE001 - pypdf raises nearly anything for broken files
         return {"problem": " ".join(str(error).split())[:200] or type(error).__name__}
 
 
-def _pages(reader: Any) -> list[str]:
+def _extract_pages(reader: Any) -> list[str]:
     pages: list[str] = []
     length = 0
     for page in reader.pages:
@@ -45,10 +46,9 @@ def _limit_memory() -> None:
         import resource
     except ModuleNotFoundError:  # Windows
         return
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(
-        resource.RLIMIT_AS, (MEMORY_LIMIT if most == resource.RLIM_INFINITY else min(MEMORY_LIMIT, most), most)
-    )
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_LIMIT if hard_limit == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
 
 
 def main() -> None:

@@ -64,9 +64,9 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
     asked = model or UpstreamDraftModel(parse_weighted_address(options.upstream[0]).url, options.upstream_model)
     rag = _build_rag(settings, asked)
     keeper = GateService(rag, seconds=options.gate_seconds, strict=options.strict)
-    if options.way == "question" and not keeper.want_of(rag).is_nothing:
+    if options.way == "question" and not keeper.want_of(rag).is_empty:
         raise BadSetting(f"gate '{rag.gate.name}' reads a draft: use --way draft or race, or a gate that reads none.")
-    if rag.bound_arbiter is not None and settings.arbiter is not None and keeper.want_of(rag).is_nothing:
+    if rag.bound_arbiter is not None and settings.arbiter is not None and keeper.want_of(rag).is_empty:
         raise BadSetting(f"--arbiter weighs drafts, and the gate '{rag.gate.name}' reads none: leave it away.")
     return keeper
 

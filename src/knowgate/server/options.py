@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from knowgate.core.http_client import redact_logins
 from knowgate.core.postgres.address import is_postgres_address
+from knowgate.core.redaction import redact_secrets
 from knowgate.core.validation import format_value
 from knowgate.errors import BadSetting
 from knowgate.pipeline.settings import PipelineOptions
@@ -130,5 +130,5 @@ def load_serve_options(settings: PipelineOptions, **flags: Any) -> ServeOptions:
         return ServeOptions(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        said = redact_logins(format_value(first["input"]))
+        said = redact_secrets(format_value(first["input"]))
         raise BadSetting(f"[serve]: '{first['loc'][0]}' is {said}: {first['msg'].lower()}.") from None

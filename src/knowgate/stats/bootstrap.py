@@ -166,7 +166,7 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
     ranked = NeedRanking(needs)
 
     def quality(weights: WeightMatrix) -> dict[str, FloatArray]:
-        drawn = ranked.sorted(weights)
+        drawn = ranked.sort(weights)
         return {
             "auroc": ranked.auroc(drawn, needed),
             "auprc": ranked.precision_and_risk(drawn, needed)["auprc"],
@@ -186,7 +186,7 @@ def estimate_auroc(needed: BoolArray, needs: FloatArray, resamples: int = DEFAUL
     if not len(needs):
         return Estimate(None)
     found = _estimates(
-        lambda weights: {"auroc": ranked.auroc(ranked.sorted(weights), needed)}, Bootstrap(len(needs), resamples)
+        lambda weights: {"auroc": ranked.auroc(ranked.sort(weights), needed)}, Bootstrap(len(needs), resamples)
     )
     return found["auroc"]
 

@@ -1,4 +1,4 @@
-"""The logistic function and its inverse, for one number or an array of them."""
+"""The logistic function and its inverse, for numbers and arrays."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def sigmoid(z: float) -> float: ...
 @overload
 def sigmoid(z: NDArray[Any]) -> NDArray[Any]: ...
 def sigmoid(z: float | NDArray[Any]) -> float | NDArray[Any]:
-    """1 / (1 + e^-z): exactly 0 and 1 far out, never an overflow."""
-    with np.errstate(over="ignore"):  # e^-z is then infinite, and its inverse the 0 that is meant
+    """Return 1 / (1 + e^-z), without overflow warnings."""
+    with np.errstate(over="ignore"):  # e^-z overflows to infinity, which gives the correct limit 0
         p = 1 / (1 + np.exp(-np.asarray(z)))
     return float(p) if p.ndim == 0 else p
 
@@ -26,7 +26,7 @@ def logit(p: float, floor: float = PROBABILITY_FLOOR) -> float: ...
 @overload
 def logit(p: NDArray[Any], floor: float = PROBABILITY_FLOOR) -> NDArray[Any]: ...
 def logit(p: float | NDArray[Any], floor: float = PROBABILITY_FLOOR) -> float | NDArray[Any]:
-    """log(p / (1 - p)), with p kept away from 0 and 1."""
-    kept = np.clip(p, floor, 1 - floor)
-    z = np.log(kept / (1 - kept))
+    """Return log(p / (1 - p)), with p clipped to [floor, 1 - floor]."""
+    clipped = np.clip(p, floor, 1 - floor)
+    z = np.log(clipped / (1 - clipped))
     return float(z) if z.ndim == 0 else z

@@ -17,8 +17,8 @@ from knowgate.core.validation import check_seed
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.gates.arbiters import FITTED_ARBITERS, load_arbiter
-from knowgate.gates.arbiters.fitted_arbiter import ARBITER_KIND, ARBITER_MANIFEST, FittedArbiter, write_arbiter_artifact
-from knowgate.gates.artifacts.gate_folder import SEEN_FILE
+from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT, ARBITER_KIND, ARBITER_MANIFEST, FittedArbiter
+from knowgate.gates.artifacts.gate_folder import SEEN_FILE, write_artifact
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.stats.bootstrap import Bootstrap, Estimate, estimate_auroc, summarize_resamples
 from knowgate.stats.metrics import BoolArray, FloatArray, weighted_mean
@@ -142,7 +142,7 @@ def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, comman
     }
     seen = ("\n".join(pairs.list_seen_keys(result.uses_test_split)) + "\n").encode()
     card, files = render_arbiter_card(manifest, command), {**result.files, SEEN_FILE: seen}
-    write_arbiter_artifact(out, manifest, result.tensors, card, files)
+    write_artifact(out, manifest, result.tensors, card, files, artifact_format=ARBITER_FORMAT)
 
 
 def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:

@@ -1,7 +1,4 @@
-"""Passages cut to one length in the LLM's tokens: a control for preferences that follow length alone.
-
-Knows a tokenizer; not what the passages are wanted for.
-"""
+"""Measures what each passage does to an LLM, and derives which passages it prefers (CBDR, section 3.2)."""
 
 from __future__ import annotations
 
@@ -21,37 +18,25 @@ from knowgate.types import (
     Passage,
     Prompt,
     Question,
-    Reading,
     Retriever,
     ScoringModel,
     SignalRequest,
     TokenizingModel,
 )
 
-
-def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) -> list[Passage]:
-    """Each passage as it is shown, title first, cut to n tokens; those that are shorter are left out."""
-    if not isinstance(model, TokenizingModel):
-        raise NotOffered(f"{model.name} does not say how long a passage is in tokens; --cut needs hf, gguf or smollm.")
-    cut = [(passage, truncate_text(model, format_passages([passage]), n_tokens)) for passage in passages]
-    return [Passage(passage.id, text, score=passage.score) for passage, text in cut if text is not None]
-
-
-def truncate_text(model: TokenizingModel, text: str, n_tokens: int) -> str | None:
-    """The longest beginning of at most n tokens; None where the whole has fewer."""
-    if len(model.tokenize(text)) < n_tokens:
-        return None
-    # bisection: with every character a beginning has as many tokens or more, but for a merge at its very end
-    end = bisect_right(range(len(text)), n_tokens, key=lambda last: len(model.tokenize(text[: last + 1])))
-    return text[:end]
-
-
 ANSWER_TOKENS = 32
+FIT_PROBE_HINT = "Fit one: knowgate fit probe --target known --balanced --labels RUN --out DIR"
 
 
 @dataclass(frozen=True)
 class PassageEffects:
-    """A question's value without a passage and with each candidate; correct: where answers were graded."""
+    """Effects of the candidate passages of one question.
+
+    Attributes:
+        base: Value of the question without a passage.
+        values: Value with each candidate alone.
+        correct: Grade of the answer with each candidate; None if answers were not graded.
+    """
 
     base: float
     values: list[float]
@@ -68,15 +53,17 @@ class EffectSource(Protocol):
     @property
     def prompts(self) -> AnswerPrompts: ...
 
-    def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]: ...
+    def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
+        """Measure the passages of each question."""
+        ...
 
 
 @dataclass(frozen=True)
 class ConfidenceSource:
-    """Inc(q, c) = Conf(q + c) - Conf(q), with the probe's uncalibrated network: Conf = 1 - its raw need.
+    """Measures by how much a passage raises the LLM's confidence, read by a fitted probe.
 
-    One pass over each prompt that stops at the probe's layer. Calibration is monotone and flattens where the LLM
-    hardly ever knows, so shifts of the calibrated need would vanish.
+    Confidence is one minus the raw need of the probe, from one pass that stops at its layer. The calibrated need is not
+    used: it is flat where the LLM hardly ever knows, so shifts would vanish.
     """
 
     model: Model
@@ -88,26 +75,24 @@ class ConfidenceSource:
         target = self.gate.artifact.manifest.get("target", "known")
         if target != "known":
             raise BadSetting(
-                f"confidence is that the LLM knows, but this probe was fitted on '{target}'. "
-                "Fit one: knowgate fit probe --target known --balanced --labels RUN --out DIR"
+                f"the probe was fitted on '{target}', but confidence needs target='known'. {FIT_PROBE_HINT}"
             )
         if self.gate.artifact.options["position"] != "pre":
             raise BadSetting(
-                "the confidence shift is read before the answer, but this probe reads after the draft. "
-                "Fit one with --position pre."
+                "the probe reads after the draft, but confidence is measured before the answer. Fit one with "
+                "position='pre'."
             )
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        asked = build_passage_prompts(self.prompts, questions, passages)
-        want = SignalRequest(layers=self.gate.request.layers, resumable=False)
-        readings: list[Reading] = self.model.read(asked, want)
-        values = 1 - self.gate.raw([Question(prompt.text) for prompt in asked], readings)
-        return _grouped([float(value) for value in values], [None] * len(asked), passages)
+        prompts = build_passage_prompts(self.prompts, questions, passages)
+        readings = self.model.read(prompts, SignalRequest(layers=self.gate.request.layers, resumable=False))
+        values = 1 - self.gate.raw([Question(prompt.text) for prompt in prompts], readings)
+        return _group_by_question([float(value) for value in values], [None] * len(prompts), passages)
 
 
 @dataclass(frozen=True)
 class LikelihoodSource:
-    """Mean log-probability of the first gold answer's tokens with the passage, less that without (as in REPLUG)."""
+    """Measures by how much a passage raises the log-probability of the first gold answer, as in REPLUG."""
 
     model: Model
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
@@ -116,19 +101,18 @@ class LikelihoodSource:
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
         if not isinstance(self.model, ScoringModel):
             raise NotOffered(
-                f"{self.model.name} cannot score a given answer; --source likelihood needs hf, gguf or smollm."
+                f"{self.model.name} cannot score a given answer; source='likelihood' needs hf, gguf or smollm."
             )
-        answers = [_first_gold(question) for question in questions]
-        spoken = [answer for answer, candidates in zip(answers, passages, strict=True) for _ in candidates]
-        values = self.model.answer_logprobs(
-            build_passage_prompts(self.prompts, questions, passages), [*answers, *spoken]
-        )
-        return _grouped(values, [None] * len(values), passages)
+        answers = [_get_first_gold(question) for question in questions]
+        repeated = [answer for answer, candidates in zip(answers, passages, strict=True) for _ in candidates]
+        prompts = build_passage_prompts(self.prompts, questions, passages)
+        values = self.model.answer_logprobs(prompts, [*answers, *repeated])
+        return _group_by_question(values, [None] * len(values), passages)
 
 
 @dataclass(frozen=True)
 class BenefitSource:
-    """+1 where the passage turns the greedy answer right, -1 where it turns it wrong, 0 where it changes neither."""
+    """Measures whether a passage turns the greedy answer right (+1) or wrong (-1)."""
 
     model: Model
     grader: Grader
@@ -137,52 +121,56 @@ class BenefitSource:
     name = "benefit"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        said = self.model.generate(build_passage_prompts(self.prompts, questions, passages), max_tokens=self.max_tokens)
-        about = [
-            *questions,
-            *(question for question, candidates in zip(questions, passages, strict=True) for _ in candidates),
-        ]
-        grades = [grade.correct for grade in self.grader.grade([row[0].text for row in said], about)]
-        if any(verdict is None for verdict in grades):
-            raise BadInput("an answer could not be graded: --source benefit needs questions with gold answers.")
-        return _grouped([float(bool(verdict)) for verdict in grades], grades, passages)
+        prompts = build_passage_prompts(self.prompts, questions, passages)
+        completions = self.model.generate(prompts, max_tokens=self.max_tokens)
+        pairs = zip(questions, passages, strict=True)
+        repeated = [*questions, *(question for question, candidates in pairs for _ in candidates)]
+        grades = [grade.correct for grade in self.grader.grade([row[0].text for row in completions], repeated)]
+        if any(correct is None for correct in grades):
+            raise BadInput("an answer could not be graded: source='benefit' needs questions with gold answers.")
+        return _group_by_question([float(bool(correct)) for correct in grades], grades, passages)
 
 
 def build_passage_prompts(
     prompts: AnswerPrompts, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]
 ) -> list[Prompt]:
-    """The bare questions, then each question with each of its passages alone."""
-    pairs = [
-        (question, passage) for question, candidates in zip(questions, passages, strict=True) for passage in candidates
-    ]
-    bare = [prompts.closed(question) for question in questions]
-    return [*bare, *(prompts.open(question, [passage]) for question, passage in pairs)]
+    """Build a prompt for each bare question, then one for each question with each of its passages alone."""
+    closed = [prompts.closed(question) for question in questions]
+    pairs = zip(questions, passages, strict=True)
+    return [*closed, *(prompts.open(question, [passage]) for question, candidates in pairs for passage in candidates)]
 
 
-def _grouped(
+def _group_by_question(
     values: Sequence[float], correct: Sequence[bool | None], passages: Sequence[Sequence[Passage]]
 ) -> list[PassageEffects]:
-    """Values in the order of `single_prompts`, back to their questions."""
-    bases, rest, verdicts = values[: len(passages)], iter(values[len(passages) :]), iter(correct[len(passages) :])
+    """Group values in the order of `build_passage_prompts` by question."""
+    n = len(passages)
+    rest, verdicts = iter(values[n:]), iter(correct[n:])
     return [
         PassageEffects(base, [next(rest) for _ in candidates], [next(verdicts) for _ in candidates])
-        for base, candidates in zip(bases, passages, strict=True)
+        for base, candidates in zip(values[:n], passages, strict=True)
     ]
 
 
-def _first_gold(question: Question) -> str:
+def _get_first_gold(question: Question) -> str:
     answers = list_gold_answers(question)
     if not answers:
-        raise BadInput(f"question '{question.id}' has no gold answer; --source likelihood needs one.")
+        raise BadInput(f"question '{question.id}' has no gold answer; source='likelihood' needs one.")
     return answers[0]
 
 
 @dataclass(frozen=True)
 class PreferenceLabeler:
-    """Turns questions into preferences. A question that fails is a row with its error.
+    """Turns questions into preferences; a question that fails becomes a row with its error.
 
-    retriever: where candidates come from; None for each question's own contexts. split: one part for all questions;
-    None to divide them by a hash of the question. cut: tokens every candidate is cut to; None leaves them as they are.
+    Attributes:
+        source: Measures the effect of passages.
+        retriever: Finds candidates; None for the contexts of each question.
+        candidates: Candidate passages per question.
+        top: Positives and negatives kept per question.
+        seed: Seed of the split.
+        split: Split of all questions; None to split them by a hash of the question.
+        cut: Tokens that every candidate is truncated to; None to leave candidates as they are.
     """
 
     source: EffectSource
@@ -193,91 +181,124 @@ class PreferenceLabeler:
     split: str | None = None
     cut: int | None = None
 
-    def prefer(self, questions: Sequence[Question]) -> list[Preference]:
-        """Preferences of a batch; if it fails as a whole, its questions are tried one by one."""
-        candidates = self._find(questions)
+    def label(self, questions: Sequence[Question]) -> list[Preference]:
+        """Label a batch; if it fails as a whole, label its questions one by one."""
+        candidates = self._find_candidates(questions)
         try:
-            return self._batch(questions, candidates)
-        except KnowgateError as error:
-            if isinstance(error, (ServerError, DeviceError, NotOffered)):
-                raise
-        return [self._alone(*pair) for pair in zip(questions, candidates, strict=True)]
+            return self._label_batch(questions, candidates)
+        except (ServerError, DeviceError, NotOffered):
+            raise
+        except KnowgateError:
+            return [self._label_one(*pair) for pair in zip(questions, candidates, strict=True)]
 
-    def _alone(self, question: Question, candidates: list[Passage]) -> Preference:
+    def _label_one(self, question: Question, candidates: list[Passage]) -> Preference:
         try:
-            return self._batch([question], [candidates])[0]
+            return self._label_batch([question], [candidates])[0]
         except DeviceError:
             raise
         except KnowgateError as error:
-            return self.failed(question, str(error))[0]
+            return self.make_failed_rows(question, str(error))[0]
 
-    def failed(self, question: Question, why: str) -> list[Preference]:
-        """The row of a question that could not be measured."""
-        split = self.split or assign_splits([question.text], self.seed)[0]
-        return [Preference(question.id, question.text, split, answers=question.answers, error=why)]
+    def make_failed_rows(self, question: Question, reason: str) -> list[Preference]:
+        """Return the row of a question that could not be measured."""
+        (split,) = self._get_splits([question])
+        return [Preference(question.id, question.text, split, answers=question.answers, error=reason)]
 
-    def _find(self, questions: Sequence[Question]) -> list[list[Passage]]:
-        found = self._search(questions)
-        return found if self.cut is None else [truncate_passages(self.source.model, some, self.cut) for some in found]
+    def _get_splits(self, questions: Sequence[Question]) -> list[str]:
+        if self.split:
+            return [self.split] * len(questions)
+        return assign_splits([question.text for question in questions], self.seed)
 
-    def _search(self, questions: Sequence[Question]) -> list[list[Passage]]:
+    def _find_candidates(self, questions: Sequence[Question]) -> list[list[Passage]]:
         if self.retriever is None:
-            return [list(question.contexts[: self.candidates]) for question in questions]
-        return self.retriever.search([question.text for question in questions], self.candidates)
+            passages = [list(question.contexts[: self.candidates]) for question in questions]
+        else:
+            passages = self.retriever.search([question.text for question in questions], self.candidates)
+        if self.cut is None:
+            return passages
+        return [truncate_passages(self.source.model, candidates, self.cut) for candidates in passages]
 
-    def _batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
-        once = [deduplicate_passages(passages) for passages in candidates]
+    def _label_batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
+        distinct = [deduplicate_passages(passages) for passages in candidates]
         try:
-            fitting, measured = once, self.source.measure(questions, once)
-        except BadInput:  # most likely a passage beyond the window; checking all of them first would cost more
-            fitting = [self._fitting(question, passages) for question, passages in zip(questions, once, strict=True)]
-            measured = self.source.measure(questions, fitting)
-        splits = [self.split] * len(questions) if self.split else assign_splits([q.text for q in questions], self.seed)
+            fitting, effects = distinct, self.source.measure(questions, distinct)
+        except BadInput:  # usually a passage beyond the context window; checking all of them first would be slow
+            fitting = [self._fit(question, passages) for question, passages in zip(questions, distinct, strict=True)]
+            effects = self.source.measure(questions, fitting)
+        rows = zip(questions, self._get_splits(questions), candidates, distinct, fitting, effects, strict=True)
         return [
-            self._row(question, split, kept, values, len(all_) - len(whole), _cut(whole, kept))
-            for question, split, all_, whole, kept, values in zip(
-                questions, splits, candidates, once, fitting, measured, strict=True
-            )
+            self._make_row(question, split, shown, effect, len(found) - len(unique), _count_changed(unique, shown))
+            for question, split, found, unique, shown, effect in rows
         ]
 
-    def _fitting(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
-        source = self.source
-        parts = [fit_passages(source.model, source.prompts, question, [one], ANSWER_TOKENS) for one in passages]
-        return [passage for part in parts for passage in part]
+    def _fit(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
+        """Shorten or drop passages that exceed the context window."""
+        model, prompts = self.source.model, self.source.prompts
+        fitted = [fit_passages(model, prompts, question, [passage], ANSWER_TOKENS) for passage in passages]
+        return [passage for group in fitted for passage in group]
 
-    def _row(
-        self, question: Question, split: str | None, passages: Sequence[Passage], effects: PassageEffects, *counts: int
+    def _make_row(
+        self,
+        question: Question,
+        split: str,
+        passages: Sequence[Passage],
+        effects: PassageEffects,
+        n_duplicates: int,
+        n_truncated: int,
     ) -> Preference:
         candidates = tuple(
-            CandidatePassage(passage.id, passage.text, passage.title, passage.score, value - effects.base, verdict)
-            for passage, value, verdict in zip(passages, effects.values, effects.correct, strict=True)
+            CandidatePassage(passage.id, passage.text, passage.title, passage.score, value - effects.base, correct)
+            for passage, value, correct in zip(passages, effects.values, effects.correct, strict=True)
         )
-        chosen = select_passages([candidate.shift for candidate in candidates], effects.correct, self.top)
+        selection = select_passages([candidate.shift for candidate in candidates], effects.correct, self.top)
         return Preference(
             id=question.id,
             question=question.text,
-            split=split or "train",
+            split=split,
             lang=question.lang,
             answers=question.answers,
             choices=question.choices,
             meta=question.meta,
             base=effects.base,
             candidates=candidates,
-            positives=chosen.positives,
-            negatives=chosen.negatives,
-            duplicates=counts[0],
-            cut=counts[1],
+            positives=selection.positives,
+            negatives=selection.negatives,
+            duplicates=n_duplicates,
+            cut=n_truncated,
         )
 
 
-def _cut(whole: Sequence[Passage], kept: Sequence[Passage]) -> int:
-    """Passages that were shortened, or left out because not even a part of them fits."""
-    texts = {passage.text for passage in kept}
-    return sum(passage.text not in texts for passage in whole)
+def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int:
+    """Count the passages that were shortened or dropped."""
+    texts = {passage.text for passage in shown}
+    return sum(passage.text not in texts for passage in passages)
 
 
 def assign_splits(texts: Sequence[str], seed: int) -> list[str]:
-    """train, dev or test of each question, as gates are fitted: what a probe was tested on is tested on here."""
+    """Return train, dev or test for each question, in agreement with the splits that gates are fitted on."""
     split = split_questions(texts, seed)
-    held = {**dict.fromkeys(split.dev.tolist(), "dev"), **dict.fromkeys(split.test.tolist(), "test")}
-    return [held.get(place, "train") for place in range(len(texts))]
+    names = {**dict.fromkeys(split.dev.tolist(), "dev"), **dict.fromkeys(split.test.tolist(), "test")}
+    return [names.get(number, "train") for number in range(len(texts))]
+
+
+# --- passages of equal length ---------------------------------------------------------------------
+
+
+def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) -> list[Passage]:
+    """Truncate passages, with their titles, to the same number of tokens; shorter ones are dropped.
+
+    This is a control for preferences that only follow the length of a passage.
+    """
+    if not isinstance(model, TokenizingModel):
+        raise NotOffered(f"{model.name} has no tokenizer here; `cut` needs hf, gguf or smollm.")
+    truncated = [(passage, truncate_text(model, format_passages([passage]), n_tokens)) for passage in passages]
+    return [Passage(passage.id, text, score=passage.score) for passage, text in truncated if text is not None]
+
+
+def truncate_text(model: TokenizingModel, text: str, n_tokens: int) -> str | None:
+    """Return the longest prefix of at most `n_tokens` tokens; None if the text is shorter than that."""
+    if len(model.tokenize(text)) < n_tokens:
+        return None
+    # A longer prefix has at least as many tokens, except for a merge at its very end, so bisection works.
+    end = bisect_right(range(len(text)), n_tokens, key=lambda last: len(model.tokenize(text[: last + 1])))
+    return text[:end]

@@ -1,7 +1,4 @@
-"""The verb `prefer`: label runs in, a folder of preferences out. Gathers questions, model, candidates and source.
-
-Knows label runs and specs; how shifts are measured and rows are kept is `measure`'s and `session`'s.
-"""
+"""Preference runs: label runs in, a folder of passage preferences out, from start to end or from where it stopped."""
 
 from __future__ import annotations
 
@@ -10,32 +7,29 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
 
 from knowgate.core.files import atomic_file
-from knowgate.core.validation import check_integer, check_seed
+from knowgate.core.options import Count, Options, Seed, with_options
 from knowgate.data.preferences import DEFAULT_TOP, PAIRS_FILE, Preference, PreferenceFolder, to_cbdr_record
 from knowgate.data.questions import load_questions
 from knowgate.data.row_folder import explain_disk_error
-from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.folder import RunFolder, RunLike
 from knowgate.data.runs.storage import question_from_row
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_gate
 from knowgate.gates.hidden_state import ProbeGate
 from knowgate.labels.grading import load_grader
 from knowgate.labels.local_runner import LocalRunner
-from knowgate.labels.ray_runner import (
-    connect_early,
-    create_ray_runner,
-    get_local_runner,
-    is_remote_runner,
-    require_name,
-)
+from knowgate.labels.ray_runner import connect_early, create_ray_runner, is_remote_runner, require_name
 from knowgate.labels.run import describe_environment, fingerprint_questions
 from knowgate.models import load_model, resolve_model
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.retrieval import load_retriever
 from knowgate.training.passage_effects import (
+    FIT_PROBE_HINT,
     BenefitSource,
     ConfidenceSource,
     EffectSource,
@@ -44,83 +38,80 @@ from knowgate.training.passage_effects import (
 )
 from knowgate.types import Model, Question, Retriever, Runner
 
-
-@dataclass(frozen=True)
-class PreferenceJobSpec:
-    """Names of the LLM, the source, its probe and the index; how many candidates are looked at and kept."""
-
-    model: str
-    source: str
-    gate: str | None
-    prompts: AnswerPrompts
-    index: str | None
-    candidates: int
-    top: int
-    seed: int = 0
-    split: str | None = None
-    cut: int | None = None
-
-    def make(self, retriever: Retriever | None) -> PreferenceJob:
-        return PreferenceJob(self.preferrer(load_model(self.model), retriever))
-
-    def preferrer(self, llm: Model, retriever: Retriever | None) -> PreferenceLabeler:
-        measuring = load_effect_source(self.source, llm, self.gate, self.prompts)
-        return PreferenceLabeler(measuring, retriever, self.candidates, self.top, self.seed, self.split, self.cut)
+# CBDR uses confidence, but ordering passages by it leads to fewer right answers than the retriever's order, while
+# ordering by likelihood leads to 5 to 21 points more (1,000 questions, Qwen2.5-Coder-1.5B: benchmarks/runs/cbdr).
+DEFAULT_SOURCE = "likelihood"
+PREFERENCE_RUNNER = LocalRunner(largest=256)  # a question has about 20 prompts, and a GPU reads thousands in seconds
 
 
-@dataclass(frozen=True)
-class PreferenceJob:
-    """A preferrer on the machine where it works."""
+class PreferenceOptions(Options):
+    """Options of `measure_preferences`."""
 
-    preferrer: PreferenceLabeler
+    source: Literal["likelihood", "benefit", "confidence"] | None = Field(
+        None,
+        description="likelihood (of the gold answer), benefit (answers turned right) or confidence (shift of the "
+        f"probe, as in CBDR). Default: confidence if `gate` names a probe, else {DEFAULT_SOURCE}.",
+    )
+    gate: str | None = Field(
+        None,
+        description="Fitted probe; `source` confidence reads its shift.",
+        json_schema_extra={"metavar": "PROBE"},
+    )
+    index: str | None = Field(None, description="Index folder, http:URL or a search engine that candidates come from.")
+    data: str | None = Field(
+        None, description="Data spec whose contexts are the candidates. Default: the passages of the label run."
+    )
+    candidates: int = Field(20, ge=2, description="Candidate passages per question.")
+    top: Count = Field(DEFAULT_TOP, description="Positives and negatives kept per question.")
+    cut: Count | None = Field(
+        None, description="A control: truncate all candidates to this many tokens; shorter ones are left out."
+    )
+    split: Literal["train", "dev", "test"] | None = Field(
+        None, description="Put all questions in train, dev or test. Default: divided as `fit` does."
+    )
+    limit: Count | None = Field(None, description="Use only the first questions, this many.")
+    seed: Seed = Field(0, description="Seed of the split.")
+    runner: Any = Field(
+        None,
+        description="Where the LLM runs: local (this process), ray:local, ray (a running cluster) or ray:HOST:PORT.",
+        json_schema_extra={"metavar": "local|ray[:ADDRESS]"},
+    )
+
+    @model_validator(mode="after")
+    def _check_candidates(self) -> PreferenceOptions:
+        if self.index and self.data:
+            raise BadSetting("`index` and `data` are mutually exclusive: candidates come from one of them.")
+        return self
 
     @property
-    def identity(self) -> dict[str, str]:
-        return identify_preference_job(self.preferrer)
-
-    def __call__(self, questions: Sequence[Question]) -> list[Preference]:
-        return self.preferrer.prefer(questions)
-
-
-def identify_preference_job(preferrer: PreferenceLabeler) -> dict[str, str]:
-    """Which LLM, wording, probe and index rows are made with."""
-    source = preferrer.source
-    told = {"model": source.model.fingerprint, "wording": source.prompts.fingerprint}
-    if isinstance(source, ConfidenceSource):
-        told["probe"] = str(source.gate.artifact.manifest["checksum"])
-    return told | ({"index": preferrer.retriever.fingerprint} if preferrer.retriever is not None else {})
-
-
-def load_effect_source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> EffectSource:
-    """The way of measuring behind a name."""
-    if name == "benefit":
-        return BenefitSource(llm, load_grader("contains", None, "implies"), prompts)
-    if name == "likelihood":
-        return LikelihoodSource(llm, prompts)
-    probe = load_gate(gate) if gate else None
-    if not isinstance(probe, ProbeGate):
-        given = f"is '{gate}'" if gate else "is missing"
-        raise BadSetting(
-            f"--source confidence reads a fitted probe; --gate {given}. "
-            "Fit one: knowgate fit probe --target known --balanced --labels RUN --out DIR"
-        )
-    return ConfidenceSource(llm, probe.bind(llm, prompts.fingerprint), prompts)
-
-
-PREFERENCE_RUNNER = LocalRunner(
-    largest=256
-)  # questions; each has some 20 prompts, and a GPU reads thousands in a few seconds
+    def source_name(self) -> str:
+        """Name of the effect source, with the default resolved."""
+        return self.source or ("confidence" if self.gate else DEFAULT_SOURCE)
 
 
 @dataclass(frozen=True)
 class PreferenceProgress:
-    """How far a run is, and what was left out. `fresh`, `prompts` and `seconds` are those of this start."""
+    """The progress of a preference run.
+
+    Attributes:
+        total: Questions of the run.
+        done: Questions that have a row.
+        kept: Rows with both positives and negatives.
+        one_sided: Rows with only positives or only negatives.
+        bare: Rows without candidates.
+        failed: Rows with an error.
+        duplicates: Duplicate passages that were dropped.
+        cut: Passages shortened to fit the context window.
+        fresh: Rows made since this start.
+        prompts: Prompts read since this start.
+        seconds: Seconds since this start.
+    """
 
     total: int
     done: int = 0
     kept: int = 0
-    one_sided: int = 0  # without positives, or without negatives
-    bare: int = 0  # without candidates
+    one_sided: int = 0
+    bare: int = 0
     failed: int = 0
     duplicates: int = 0
     cut: int = 0
@@ -128,7 +119,8 @@ class PreferenceProgress:
     prompts: int = 0
     seconds: float = 0.0
 
-    def plus(self, rows: Sequence[Preference], *, fresh: bool = True, seconds: float = 0.0) -> PreferenceProgress:
+    def add(self, rows: Sequence[Preference], *, is_fresh: bool = True, seconds: float = 0.0) -> PreferenceProgress:
+        """Return the progress after more rows; `is_fresh` if they were made since this start."""
         good = [row for row in rows if row.error is None]
         return replace(
             self,
@@ -139,61 +131,165 @@ class PreferenceProgress:
             failed=self.failed + len(rows) - len(good),
             duplicates=self.duplicates + sum(row.duplicates for row in good),
             cut=self.cut + sum(row.cut for row in good),
-            fresh=self.fresh + fresh * len(rows),
-            prompts=self.prompts + fresh * sum(1 + len(row.candidates) for row in good),
+            fresh=self.fresh + is_fresh * len(rows),
+            prompts=self.prompts + is_fresh * sum(1 + len(row.candidates) for row in good),
             seconds=seconds,
         )
+
+
+@with_options(PreferenceOptions)
+def measure_preferences(
+    runs: RunLike | Iterable[RunLike],
+    out: str | Path,
+    *,
+    model: str | Model | None = None,
+    prompts: AnswerPrompts | None = None,
+    on_progress: Callable[[PreferenceProgress], None] = lambda progress: None,
+    options: PreferenceOptions,
+) -> PreferenceProgress:
+    """Measure what each candidate passage does to the LLM of label runs; an interrupted run continues.
+
+    Args:
+        runs: Label runs of one model.
+        out: Preference folder.
+        model: The model that was labeled; default: loaded by the name in the runs.
+        prompts: Prompt wording.
+        on_progress: Called after every batch.
+        options: See `PreferenceOptions`; fields can be given as keywords.
+
+    Returns:
+        How many questions have passages that help and passages that hurt, and why others do not.
+
+    Raises:
+        BadSetting: An option cannot be used, or the model is not the one that was labeled.
+        BadInput: There are no questions or no candidates.
+    """
+    is_remote = is_remote_runner(options.runner)
+    folders = _open_runs(runs)
+    questions = _collect_questions(folders, options)
+    llm = _load_labeled_model(folders, model)
+    spec = PreferenceJobSpec(
+        (require_name("model", model or folders[0].settings()["model"]) if is_remote else "") or "",
+        prompts or AnswerPrompts(),
+        options.replace(runner=None),
+    )
+    labeler = spec.create_labeler(llm, load_retriever(options.index) if options.index else None)
+    runner: Runner = PREFERENCE_RUNNER
+    if is_remote:
+        identity = identify_preference_job(labeler)
+        runner = create_ray_runner(options.runner, spec, labeler.make_failed_rows, identity)
+    elif options.runner is not None and not isinstance(options.runner, str):
+        runner = options.runner
+    data = options.data or ", ".join(str(folder.settings().get("data", folder.path.name)) for folder in folders)
+    folder = PreferenceFolder(Path(out))
+    with connect_early(runner, folder.path):
+        return run_preferences(folder, questions, labeler, data=data, runner=runner, on_progress=on_progress)
+
+
+def _open_runs(runs: RunLike | Iterable[RunLike]) -> list[RunFolder]:
+    several: Iterable[RunLike] = [runs] if isinstance(runs, RunLike) else runs
+    return [run if isinstance(run, RunFolder) else RunFolder(Path(run)) for run in several]
+
+
+def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions) -> list[Question]:
+    """Collect each labeled question once, with its candidates as contexts unless an index finds them."""
+    uses_own_passages = not (options.index or options.data)
+    questions: dict[str, Question] = {}
+    for folder in folders:
+        for row in folder.rows():
+            if row.error is None and (options.limit is None or len(questions) < options.limit):
+                contexts = row.passages if uses_own_passages else ()
+                questions.setdefault(row.id, replace(question_from_row(row), contexts=contexts))
+    if not questions:
+        paths = ", ".join(str(folder.path) for folder in folders)
+        raise BadInput(f"no labeled question in {paths}. Label some: knowgate label")
+    return _add_contexts(questions, options.data) if options.data else list(questions.values())
+
+
+def _add_contexts(questions: Mapping[str, Question], data: str) -> list[Question]:
+    contexts = {question.id: question.contexts for question in load_questions(data)}
+    missing = [name for name in questions if name not in contexts]
+    if missing:
+        raise BadInput(
+            f"{data} lacks {len(missing)} of the {len(questions)} labeled questions, such as '{missing[0]}'. Name the "
+            "data that the run was made from, or an `index`."
+        )
+    return [replace(question, contexts=contexts[name]) for name, question in questions.items()]
+
+
+def _load_labeled_model(folders: Sequence[RunFolder], model: str | Model | None) -> Model:
+    """Load the model that was labeled; raise BadSetting if the runs are of another one."""
+    settings = [folder.settings() for folder in folders]
+    llm = resolve_model(model or settings[0]["model"])
+    for folder, run in zip(folders, settings, strict=True):
+        if run.get("model_fingerprint") != llm.fingerprint:
+            raise BadSetting(
+                f"'{folder.path}' was labeled by {run.get('model')} ({run.get('model_fingerprint')}), not by {llm.name} "
+                f"({llm.fingerprint}). Label with this model, or give the other as `model`."
+            )
+    return llm
+
+
+# --- the run --------------------------------------------------------------------------------------
 
 
 def run_preferences(
     folder: PreferenceFolder,
     questions: Sequence[Question],
-    preferrer: PreferenceLabeler,
+    labeler: PreferenceLabeler,
     *,
     data: str,
     runner: Runner = PREFERENCE_RUNNER,
-    on_progress: Callable[[PreferenceProgress], None] = lambda counts: None,
+    on_progress: Callable[[PreferenceProgress], None] = lambda progress: None,
 ) -> PreferenceProgress:
-    """Measure all questions that have no row yet; every finished batch is on disk before the next begins."""
+    """Measure all questions that have no row yet; every finished batch is written to disk.
+
+    Args:
+        folder: Preference folder; may hold an interrupted run with the same settings.
+        questions: Questions with unique ids.
+        labeler: The labeler.
+        data: Name of the data, recorded in the folder.
+        runner: Runs the batches.
+        on_progress: Called after every batch.
+    """
     with folder.exclusive():
         try:
-            counts = _run(folder, questions, preferrer, data, runner, on_progress)
+            folder.start(describe_preference_run(labeler, questions, data), describe_environment())
+            progress = _run_batches(folder, questions, labeler, runner, on_progress)
             _write_pairs(folder)
         except OSError as error:
             raise explain_disk_error(error, folder.path) from error
-    _check(counts, preferrer)
-    return counts
+    _check_useful(progress, labeler)
+    return progress
 
 
-def _run(
+def _run_batches(
     folder: PreferenceFolder,
     questions: Sequence[Question],
-    preferrer: PreferenceLabeler,
-    data: str,
+    labeler: PreferenceLabeler,
     runner: Runner,
     on_progress: Callable[[PreferenceProgress], None],
 ) -> PreferenceProgress:
-    folder.start(describe_preference_run(preferrer, questions, data), describe_environment())
-    counts, done = PreferenceProgress(len(questions)), set[str]()
+    progress, done = PreferenceProgress(len(questions)), set[str]()
     for row in folder.rows():
-        counts = counts.plus([row], fresh=False)
+        progress = progress.add([row], is_fresh=False)
         done.add(row.id)
-    on_progress(counts)
+    on_progress(progress)
     start = time.perf_counter()
     try:
-        for rows in runner.run([question for question in questions if question.id not in done], preferrer.prefer):
-            _check_found(rows, counts, preferrer)
+        for rows in runner.run([question for question in questions if question.id not in done], labeler.label):
+            _check_candidates_found(rows, progress, labeler)
             folder.append(rows)
-            counts = counts.plus(rows, seconds=time.perf_counter() - start)
-            on_progress(counts)
+            progress = progress.add(rows, seconds=time.perf_counter() - start)
+            on_progress(progress)
     finally:
-        folder.update(totals=asdict(counts))
-    return counts
+        folder.update(totals=asdict(progress))
+    return progress
 
 
-def describe_preference_run(preferrer: PreferenceLabeler, questions: Sequence[Question], data: str) -> dict[str, Any]:
-    """The settings that make a run what it is; two runs with the same ones give the same rows."""
-    source, retriever = preferrer.source, preferrer.retriever
+def describe_preference_run(labeler: PreferenceLabeler, questions: Sequence[Question], data: str) -> dict[str, Any]:
+    """Return the settings that identify a run; equal settings give equal rows."""
+    source, retriever = labeler.source, labeler.retriever
     settings: dict[str, Any] = {
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),
@@ -204,39 +300,46 @@ def describe_preference_run(preferrer: PreferenceLabeler, questions: Sequence[Qu
         "retriever": retriever.name if retriever else "contexts",
         "retriever_fingerprint": retriever.fingerprint if retriever else None,
         "source": source.name,
-        "candidates": preferrer.candidates,
-        "top": preferrer.top,
-        "seed": preferrer.seed,
-        "split": preferrer.split,
+        "candidates": labeler.candidates,
+        "top": labeler.top,
+        "seed": labeler.seed,
+        "split": labeler.split,
     }
-    if preferrer.cut is not None:  # folders begun before there was such a thing can go on
-        settings["cut_to"] = preferrer.cut
+    if labeler.cut is not None:  # left out otherwise, so that folders of older versions can continue
+        settings["cut_to"] = labeler.cut
     if isinstance(source, ConfidenceSource):
-        made = source.gate.artifact
-        settings["probe"] = {"name": made.path.name, "checksum": made.manifest["checksum"], **made.options}
+        artifact = source.gate.artifact
+        settings["probe"] = {
+            "name": artifact.path.name,
+            "checksum": artifact.manifest["checksum"],
+            **artifact.options,
+        }
     if isinstance(source, BenefitSource):
         settings["grader"] = source.grader.name
     return settings
 
 
-def _check_found(rows: Sequence[Preference], counts: PreferenceProgress, preferrer: PreferenceLabeler) -> None:
-    """Candidates are missing for everything asked so far: say so at once, not after an hour."""
-    if counts.done > counts.bare or any(row.candidates or row.error for row in rows):
+def _check_candidates_found(
+    rows: Sequence[Preference], progress: PreferenceProgress, labeler: PreferenceLabeler
+) -> None:
+    """Raise BadInput after the first batch if no question has candidates, instead of at the end of the run."""
+    if progress.done > progress.bare or any(row.candidates or row.error for row in rows):
         return
-    where = "the index holds other documents" if preferrer.retriever else "the questions have no passages of their own"
+    cause = "the index holds other documents" if labeler.retriever else "the questions have no passages of their own"
     raise BadInput(
-        f"no candidate passage was found for any of the first {len(rows)} questions: {where}. "
-        "Give the index of the documents they are about (--index), or data with contexts (--data)."
+        f"no candidate passage was found for any of the first {len(rows)} questions: {cause}. Give the `index` of the "
+        "documents they are about, or `data` with contexts."
     )
 
 
-def _check(counts: PreferenceProgress, preferrer: PreferenceLabeler) -> None:
-    if counts.done == counts.total and not counts.kept:
+def _check_useful(progress: PreferenceProgress, labeler: PreferenceLabeler) -> None:
+    """Raise BadInput if a finished run has nothing that a reranker can learn from."""
+    if progress.done == progress.total and not progress.kept:
         raise BadInput(
-            f"none of {counts.total} questions has both passages that help and passages that hurt by "
-            f"'{preferrer.source.name}' ({counts.one_sided} have one kind only, {counts.bare} no passages, "
-            f"{counts.failed} failed): nothing can be learnt from them. Use more questions or candidates, or another "
-            "--source."
+            f"none of {progress.total} questions has both passages that help and passages that hurt by "
+            f"'{labeler.source.name}' ({progress.one_sided} have one kind only, {progress.bare} no passages, "
+            f"{progress.failed} failed), so nothing can be learned from them. Use more questions or candidates, or "
+            "another `source`."
         )
 
 
@@ -246,115 +349,67 @@ def _write_pairs(folder: PreferenceFolder) -> None:
         file.writelines(line.encode() for line in lines)
 
 
-DEFAULT_CANDIDATES = 20
-SOURCE_NAMES = ("confidence", "benefit", "likelihood")
-# CBDR has confidence, whose own order of the passages leads to fewer right answers than the base's, while that of the
-# likelihood leads to 5 to 21 points more (1,000 questions, Qwen2.5-Coder-1.5B: benchmarks/runs/cbdr)
-DEFAULT_SOURCE = "likelihood"
-SPLIT_NAMES = ("train", "dev", "test")
-RunPath = str | Path | RunFolder
+# --- on other machines ----------------------------------------------------------------------------
 
 
-def measure_preferences(
-    runs: RunPath | Iterable[RunPath],
-    out: str | Path,
-    *,
-    source: str | None = None,
-    gate: str | None = None,
-    index: str | None = None,
-    data: str | None = None,
-    candidates: int = DEFAULT_CANDIDATES,
-    top: int = DEFAULT_TOP,
-    cut: int | None = None,
-    model: str | Model | None = None,
-    split: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    prompts: AnswerPrompts | None = None,
-    runner: str | Runner | None = None,
-    watch: Callable[[PreferenceProgress], None] = lambda counts: None,
-) -> PreferenceProgress:
-    """Measure what each candidate passage does to the LLM that was labelled; the same call goes on where it stopped.
+@dataclass(frozen=True)
+class PreferenceJobSpec:
+    """A preference job by the names of what it needs, so that other machines can create it."""
 
-    source: likelihood (of the gold answer; the default), benefit (answers turned right) or confidence (shift of the
-    fitted probe `gate`; the default where there is one). Candidates come from `index`, from the contexts of `data`, or
-    from the runs' own passages. cut: tokens they are all cut to, as a control. split: puts all questions in train, dev
-    or test; None divides them as `fit` does. runner: 'local', or a Ray cluster as in `label`.
-    """
-    source = source or ("confidence" if gate else DEFAULT_SOURCE)
-    _from_labels_check(source, split, index, data, cut)
-    check_integer(candidates, "the number of candidates", least=2)
-    check_integer(top, "top")
-    check_seed(seed)
-    far = is_remote_runner(runner)
-    folders = _folders(runs)
-    questions = _questions(folders, data, limit, has_index=index is not None)
-    llm = _model(folders, model)
-    wording, spec = (
-        prompts or AnswerPrompts(),
-        require_name("model", model or folders[0].settings()["model"]) if far else "",
-    )
-    recipe = PreferenceJobSpec(spec or "", source, gate, wording, index, candidates, top, seed, split, cut)
-    preferrer = recipe.preferrer(llm, load_retriever(index) if index else None)
-    doing: Runner = get_local_runner(runner) or PREFERENCE_RUNNER
-    if far:
-        doing = create_ray_runner(str(runner), recipe, preferrer.failed, identify_preference_job(preferrer))
-    made_of = data or ", ".join(str(folder.settings().get("data", folder.path.name)) for folder in folders)
-    folder = PreferenceFolder(Path(out))
-    with connect_early(doing, folder.path):
-        return run_preferences(folder, questions, preferrer, data=made_of, runner=doing, on_progress=watch)
+    model: str
+    prompts: AnswerPrompts
+    options: PreferenceOptions
 
+    @property
+    def index(self) -> str | None:
+        """The index that candidates come from."""
+        return self.options.index
 
-def _from_labels_check(source: str, split: str | None, index: str | None, data: str | None, cut: int | None) -> None:
-    if cut is not None:
-        check_integer(cut, "the number of tokens passages are cut to (--cut)")
-    for option, value, allowed in (("source", source, SOURCE_NAMES), ("split", split, (None, *SPLIT_NAMES))):
-        if value not in allowed:
-            raise BadSetting(f"--{option} is '{value}'; allowed: {', '.join(str(word) for word in allowed if word)}.")
-    if index and data:
-        raise BadSetting("candidates come from --index or from the contexts of --data, not from both.")
+    def create(self, retriever: Retriever | None) -> PreferenceJob:
+        """Load the model and create the job."""
+        return PreferenceJob(self.create_labeler(load_model(self.model), retriever))
 
-
-def _folders(runs: RunPath | Iterable[RunPath]) -> list[RunFolder]:
-    several: Iterable[RunPath] = [runs] if isinstance(runs, RunPath) else runs
-    return [run if isinstance(run, RunFolder) else RunFolder(Path(run)) for run in several]
-
-
-def _questions(folders: Sequence[RunFolder], data: str | None, limit: int | None, *, has_index: bool) -> list[Question]:
-    """Each labelled question once, with its candidates as contexts unless an index gives them."""
-    questions: dict[str, Question] = {}
-    for folder in folders:
-        for row in folder.rows():
-            if row.error is None and (limit is None or len(questions) < limit):
-                own = () if has_index or data else row.passages
-                questions.setdefault(row.id, replace(question_from_row(row), contexts=own))
-    if not questions:
-        raise BadInput(
-            f"{', '.join(str(folder.path) for folder in folders)}: no labelled question to start from. "
-            "Label some: knowgate label"
+    def create_labeler(self, llm: Model, retriever: Retriever | None) -> PreferenceLabeler:
+        """Create the labeler for a loaded model."""
+        options = self.options
+        source = load_effect_source(options.source_name, llm, options.gate, self.prompts)
+        return PreferenceLabeler(
+            source, retriever, options.candidates, options.top, options.seed, options.split, options.cut
         )
-    return _with_contexts(questions, data) if data else list(questions.values())
 
 
-def _with_contexts(questions: Mapping[str, Question], data: str) -> list[Question]:
-    contexts = {question.id: question.contexts for question in load_questions(data)}
-    missing = [name for name in questions if name not in contexts]
-    if missing:
-        raise BadInput(
-            f"{data} lacks {len(missing)} of the {len(questions)} labelled questions ('{missing[0]}', for one). "
-            "Name the data the run was made from, or an --index."
-        )
-    return [replace(question, contexts=contexts[name]) for name, question in questions.items()]
+@dataclass(frozen=True)
+class PreferenceJob:
+    """A preference labeler on the machine where it works."""
+
+    labeler: PreferenceLabeler
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Fingerprints of the model, prompts, probe and index."""
+        return identify_preference_job(self.labeler)
+
+    def __call__(self, questions: Sequence[Question]) -> list[Preference]:
+        return self.labeler.label(questions)
 
 
-def _model(folders: Sequence[RunFolder], given: str | Model | None) -> Model:
-    """The LLM that was labelled; another one would mix up whose preferences these are."""
-    settings = [folder.settings() for folder in folders]
-    llm = resolve_model(given or settings[0]["model"])
-    for folder, made in zip(folders, settings, strict=True):
-        if made.get("model_fingerprint") != llm.fingerprint:
-            raise BadSetting(
-                f"'{folder.path}' was labelled by {made.get('model')} ({made.get('model_fingerprint')}), not by "
-                f"{llm.name} ({llm.fingerprint}). Label with this model, or give the other as --model."
-            )
-    return llm
+def identify_preference_job(labeler: PreferenceLabeler) -> dict[str, str]:
+    """Return the fingerprints of everything that preference rows depend on."""
+    source = labeler.source
+    identity = {"model": source.model.fingerprint, "wording": source.prompts.fingerprint}
+    if isinstance(source, ConfidenceSource):
+        identity["probe"] = str(source.gate.artifact.manifest["checksum"])
+    return identity | ({"index": labeler.retriever.fingerprint} if labeler.retriever is not None else {})
+
+
+def load_effect_source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> EffectSource:
+    """Create an effect source by name; 'confidence' loads the probe `gate`."""
+    if name == "benefit":
+        return BenefitSource(llm, load_grader("contains"), prompts)
+    if name == "likelihood":
+        return LikelihoodSource(llm, prompts)
+    probe = load_gate(gate) if gate else None
+    if not isinstance(probe, ProbeGate):
+        problem = f"gate='{gate}' is not one" if gate else "`gate` is missing"
+        raise BadSetting(f"source='confidence' needs a fitted probe: {problem}. {FIT_PROBE_HINT}")
+    return ConfidenceSource(llm, probe.bind(llm, prompts.fingerprint), prompts)

@@ -15,7 +15,8 @@ from knowgate.core.text import join_tokens
 from knowgate.data.preferences import Preference, compute_rank_metrics, deduplicate_passages
 from knowgate.errors import BadInput
 from knowgate.labels.grading import list_gold_answers
-from knowgate.retrieval.rerankers.cross_encoder import EMPTY_QUESTION, CrossEncoderReranker, format_passage
+from knowgate.retrieval.passages import format_passage
+from knowgate.retrieval.rerankers.cross_encoder import EMPTY_QUESTION, CrossEncoderReranker
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.reranker_trainer import (
     MINILM,
@@ -227,8 +228,8 @@ def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool
     """The ranking measures of each row, which look at positives and negatives alone; nothing without rows."""
     if not rows:
         return {}
-    pools = [row.only_pool() for row in rows]
-    reranker = CrossEncoderReranker.around(model, "trained here", reads_question=reads_question)
+    pools = [row.keep_pool() for row in rows]
+    reranker = CrossEncoderReranker.from_model(model, "trained here", reads_question=reads_question)
     passages = [[found.passage for found in row.candidates] for row in pools]
     return compute_rank_metrics(pools, reranker.score([row.question for row in pools], passages))
 

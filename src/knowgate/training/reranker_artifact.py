@@ -69,7 +69,7 @@ def save_reranker(
             save_cross_encoder(fitted.base, folder / RERANKER_BASE)
         manifest["weights_sha256"] = sha256_file(folder / RERANKER_WEIGHTS)
         write_text(folder / RERANKER_CARD, render_reranker_card(manifest, command))
-        manifest["files"] = compute_digests(folder, leave=[RERANKER_MANIFEST, RERANKER_CARD])
+        manifest["files"] = compute_digests(folder, exclude=[RERANKER_MANIFEST, RERANKER_CARD])
         write_json(folder / RERANKER_MANIFEST, manifest)
     return manifest
 

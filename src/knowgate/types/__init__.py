@@ -1,4 +1,4 @@
-"""The words of the project: frozen records, the protocols that backends and retrievers fulfil, and what a gate is."""
+"""Records and protocols that all packages share, and the base class of gates."""
 
 from knowgate.types.gate import Gate, GateScores
 from knowgate.types.protocols import (

@@ -1,7 +1,4 @@
-"""What a gate is: one method, `score`. All else has a default here.
-
-Knows readings and what they are made of; not where they come from, nor what is done with a need.
-"""
+"""The base class of gates. A subclass must implement `score`; everything else has a default."""
 
 from __future__ import annotations
 
@@ -13,28 +10,33 @@ from typing import TYPE_CHECKING, Any, Self
 from knowgate.types.protocols import ModelIdentity, PassageFilter
 from knowgate.types.records import LabelPrompt, Neighbor, Question, Reading, Signal, SignalRequest
 
-DEFAULT_DRAFT_TOKENS = 32  # as long as answers are by default: a gate that reads a draft reads all of it
+DEFAULT_DRAFT_TOKENS = 32  # the default length of answers, so that a gate reads whole drafts
 DEFAULT_SAMPLES = 10
 
 if TYPE_CHECKING:
     default_property = property
 else:
 
-    class default_property:  # noqa: N801 - reads like `property`, which it is to type checkers
-        """A property whose place a plain attribute or a dataclass field of a subclass may take."""
+    class default_property:  # noqa: N801 - used like `property`
+        """A property that a subclass may override with a plain attribute or a dataclass field."""
 
-        def __init__(self, value: Callable[[Gate], Any]):
-            self.value, self.__doc__ = value, value.__doc__
+        def __init__(self, getter: Callable[[Gate], Any]):
+            self.getter, self.__doc__ = getter, getter.__doc__
 
-        def __get__(self, gate: Gate | None, kind: type[Gate]) -> Any:
-            if gate is None:
-                raise AttributeError("known of gates, not of their classes")  # so no dataclass takes it for a default
-            return self.value(gate)
+        def __get__(self, gate: Gate | None, owner: type[Gate]) -> Any:
+            if gate is None:  # otherwise dataclasses would take the property for the default of a field
+                raise AttributeError("only gates have this property, not their classes")
+            return self.getter(gate)
 
 
 @dataclass(frozen=True)
 class GateScores:
-    """What a gate said of some questions. raw: the scores before calibration, None where there is none."""
+    """Scores of a gate for a batch of questions.
+
+    Attributes:
+        needs: Need for retrieval of each question, in [0, 1].
+        raw: Scores before calibration; None for gates without calibration.
+    """
 
     needs: list[float]
     raw: list[float] | None = None
@@ -42,7 +44,9 @@ class GateScores:
 
 @dataclass(frozen=True)
 class Gate(ABC):
-    """Turns readings into need. A subclass with options is a frozen dataclass; they are its fields.
+    """Scores how much each question needs retrieval, from what was read of the LLM.
+
+    Options of a gate are fields of a frozen dataclass that derives from this class.
 
     Example:
         >>> class ShortGate(Gate):
@@ -56,94 +60,112 @@ class Gate(ABC):
 
     @abstractmethod
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Need in [0, 1] for each question: 0 = the LLM knows, 1 = it must look up."""
+        """Score the need for retrieval of each question.
+
+        Args:
+            questions: The questions.
+            readings: What was read of the LLM for each of them.
+
+        Returns:
+            Needs in [0, 1]: 0 means that the LLM knows the answer, 1 that it must retrieve.
+        """
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """Needs, and beside them the scores they were made of, from one reading. Only fitted gates have both."""
+        """Score the questions, and also return the scores before calibration if the gate is calibrated."""
         return GateScores(self.score(questions, readings))
 
-    # --- what it is -------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------
 
     @default_property
     def name(self) -> str:
-        """What decisions and tables call it: that of the class, without 'Gate'."""
+        """Name in decisions and tables. Default: the name of the class without 'Gate'."""
         return type(self).__name__.removesuffix("Gate").lower()
 
     @default_property
     def needs(self) -> frozenset[Signal]:
-        """What the model must give. Nothing: the question alone decides."""
+        """Signals that the model must offer. Default: none, the question alone decides."""
         return frozenset()
 
     @default_property
     def request(self) -> SignalRequest:
-        """How much of it is read. By default a whole draft and ten samples, where those are needed; which hidden
-        states are wanted a gate must say itself."""
-        drafts, samples = self.needs & {Signal.DRAFT, Signal.LOGPROBS}, Signal.SAMPLES in self.needs
+        """How much of each signal to read. Default: a whole draft and ten samples, if the gate needs those.
+
+        A gate that needs hidden states must say which layers.
+        """
+        needs_draft, needs_samples = self.needs & {Signal.DRAFT, Signal.LOGPROBS}, Signal.SAMPLES in self.needs
         return SignalRequest(
-            draft_tokens=DEFAULT_DRAFT_TOKENS if drafts else 0, samples=DEFAULT_SAMPLES if samples else 0
+            draft_tokens=DEFAULT_DRAFT_TOKENS if needs_draft else 0, samples=DEFAULT_SAMPLES if needs_samples else 0
         )
 
     @default_property
     def threshold(self) -> float:
-        """Retrieve above this need, unless the user gives another."""
+        """Retrieve if the need is above this, unless the user chooses another threshold."""
         return 0.5
 
     @default_property
     def obeys_rules(self) -> bool:
-        """Whether rules come before its score; not of gates that are a wish themselves: always, never."""
+        """Whether rules may decide before this gate. False for the gates `always` and `never`."""
         return True
 
     @default_property
     def is_pure(self) -> bool:
-        """Whether it only does sums over what was read: no model, file or network of its own, nothing it keeps. Such a
-        gate may decide on an event loop, and in several threads at once."""
+        """Whether scoring is a short computation that is safe on an event loop and in several threads at once.
+
+        Such a gate uses no model, file or network of its own and has no mutable state.
+        """
         return False
 
     @default_property
     def note(self) -> str:
-        """What should be said beside all that this gate decides: that it was fitted on another LLM, say."""
+        """Remark shown with every decision, for instance that the gate was fitted on another LLM."""
         return ""
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """The gate ready for this model and this fingerprint of the prompts; raises if it was made for others."""
+        """Return the gate prepared for a model and the fingerprint of the prompts.
+
+        Raises:
+            KnowgateError: The gate was fitted for another model or other prompts.
+        """
         return self
 
-    # --- what it looks up or asks before it scores -------------------------------------------------
+    # --- input beside the reading -----------------------------------------------------------------
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Logged questions near each of these; they come back in `Reading.neighbours[name]`."""
+        """Find logged questions similar to each question. `score` gets them in `Reading.neighbors[name]`."""
         return [() for _ in questions]
 
     @default_property
     def labels(self) -> tuple[str, ...]:
-        """The words between which the LLM chooses when the gate asks it something."""
+        """Words among which the LLM chooses in the prompts of `build_label_prompts`."""
         return ()
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """What a gate that needs `Signal.LABELS` asks the LLM; the logits come back in `Reading.labels[name]`."""
+        """Make the prompts of a gate that needs `Signal.LABELS`. `score` gets the logits in `Reading.labels[name]`."""
         return []
 
     @default_property
     def recorded_signal(self) -> str:
-        """The recorded number (in `Reading.signals`) that stands for the LLM's answer: where every reading has it,
-        nobody is asked. '' if the answer is never on record."""
+        """Key of `Reading.signals` under which the LLM's answer to the label prompt may be recorded.
+
+        If every reading has it, the LLM is not called. Empty if the answer is never recorded.
+        """
         return ""
 
-    # --- what else it can say ----------------------------------------------------------------------
+    # --- output beside the score ------------------------------------------------------------------
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """Why it scored as it did, in words; '' where it has none."""
+        """Explain each score in words; an empty string means no explanation."""
         return ["" for _ in questions]
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-        """How far each question lies from those the gate was fitted on, above 1 for far; None where it cannot say."""
+        """Measure how far each question is from the training questions: above 1 is far, None is unknown."""
         return [None for _ in questions]
 
-    def steps(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
-        """How many rounds of retrieval each question takes if it is looked up at all."""
+    def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
+        """Return how many rounds of retrieval each question should get if it is retrieved for."""
         return [1 for _ in questions]
 
     @default_property
-    def second_look(self) -> PassageFilter | None:
-        """Who judges, after retrieval, whether passages are of use: the gate itself, if it can."""
+    def passage_filter(self) -> PassageFilter | None:
+        """Filter that drops useless passages after retrieval, if the gate can judge them."""
         return None

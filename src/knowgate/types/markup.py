@@ -1,35 +1,41 @@
-"""Text for HTML. Everything that comes from data passes `escape`: a hostile text stays a text."""
+"""HTML for notebooks and reports. All text that comes from data is escaped."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
 
+MAX_LINE_CHARS = 80
+
 
 def escape_html(text: str) -> str:
-    """Text for HTML; half a character (a lone surrogate), which no file can hold, is written as an escape."""
+    """Escape text for HTML. Lone surrogates, which UTF-8 cannot encode, become backslash escapes."""
     return html.escape(text.encode("utf-8", "backslashreplace").decode())
 
 
-def render_html_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
-    """A plain table whose first column names its rows; a row shorter than the head ends in a remark."""
+def render_html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
+    """Render a plain HTML table. The first cell of a row is its header.
+
+    Args:
+        columns: Column titles; no header row is written if all are empty.
+        rows: Cells. The last cell of a row with too few cells spans the remaining columns.
+        caption: Title of the table.
+    """
     title = f"<caption>{escape_html(caption)}</caption>" if caption else ""
-    cells = "".join(f'<th scope="col" style="text-align:left">{escape_html(cell)}</th>' for cell in head)
-    columns = f"<thead><tr>{cells}</tr></thead>" if any(head) else ""
-    body = "".join(_line(row, len(head)) for row in rows)
-    return f"<table>{title}{columns}<tbody>{body}</tbody></table>"
+    cells = "".join(f'<th scope="col" style="text-align:left">{escape_html(column)}</th>' for column in columns)
+    header = f"<thead><tr>{cells}</tr></thead>" if any(columns) else ""
+    body = "".join(_render_row(row, len(columns)) for row in rows)
+    return f"<table>{title}{header}<tbody>{body}</tbody></table>"
 
 
-def _line(row: Sequence[str], width: int) -> str:
-    first, *rest = row
+def _render_row(row: Sequence[str], width: int) -> str:
+    first, *others = row
     cells = [f'<th scope="row" style="text-align:left">{escape_html(first)}</th>']
-    cells += [f'<td style="text-align:left">{escape_html(cell)}</td>' for cell in rest]
-    if rest and len(row) < width:
-        cells[-1] = f'<td style="text-align:left" colspan="{width - len(row) + 1}">{escape_html(rest[-1])}</td>'
+    cells += [f'<td style="text-align:left">{escape_html(cell)}</td>' for cell in others]
+    if others and len(row) < width:
+        span = width - len(row) + 1
+        cells[-1] = f'<td style="text-align:left" colspan="{span}">{escape_html(others[-1])}</td>'
     return f"<tr>{''.join(cells)}</tr>"
-
-
-MAX_LINE_CHARS = 80
 
 
 def format_verdict(retrieve: bool) -> str:
@@ -37,15 +43,16 @@ def format_verdict(retrieve: bool) -> str:
 
 
 def shorten(text: str, width: int = MAX_LINE_CHARS) -> str:
-    """One line of at most so many characters."""
+    """Put text on one line and cut it to `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def format_count(n: int, noun: str) -> str:
+    """Format a number with its noun, as in '1 passage' or '3 passages'."""
     return f"{n} {noun}" + ("" if n == 1 else "s")
 
 
 def render_facts_html(facts: Sequence[tuple[str, str]]) -> str:
-    """Names and what they are, one below the other."""
+    """Render (name, value) pairs as an HTML table with two columns."""
     return render_html_table(("", ""), facts)

@@ -1,4 +1,4 @@
-"""The roles of the project: what a model, retriever, reranker, ... must do. Batch in, batch out, same order."""
+"""Protocols: what a model, retriever, reranker, arbiter, ... must implement. Batches keep their order and length."""
 
 from __future__ import annotations
 
@@ -20,37 +20,38 @@ from knowgate.types.records import (
 )
 
 Result = TypeVar("Result")
-TextStream = Generator[str, None, Completion]  # pieces of text as they come; at the end the completion they join to
+TextStream = Generator[str, None, Completion]  # yields pieces of text and returns the whole completion
 
 
 class ModelIdentity(Protocol):
-    """Which LLM it is. A model tells it of itself, a run of the LLM it was made with.
+    """Identity of an LLM. Implemented by models, and by label runs for the LLM that they were made with.
 
-    `fingerprint` is what fitted artefacts are bound to. To ask a served model for it may take time, so this is a role
-    and not a record.
+    It is a protocol and not a record because a served model may have to be asked for its fingerprint.
     """
 
     @property
     def name(self) -> str: ...
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Hash that identifies the weights. Fitted artifacts are bound to it."""
+        ...
+
     @property
     def depth(self) -> int:
-        """Entries of the hidden-state tuple: the embeddings and each layer's output; 0 when not offered."""
+        """Number of hidden states: the embeddings and the output of each layer; 0 if the model offers none."""
         ...
 
 
 class Model(ModelIdentity, Protocol):
-    """An LLM.
-
-    `knowgate.models.backend.Backend` has `stream`, `concurrency` and `workers` for backends with nothing of their own to say.
-    """
+    """An LLM. Derive from `knowgate.models.backend.Backend`, which has defaults for most of these methods."""
 
     @property
-    def offers(self) -> frozenset[Signal]: ...
+    def offers(self) -> frozenset[Signal]:
+        """Signals that `read` can give."""
+        ...
 
-    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
-        """The one pass: everything `want` asks for, and a handle to go on from there."""
+    def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
+        """Read the requested signals for each prompt in one forward pass."""
         ...
 
     def generate(
@@ -63,125 +64,146 @@ class Model(ModelIdentity, Protocol):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions per prompt. With `resume`, the draft goes on and is part of the text given back.
+        """Generate `n` completions for each prompt.
 
-        Above temperature 0 they are drawn from all tokens; `read` also draws from the most probable ones.
+        Args:
+            prompts: The prompts.
+            max_tokens: Longest completion, in tokens.
+            temperature: 0 for greedy decoding; above it, tokens are sampled from the whole vocabulary.
+            n: Completions per prompt.
+            seed: Seed of the sampling.
+            resume: `Reading.resume` of each prompt, to continue its draft. The completion includes the draft.
         """
         ...
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """What `generate` gives for one prompt at temperature 0, piece by piece. Closing the stream ends the work."""
+        """Stream the greedy completion of one prompt. Closing the stream stops the generation."""
         ...
 
     @property
     def concurrency(self) -> int:
-        """How many threads may use the model at once: 1 where it runs on this machine."""
+        """Number of threads that may use the model at once; 1 for a model on this machine."""
         ...
 
     @property
     def workers(self) -> Executor:
-        """The model's own threads, `concurrency` of them: whoever calls it beside others does so there."""
+        """Thread pool of the model, with `concurrency` threads. Concurrent calls must run in it."""
         ...
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Whether each prompt and its answer fit the context window; True where a backend cannot tell."""
+        """Check whether each prompt and its answer fit into the context window; True if that is unknown."""
         ...
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """For each prompt an array (marked positions x labels) of logits or log-probabilities."""
+        """Return logits or log-probabilities of the labels: one array (marked positions x labels) per prompt."""
         ...
 
 
 class Embedder(Protocol):
-    """Turns texts into unit vectors (float32, one row per text)."""
+    """Embeds texts as unit vectors."""
 
     @property
     def fingerprint(self) -> str: ...
 
-    def embed(self, texts: Sequence[str]) -> Vector: ...
+    def embed(self, texts: Sequence[str]) -> Vector:
+        """Return a float32 array with one row per text."""
+        ...
 
 
 class Retriever(Protocol):
-    """Finds passages. `fingerprint` names the corpus and the way of searching.
-
-    One call at a time, but not always from the thread that made it: labelling looks up while the LLM answers.
-    """
+    """Searches passages. Calls are sequential, but may come from different threads."""
 
     @property
     def name(self) -> str: ...
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Hash that identifies the documents and the search method."""
+        ...
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """For each query up to k passages, best first, with scores."""
+        """Return up to `k` passages with scores for each query, best first."""
         ...
 
 
 class Reranker(Protocol):
-    """Scores passages for a question; higher is better. `fingerprint` names the weights, wherever they lie."""
+    """Scores passages for a question."""
 
     @property
     def name(self) -> str: ...
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Hash that identifies the weights."""
+        ...
 
-    def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]: ...
+    def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
+        """Return the relevance of each passage to its question; higher is better."""
+        ...
 
 
 @runtime_checkable
 class TokenizingModel(Protocol):
-    """A model whose tokenizer can be asked: for gates that need a word to be one token."""
+    """A model that exposes its tokenizer, for gates that need a word to be a single token."""
 
     def tokenize(self, text: str) -> list[int]: ...
 
 
 @runtime_checkable
 class ScoringModel(Protocol):
-    """A model that can say how probable a given answer is."""
+    """A model that can compute the probability of a given answer."""
 
     def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
-        """Mean log-probability per token of each answer after its prompt."""
+        """Return the mean log-probability per token of each answer after its prompt."""
         ...
 
 
 @runtime_checkable
 class ServedModel(Protocol):
-    """A served model, that sees what its server lists: perhaps too few tokens for their entropy, or none in prompts."""
+    """A model behind a server, which sees only the tokens and log-probabilities that the server returns."""
 
     @property
-    def has_entropies(self) -> bool: ...
+    def has_entropies(self) -> bool:
+        """Whether the server returns enough log-probabilities to compute entropies."""
+        ...
 
     @property
     def reads_inner_labels(self) -> bool:
-        """Labels at marked places inside a prompt, and not only at its end."""
+        """Whether labels can be read at positions inside a prompt, not only at its end."""
         ...
 
-    def check_request(self, want: SignalRequest) -> None:
-        """Raise NotOffered for what the server does not give: layers, states of samples, entropies."""
+    def check_request(self, request: SignalRequest, /) -> None:
+        """Raise NotOffered if the request needs something that the server does not return."""
         ...
 
     def count_tokens(self, text: str) -> int | None:
-        """Of how many tokens a text is; None where the server does not say."""
+        """Return the number of tokens of a text; None if the server does not tell."""
         ...
 
 
 class Runner(Protocol):
-    """Does per-question work in batches: here, or on many machines. Work must be idempotent: it may be repeated."""
+    """Runs work over batches of questions, on this machine or on a cluster."""
 
-    def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Result]) -> Iterator[Result]: ...
+    def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Result]) -> Iterator[Result]:
+        """Yield the result of each batch. Work must be idempotent, because a batch may be repeated."""
+        ...
 
 
 class PassageFilter(Protocol):
-    """Judges after retrieval whether the passages are of use; False drops them (KBM section 5.4)."""
+    """Judges after retrieval whether passages are useful (KBM section 5.4)."""
 
-    def useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]: ...
+    def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
+        """Return for each question whether to keep its passages."""
+        ...
 
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """A question answered twice. closed: from memory, whole; open: with `passages` shown.
+    """Closed-book and open-book answer to the same question.
 
-    The completions' tokens are None where the LLM gives no log-probabilities.
+    Attributes:
+        question: The question.
+        closed: Answer without passages.
+        open: Answer with passages.
+        passages: The passages that the open-book answer was given.
     """
 
     question: Question
@@ -192,14 +214,17 @@ class AnswerPair:
 
 @dataclass(frozen=True)
 class Belief:
-    """How probably each answer is right, from 0 to 1; where both are equal, the answer with passages is given.
+    """Probability that each answer of a pair is right. If they are equal, the open-book answer is chosen.
 
-    why: what the arbiter went by, in words; '' where it has none.
+    Attributes:
+        closed: Probability of the closed-book answer.
+        open: Probability of the open-book answer.
+        reason: Explanation in words; may be empty.
     """
 
     closed: float
     open: float
-    why: str = ""
+    reason: str = ""
 
     @property
     def prefers_closed(self) -> bool:
@@ -207,39 +232,45 @@ class Belief:
 
 
 class Arbiter(Protocol):
-    """Chooses after retrieval. Only asked where the two answers differ: what they agree on costs nothing.
+    """Chooses between the closed-book and the open-book answer after retrieval.
 
-    A class that inherits from this one has only to give `name`, `fingerprint` and `estimate`.
+    It is called only if the two answers differ. A subclass must implement `name`, `fingerprint` and `estimate`.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def fingerprint(self) -> str:
-        """Names what it does, wherever it lies: a proof about a cascade holds for one arbiter."""
+        """Hash that identifies its behavior. A guarantee for a gate with an arbiter holds for one fingerprint."""
         ...
 
-    def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]: ...
+    def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
+        """Estimate for each pair how probably each answer is right."""
+        ...
 
     @property
     def needs(self) -> frozenset[Signal]:
-        """What of the LLM it reads beside the two texts: `Signal.LOGPROBS`, or nothing."""
+        """Signals of the two answers that it reads besides their text: `Signal.LOGPROBS`, or none."""
         return frozenset()
 
     @property
-    def wants_passages(self) -> bool:
-        """Whether it reads the passages, so that records without them are of no use to it."""
+    def needs_passages(self) -> bool:
+        """Whether it reads the passages, so that recorded answers without passages cannot be used."""
         return False
 
     @property
     def makes_drafts(self) -> bool:
-        """Whether the answer from memory is made for it where the gate reads no whole one."""
+        """Whether a closed-book answer is generated for it if the gate does not read a whole one."""
         return True
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """The arbiter ready for this model and this fingerprint of the prompts; raises if it was made for others."""
+        """Return the arbiter prepared for a model and the fingerprint of the prompts.
+
+        Raises:
+            KnowgateError: The arbiter was fitted for another model or other prompts.
+        """
         return self
 
     def accepts_beginning(self, beginning: str) -> bool:
-        """Whether an answer with passages that begins so will be given whatever follows: then it can be streamed."""
+        """Whether an open-book answer with this beginning is chosen in any case, so that it can be streamed."""
         return False

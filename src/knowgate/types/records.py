@@ -1,4 +1,4 @@
-"""The records of the project: frozen, plain numpy; nothing here knows torch, HTTP or files."""
+"""Frozen records that all packages share: questions, prompts, readings, decisions, answers and stream events."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from knowgate.types.markup import format_count, format_verdict, render_facts_html, shorten
 
 Vector = NDArray[np.float32]
-SYNTHETIC_KEY = "synthetic"  # the key of `meta` that marks a question which an LLM wrote
+SYNTHETIC_KEY = "synthetic"  # key of `Question.meta` that marks a question written by an LLM
 
 
 class Signal(StrEnum):
-    """Something a model backend can give and a gate can need."""
+    """Kind of information that a model can offer and a gate can need."""
 
-    DRAFT = "draft"  # the start of the closed-book answer
+    DRAFT = "draft"  # beginning of the closed-book answer
     LOGPROBS = "logprobs"  # log-probability, entropy and margin of the draft's tokens; implies a draft
     SAMPLES = "samples"  # several sampled answers
     HIDDEN = "hidden"  # hidden states before and after the draft
@@ -28,7 +28,7 @@ class Signal(StrEnum):
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of a document; `score` is the retriever's or reranker's."""
+    """Piece of a document. `score` comes from the retriever or the reranker."""
 
     id: str
     text: str
@@ -38,7 +38,17 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, with whatever the data set knows about it. `answers` are gold answers, if any."""
+    """A question and what the data set knows about it.
+
+    Attributes:
+        text: The question.
+        id: Identifier in the data set.
+        answers: Gold answers, if known.
+        lang: Language code; None to detect it.
+        choices: Options of a multiple-choice question.
+        contexts: Passages that come with the question.
+        meta: Any other fields of the data set.
+    """
 
     text: str
     id: str = ""
@@ -50,13 +60,13 @@ class Question:
 
     @property
     def is_synthetic(self) -> bool:
-        """An LLM wrote it."""
+        """Whether an LLM wrote the question."""
         return bool(self.meta.get(SYNTHETIC_KEY))
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One input of a model: a user turn, or, if `raw`, text to be continued just as it stands."""
+    """Input of a model: a user turn of a chat or, if `raw`, text that is continued without a chat template."""
 
     text: str
     raw: bool = False
@@ -64,11 +74,13 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LabelPrompt:
-    """A prompt cut at the places where a label is read: a label is expected after each part.
+    """Prompt with marked positions at which the logits of labels are read.
 
-    Parts after the first begin with the label that stands there. If not `raw`, the one part is a user turn and
-    the label is read where the answer would begin. `prefix` stands before the first part and is the same in many
-    prompts (an instruction, say): a backend may keep what it computed for it.
+    Attributes:
+        parts: Text pieces; a label is read after each of them. Every piece but the first begins with the label that
+            stands at the previous position.
+        raw: If False, the only piece is a user turn and the label is read at the start of the answer.
+        prefix: Text before the first piece that many prompts share, so that a backend can cache its computation.
     """
 
     parts: tuple[str, ...]
@@ -78,9 +90,13 @@ class LabelPrompt:
 
 @dataclass(frozen=True)
 class Token:
-    """A generated token. Entropy is in nats over the whole vocabulary; margin is p(first) - p(second).
+    """Generated token.
 
-    A server that shows only the top tokens leaves entropy None and gives the margin among those.
+    Attributes:
+        text: Text of the token.
+        logprob: Its log-probability.
+        entropy: Entropy over the vocabulary in nats; None if the server returns only the top tokens.
+        margin: Probability of the most probable token minus that of the second.
     """
 
     text: str
@@ -91,18 +107,29 @@ class Token:
 
 @dataclass(frozen=True)
 class Completion:
-    """Generated text. `tokens` is None when the backend gives no log-probabilities."""
+    """Generated text.
+
+    Attributes:
+        text: The text.
+        tokens: Its tokens; None if the backend gives no log-probabilities.
+        finished: False if the token limit stopped the generation.
+        n_tokens: Number of generated tokens.
+    """
 
     text: str
     tokens: tuple[Token, ...] | None = None
-    finished: bool = True  # False: stopped by the token limit
+    finished: bool = True
     n_tokens: int = 0
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn: first the temperature, then the top_k most probable tokens (0: all), then the fewest of
-    those whose probabilities reach top_p. By default nothing is cut off.
+    """Sampling parameters. By default tokens are drawn from the whole distribution.
+
+    Attributes:
+        temperature: Applied first.
+        top_p: Keep the fewest most probable tokens whose probabilities reach this sum; 1 keeps all.
+        top_k: Keep this many of the most probable tokens; 0 keeps all.
     """
 
     temperature: float = 1.0
@@ -111,24 +138,31 @@ class Sampling:
 
     @property
     def is_whole(self) -> bool:
-        """Nothing is cut off."""
+        """Whether all tokens can be drawn."""
         return self.top_p >= 1 and self.top_k == 0
 
 
 @dataclass(frozen=True)
 class SignalRequest:
-    """What to read, so that nothing is computed that no gate asked for.
+    """What to read in one pass over a question, so that nothing unneeded is computed.
 
-    layers: indices into the hidden-state tuple (0 = embeddings); negative ones count from the end.
-    sample_layer: the layer whose state at the end of each sample is wanted.
-    sample_end: there at the token that ends it, where one does; else at the last token of its text.
-    resumable: whether somebody may go on from the reading; if not, nothing of the pass is held in memory.
-    entropies: of the draft's tokens, from backends that give them only when asked.
+    Attributes:
+        draft_tokens: Longest draft; 0 for no draft.
+        layers: Indices of the hidden states to keep (0 is the embeddings, negative ones count from the end).
+        after_draft: Also keep the hidden states at the last token of the draft.
+        samples: Number of sampled answers.
+        sample_tokens: Longest sampled answer.
+        sampling: How samples are drawn.
+        seed: Seed of the samples.
+        sample_layer: Layer whose hidden state at the end of each sample is kept.
+        resumable: Whether generation may continue from the reading. If not, its cache is freed at once.
+        sample_end: Read the state of a sample at its end-of-sequence token instead of its last text token.
+        entropies: Request token entropies from backends that compute them only on demand.
     """
 
     draft_tokens: int = 0
     layers: tuple[int, ...] = ()
-    after_draft: bool = False  # also the states at the last drafted token
+    after_draft: bool = False
     samples: int = 0
     sample_tokens: int = 32
     sampling: Sampling = Sampling()
@@ -139,12 +173,12 @@ class SignalRequest:
     entropies: bool = False
 
     @property
-    def is_nothing(self) -> bool:
-        """No pass over the question is needed."""
+    def is_empty(self) -> bool:
+        """Whether no pass over the question is needed."""
         return not (self.draft_tokens or self.layers or self.samples)
 
     def __or__(self, other: SignalRequest) -> SignalRequest:
-        """Both wants in one pass."""
+        """Combine two requests into one that one pass can serve."""
         return SignalRequest(
             draft_tokens=max(self.draft_tokens, other.draft_tokens),
             layers=tuple(sorted({*self.layers, *other.layers})),
@@ -162,8 +196,16 @@ class SignalRequest:
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A logged question near the one asked. `label` is known, unknown or time-sensitive; `outcome` what retrieving
-    did to its answer (better, worse, same), where that is known."""
+    """Logged question that is similar to the current one.
+
+    Attributes:
+        question: Text of the logged question.
+        label: 'known', 'unknown' or 'time-sensitive'.
+        similarity: Cosine similarity to the current question.
+        outcome: Effect of retrieval on its answer ('better', 'worse' or 'same'), if known.
+        source: Where the log entry comes from.
+        weight: Weight of the entry in a vote.
+    """
 
     question: str
     label: str
@@ -175,15 +217,18 @@ class Neighbor:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one forward pass over the bare question gave.
+    """Signals from one forward pass over a question without passages.
 
-    hidden[layer] is the state at the last prompt token, hidden_after[layer] at the last drafted token.
-    sample_states are those at the end of each sample: at the token that ends it, or at the last token of its text (the
-    prompt's where it is empty), as it was wanted.
-    labels[gate name] are logits, one row per marked position, one column per label.
-    neighbours[gate name] are the logged questions the gate recalled, most similar first.
-    signals are numbers that were worked out before and kept in the place of what they were read off.
-    resume goes back into `Model.generate` to continue the draft without a second prefill.
+    Attributes:
+        draft: Beginning of the closed-book answer.
+        hidden: Hidden state at the last prompt token, by layer.
+        hidden_after: Hidden state at the last draft token, by layer.
+        samples: Sampled answers.
+        labels: Logits (marked positions x labels), by the name of the gate that asked for them.
+        neighbors: Similar logged questions, most similar first, by the name of the gate that searched them.
+        signals: Precomputed numbers that stand in for signals that were not stored.
+        resume: Handle that `Model.generate` takes to continue the draft without a second prefill.
+        sample_states: Hidden state at the end of each sample.
     """
 
     draft: Completion | None = None
@@ -191,33 +236,40 @@ class Reading:
     hidden_after: Mapping[int, Vector] = field(default_factory=dict)
     samples: tuple[Completion, ...] = ()
     labels: Mapping[str, Vector] = field(default_factory=dict)
-    neighbours: Mapping[str, tuple[Neighbor, ...]] = field(default_factory=dict)
+    neighbors: Mapping[str, tuple[Neighbor, ...]] = field(default_factory=dict)
     signals: Mapping[str, float] = field(default_factory=dict)
     resume: object | None = field(default=None, repr=False, compare=False)
     sample_states: Vector | None = field(default=None, repr=False, compare=False)
 
 
 class DecisionNote(StrEnum):
-    """A fact about how a decision was carried out."""
+    """Machine-readable remark about how a decision was carried out."""
 
     NOTHING_FOUND = "nothing found"
-    PASSAGES_USELESS = "passages useless"  # so the second look judged
-    NO_PASSAGE_FITS = "no passage fits"  # into the context window
-    NOT_RERANKED = "not reranked"  # the retriever was sure
+    PASSAGES_USELESS = "passages useless"  # the passage filter dropped them
+    NO_PASSAGE_FITS = "no passage fits"  # none fits into the context window
+    NOT_RERANKED = "not reranked"  # the retriever was sure of its order
     RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
-    DRAFT_GIVEN = "draft given"  # after retrieval the arbiter took the answer from memory
-    LABELS_UNLISTED = "labels unlisted"  # a server that lists few tokens lists none of the gate's labels
-    WOULD_SKIP = "would skip"  # the gate, or a rule; but everything is looked up at the moment
+    DRAFT_GIVEN = "draft given"  # the arbiter chose the closed-book answer after retrieval
+    LABELS_UNLISTED = "labels unlisted"  # the server listed none of the gate's labels among its top tokens
+    WOULD_SKIP = "would skip"  # the gate or a rule decided to skip, but shadow mode retrieves everything
 
 
 @dataclass(frozen=True, repr=False)
 class Decision:
-    """Retrieve or not, and why. `need` is in [0, 1]: 0 = the LLM knows, 1 = it must look up.
+    """Decision whether to retrieve for a question, and why.
 
-    reason: all of it in words, for people. notes: what became of the decision, for programs; kinds in `Note`.
-    raw: what a fitted gate read before its calibration made a need of it, in the same direction; None of other gates.
-    distance: of the question from those the gate was fitted on; above 1, it lies farther than 99 % of them.
-    rule: name of the rule that decided, whatever the need; '' where none did.
+    Attributes:
+        retrieve: True to retrieve.
+        need: Score of the gate in [0, 1]: 0 means that the LLM knows the answer, 1 that it must retrieve.
+        threshold: Retrieve if `need` is above this.
+        gate: Name of the gate.
+        reason: Explanation in words.
+        neighbors: Similar logged questions that the gate used.
+        notes: Machine-readable remarks; see `DecisionNote`.
+        raw: Score of a fitted gate before calibration; None for other gates.
+        distance: Distance to the training questions of the gate; above 1 it is farther than 99 % of them.
+        rule: Name of the rule that decided instead of the gate; empty if none did.
     """
 
     retrieve: bool
@@ -225,7 +277,7 @@ class Decision:
     threshold: float
     gate: str
     reason: str
-    neighbours: tuple[Neighbor, ...] = ()
+    neighbors: tuple[Neighbor, ...] = ()
     notes: tuple[str, ...] = ()
     raw: float | None = None
     distance: float | None = None
@@ -235,45 +287,60 @@ class Decision:
         return f"<Decision: {format_verdict(self.retrieve)}, {shorten(self.reason)}; gate {self.gate}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Render the decision for notebooks."""
         return render_facts_html(self._facts)
 
     @property
     def _facts(self) -> list[tuple[str, str]]:
-        near = [(f"similar, {one.label}", f"{one.question} ({one.similarity:.2f})") for one in self.neighbours]
-        said = [("decision", format_verdict(self.retrieve)), ("because", self.reason), ("gate", self.gate)]
-        return [*said, *near]
+        neighbors = [(f"similar, {item.label}", f"{item.question} ({item.similarity:.2f})") for item in self.neighbors]
+        facts = [("decision", format_verdict(self.retrieve)), ("because", self.reason), ("gate", self.gate)]
+        return [*facts, *neighbors]
 
 
 @dataclass(frozen=True)
 class ArbiterChoice:
-    """Two answers of a question that was retrieved for, and which of them was given. `closed` is the one from memory.
+    """Which of two answers an arbiter gave after retrieval.
 
-    believed_closed, believed_open: how probably each is right; None where they agree, so that nobody was asked.
+    Attributes:
+        is_closed_book: Whether the closed-book answer was given.
+        arbiter: Name of the arbiter.
+        reason: Explanation in words.
+        closed: Text of the closed-book answer.
+        open: Text of the open-book answer.
+        closed_probability: Probability that the closed-book answer is right; None if the two answers agree, because
+            then the arbiter is not called.
+        open_probability: The same for the open-book answer.
     """
 
-    from_memory: bool
+    is_closed_book: bool
     arbiter: str
     reason: str
     closed: str
     open: str
-    believed_closed: float | None = None
-    believed_open: float | None = None
+    closed_probability: float | None = None
+    open_probability: float | None = None
 
     @property
-    def was_weighed(self) -> bool:
-        """One answer was believed more than the other."""
-        return self.believed_closed != self.believed_open
+    def was_arbitrated(self) -> bool:
+        """Whether the arbiter preferred one of the answers."""
+        return self.closed_probability != self.open_probability
 
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """The answer with the way it came about. `passages` are those the LLM was shown.
+    """Answer to a question and how it came about.
 
-    draft: what the gate read of the closed-book answer. n_tokens: generated for `text`, its draft included.
-    choice: of an answer that was chosen among two by an arbiter.
-    finished: False where the answer was stopped by the token limit.
-    together: questions that were answered in the same passes; the seconds of several are shared evenly among them.
+    Attributes:
+        question: The question.
+        text: The answer.
+        decision: Whether passages were retrieved, and why.
+        passages: Passages that the LLM was given.
+        seconds: Duration of each stage, and 'total'.
+        draft: Closed-book draft that the gate read.
+        n_tokens: Tokens generated for `text`, including its draft.
+        choice: What the arbiter chose; None if there was no choice.
+        batch_size: Number of questions answered in the same passes. Their time is shared evenly.
+        finished: False if the token limit cut the answer off.
     """
 
     question: Question
@@ -284,55 +351,50 @@ class Answer:
     draft: Completion | None = None
     n_tokens: int = 0
     choice: ArbiterChoice | None = None
-    together: int = 1
+    batch_size: int = 1
     finished: bool = True
 
     @property
     def open_text(self) -> str:
-        """What the LLM answered with passages, whether or not that was given."""
+        """The open-book answer, even if the arbiter chose the other one."""
         return self.text if self.choice is None else self.choice.open
 
     def __repr__(self) -> str:
-        way = f"{format_verdict(self.decision.retrieve)}, {format_count(len(self.passages), 'passage')}"
-        return f"<Answer {shorten(self.text)!r} to {shorten(self.question.text)!r}: {way}; {shorten(self.decision.reason)}>"
+        path = f"{format_verdict(self.decision.retrieve)}, {format_count(len(self.passages), 'passage')}"
+        question, reason = shorten(self.question.text), shorten(self.decision.reason)
+        return f"<Answer {shorten(self.text)!r} to {question!r}: {path}; {reason}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: question, answer, decision, and the passages shown."""
-        passages = [
-            (f"passage {one.id}", f"{one.title}: {one.text}" if one.title else one.text) for one in self.passages
-        ]
-        return render_facts_html(
-            [("question", self.question.text), ("answer", self.text), *self.decision._facts, *passages]
-        )
+        """Render question, answer, decision and passages for notebooks."""
+        passages = [(f"passage {item.id}", f"{item.title}: {item.text}".removeprefix(": ")) for item in self.passages]
+        facts = [("question", self.question.text), ("answer", self.text), *self.decision._facts, *passages]
+        return render_facts_html(facts)
 
 
 @dataclass(frozen=True)
 class DecisionEvent:
-    """The gate has decided. The decision of the whole answer may say more: what retrieval found, say."""
+    """The gate has decided. The decision of the final answer may hold more, such as notes on retrieval."""
 
     decision: Decision
 
 
 @dataclass(frozen=True)
 class PassagesEvent:
-    """What was looked up and the LLM will be shown; none where nothing was found or all of it was useless.
-
-    Each round of retrieval that changes them has an event of its own; the last one holds those of the answer.
-    """
+    """Passages that the LLM is given. Each round of retrieval that changes them has its own event."""
 
     passages: tuple[Passage, ...]
 
 
 @dataclass(frozen=True)
 class TextEvent:
-    """The next piece of the answer's text; never empty. Answers of earlier rounds of retrieval are not shown."""
+    """Next piece of the answer; never empty. All pieces joined are the text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class AnswerEvent:
-    """The whole answer; nothing comes after it."""
+    """The complete answer. It is the last event."""
 
     answer: Answer
 

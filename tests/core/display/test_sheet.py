@@ -5,13 +5,11 @@ from knowgate.core.display import (
     TextTable,
     format_number,
     format_percent,
-    format_percent_estimate,
     format_points,
-    format_points_estimate,
-    format_proportion,
     render_markdown_tables,
 )
 from knowgate.stats.bootstrap import Estimate
+from knowgate.stats.formats import format_percent_estimate, format_points_estimate, format_proportion
 from knowgate.stats.proportions import estimate_proportion
 
 SHEET = TextTable("Answers", ("gate", "right"), (("always", "5"), ("a", "12")))

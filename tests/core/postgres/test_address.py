@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from knowgate.core.postgres.address import is_postgres_address, parse_database_address, redact_password
+from knowgate.core.postgres.address import is_postgres_address, parse_database_address
+from knowgate.core.redaction import redact_secrets
 from knowgate.errors import BadSetting
 
 
@@ -45,6 +46,6 @@ def test_passwords_are_hidden_wherever_they_stand_and_however_they_are_written()
     address = parse_database_address("postgresql://me:s%40cret%21@h/db")
     assert address.hide('password "s@cret!" or s%40cret%21\n is wrong.') == 'password "***" or *** is wrong'
     assert "cret" not in repr(address)
-    said = redact_password("see postgresql://me:secret@h/db and postgresql://x:y/z@h2/db?passfile=/k&x=1")
+    said = redact_secrets("see postgresql://me:secret@h/db and postgresql://x:y/z@h2/db?passfile=/k&x=1")
     assert said == "see postgresql://***@h/db and postgresql://***@h2/db?passfile=***&x=1"
-    assert redact_password("log.db") == "log.db"
+    assert redact_secrets("log.db") == "log.db"

@@ -11,23 +11,20 @@ WITHOUT = """
 import sys
 sys.modules["psycopg"] = sys.modules["psycopg_pool"] = None
 from knowgate.errors import MissingExtra
-from knowgate.history import log_exists, open_history
-from knowgate.pipeline import Settings
+from knowgate.data.history import history_exists, open_history
 from knowgate.retrieval import load_retriever
-from knowgate.server import ServeOptions
-from knowgate.server.decision_log import DecisionLog
-from knowgate.server.application import create_app
+from knowgate.server.telemetry.decision_log import DecisionLog
 
 address = "postgresql://me:hunter2-Xyzzy@h/db?table=t"
 for use in (
-    lambda: open_history(address), lambda: log_exists(address), lambda: load_retriever("pgvector:" + address),
+    lambda: open_history(address), lambda: history_exists(address), lambda: load_retriever("pgvector:" + address),
     lambda: DecisionLog(address, keeps_questions=False),
 ):
     try:
         use()
     except MissingExtra as error:
         print(error)
-print("files work:", not log_exists("no/such/log.db"))
+print("files work:", not history_exists("no/such/log.db"))
 """
 
 

@@ -52,10 +52,11 @@ def test_parts_of_one_schema_have_versions_of_their_own(address):
 
 MAKER = """
 import sys
-from knowgate.postgres import Postgres, read_database_address
+from knowgate.core.postgres.address import parse_database_address
+from knowgate.core.postgres.database import PostgresDatabase
 from tests.core.postgres.test_tables import SECOND
 
-assert Postgres(read_database_address(sys.argv[1]), SECOND).read("SELECT * FROM things") == [("kept", 7)]
+assert PostgresDatabase(parse_database_address(sys.argv[1]), SECOND).read("SELECT * FROM things") == [("kept", 7)]
 """
 
 

@@ -33,7 +33,7 @@ def test_the_title_counts_and_stays_in_front():
 def test_preferences_are_of_the_cut_passages():
     source = Table({"T\nup a": 0.9, "T\ndown": 0.1})
     source.model = Words()
-    row = PreferenceLabeler(source, split="train", cut=3).prefer([asked("q", "up above", "down below", "x")])[0]
+    row = PreferenceLabeler(source, split="train", cut=3).label([asked("q", "up above", "down below", "x")])[0]
     assert [(found.text, found.title) for found in row.candidates] == [("T\nup a", ""), ("T\ndown", "")]
     assert (row.positives, row.negatives) == ((0,), (1,))
 
@@ -49,5 +49,5 @@ def test_cut_and_whole_preferences_are_not_mixed(tmp_path):
 
 
 def test_a_model_without_a_tokenizer_is_told_so():
-    with pytest.raises(NotOffered, match="--cut needs hf, gguf or smollm"):
+    with pytest.raises(NotOffered, match="`cut` needs hf, gguf or smollm"):
         truncate_passages(FakeModel(), [Passage("1", "x")], 4)

@@ -60,7 +60,7 @@ VALUES = {"up": 0.9, "down": 0.1, "bit": 0.51, "same": 0.5, "low": 0.3, "high": 
 
 def test_a_record_by_hand():
     question = asked("q", "down", "up", "same", "bit", "Up!", "low")
-    row = PreferenceLabeler(Table({**VALUES, "Up!": 0.0}), top=2, split="train").prefer([question])[0]
+    row = PreferenceLabeler(Table({**VALUES, "Up!": 0.0}), top=2, split="train").label([question])[0]
     assert [found.text for found in row.candidates] == ["down", "up", "same", "bit", "low"]
     assert [found.shift for found in row.candidates] == pytest.approx([-0.4, 0.4, 0.0, 0.01, -0.2])
     assert (row.base, row.positives, row.negatives) == (0.5, (1, 3), (0, 4))
@@ -136,7 +136,7 @@ def test_questions_without_passages_are_said_at_once(tmp_path: Path):
 
 def test_benefit_follows_the_graded_answers():
     model = FakeModel({"what is q?": {"closed": "no idea", "open": "gold", "when": "the key"}})
-    row = PreferenceLabeler(BenefitSource(model, StringGrader()), split="test").prefer(
+    row = PreferenceLabeler(BenefitSource(model, StringGrader()), split="test").label(
         [asked("q", "the key", "some noise")]
     )[0]
     assert [(found.shift, found.correct) for found in row.candidates] == [(1.0, True), (0.0, False)]
@@ -145,9 +145,7 @@ def test_benefit_follows_the_graded_answers():
 
 def test_a_question_without_gold_answer_is_a_row_with_an_error():
     bare = Question("what?", "x", contexts=(Passage("1", "text"),))
-    rows = PreferenceLabeler(BenefitSource(FakeModel(), StringGrader()), split="test").prefer(
-        [bare, asked("q", "text")]
-    )
+    rows = PreferenceLabeler(BenefitSource(FakeModel(), StringGrader()), split="test").label([bare, asked("q", "text")])
     assert "needs questions with gold answers" in (rows[0].error or "")
     assert rows[1].error is None
 
@@ -184,7 +182,7 @@ PASSAGES = ("The sky is blue.", "A much longer passage about a river, a road and
 def test_a_shift_is_the_difference_of_two_separate_reads(llama):
     gate, prompts = probe(1), AnswerPrompts()
     questions = [asked("q", *PASSAGES), asked("rather long question", "red")]
-    rows = PreferenceLabeler(ConfidenceSource(llama, gate, prompts), split="train").prefer(questions)
+    rows = PreferenceLabeler(ConfidenceSource(llama, gate, prompts), split="train").label(questions)
 
     def confidence(prompt) -> float:
         reading = llama.read([prompt], SignalRequest(layers=(1,), draft_tokens=1))
@@ -212,14 +210,14 @@ def test_the_pass_stops_at_the_probes_layer(llama):
     calls = []
     handle = upper.register_forward_hook(lambda *_: calls.append(1))
     try:
-        PreferenceLabeler(ConfidenceSource(llama, probe(1)), split="train").prefer([asked("q", *PASSAGES)])
+        PreferenceLabeler(ConfidenceSource(llama, probe(1)), split="train").label([asked("q", *PASSAGES)])
     finally:
         handle.remove()
     assert calls == []
 
 
 def test_a_passage_beyond_the_window_is_cut_and_counted(llama):
-    rows = PreferenceLabeler(ConfidenceSource(llama, probe(1)), split="train").prefer(
+    rows = PreferenceLabeler(ConfidenceSource(llama, probe(1)), split="train").label(
         [asked("q", "red", "many words " * 200)]
     )
     assert (rows[0].error, rows[0].cut) == (None, 1)
@@ -230,7 +228,7 @@ def test_likelihood_is_the_mean_log_probability_of_the_gold_answer(llama):
     import torch
 
     question = asked("q", "red")
-    row = PreferenceLabeler(LikelihoodSource(llama), split="train").prefer([question])[0]
+    row = PreferenceLabeler(LikelihoodSource(llama), split="train").label([question])[0]
 
     def mean(prompt) -> float:
         found = llama.answer_logprobs([prompt], ["gold"])
@@ -242,7 +240,7 @@ def test_likelihood_is_the_mean_log_probability_of_the_gold_answer(llama):
 
 
 def test_a_probe_that_reads_after_the_draft_is_refused():
-    with pytest.raises(BadSetting, match="Fit one with --position pre"):
+    with pytest.raises(BadSetting, match="Fit one with position='pre'"):
         ConfidenceSource(FakeModel(), probe(1, position="post"))
 
 

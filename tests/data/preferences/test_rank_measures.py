@@ -28,7 +28,7 @@ def row(positives: tuple[int, ...], negatives: tuple[int, ...], n: int = 5) -> P
 def test_only_positives_and_negatives_are_ranked():
     asked = row((3, 0), (4,))
     assert rank_hits(asked, [0.1, 9.0, 9.0, 0.3, 0.2]) == [True, False, True]
-    assert rank_hits(asked.only_pool(), [0.1, 0.3, 0.2]) == [True, False, True]
+    assert rank_hits(asked.keep_pool(), [0.1, 0.3, 0.2]) == [True, False, True]
 
 
 def test_equal_scores_stay_in_the_retrievers_order():

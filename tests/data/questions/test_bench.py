@@ -46,7 +46,7 @@ def test_without_the_variable_the_error_names_it(monkeypatch):
 
 def test_a_variable_that_names_no_folder_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("KNOWGATE_BENCH", str(tmp_path / "none"))
-    with pytest.raises(BadInput, match=r"KNOWGATE_BENCH names '.*none', which is not a folder"):
+    with pytest.raises(BadInput, match=r"KNOWGATE_BENCH='.*none' is not a folder"):
         load_questions("bench:nq/test")
 
 

@@ -84,9 +84,9 @@ def test_other_places_are_named_in_the_spec(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.jsonl", '{"x": 1, "inputs": {}}', r"no question under inputs.question or .*Name it"),
-        ("a.json", '{"x": 1}', "holds no list of objects"),
-        ("a.json", "[1]", "holds no list of objects"),
+        ("a.jsonl", '{"x": 1, "inputs": {}}', r"no question under inputs.question or .*Name the field"),
+        ("a.json", '{"x": 1}', "is not a list of objects"),
+        ("a.json", "[1]", "is not a list of objects"),
     ],
 )
 def test_an_export_that_cannot_be_read_says_why(tmp_path, name, text, said):

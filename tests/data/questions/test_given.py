@@ -24,8 +24,8 @@ def test_a_spec_is_read(tmp_path):
     [
         ([], "the list is empty"),
         ([Question(" ")], "question '1' is empty"),
-        ([Question("a?", id="x"), Question("b?", id="x")], "two questions have the id 'x'"),
-        ([Question("a?", id="2"), Question("b?")], "two questions have the id '2'"),
+        ([Question("a?", id="x"), Question("b?", id="x")], "duplicate id: 'x'"),
+        ([Question("a?", id="2"), Question("b?")], "duplicate id: '2'"),
     ],
 )
 def test_lists_that_cannot_be_labelled_are_explained(given, message):
@@ -44,12 +44,12 @@ def test_a_run_names_its_data_by_the_spec_or_says_that_questions_were_given():
 
 
 def test_a_text_is_no_question_with_answers():
-    with pytest.raises(BadInput, match=r"'Who\?' is no Question: to label it takes Question\("):
+    with pytest.raises(BadInput, match=r"not a Question: 'Who\?'. Write Question\("):
         resolve_questions(["Who?"])
 
 
 def test_a_file_without_its_kind_is_named_with_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.jsonl").write_text("{}", encoding="utf-8")
-    with pytest.raises(BadSetting, match=r"'mine.jsonl' is a file: write jsonl:mine.jsonl"):
+    with pytest.raises(BadSetting, match=r"'mine.jsonl' is a file, not a data spec. Write jsonl:mine.jsonl"):
         resolve_questions("mine.jsonl")

@@ -33,7 +33,7 @@ def test_nested_columns_are_found_by_their_path(folder):
 
 
 def test_an_unknown_option_names_the_known_ones(folder):
-    with pytest.raises(BadSetting, match=r"unknown option 'column'\. Known: split, config"):
+    with pytest.raises(BadSetting, match=r"'hub:' has no option 'column'\. Known options: split, config"):
         load_questions(f"hub:{folder}?column=q")
 
 

@@ -74,7 +74,7 @@ def test_states_of_another_question_are_refused(tmp_path):
     lines = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
     lines[0]["vector"], lines[1]["vector"] = lines[1]["vector"], lines[0]["vector"]
     (folder.path / "labels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ArtifactError, match=r"the hidden states of row 'a' .* are not those it was written with"):
+    with pytest.raises(ArtifactError, match=r"the hidden states of row 'a' .* do not match their digest"):
         folder.vectors(list(folder.rows()), "before.2")
 
 
@@ -103,7 +103,7 @@ def test_a_row_beyond_its_shard_is_refused(tmp_path):
     folder.append([row("a")], states(1))
     (record,) = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
     folder.append_records([{**record, "id": "b", "vector": [record["vector"][0], 5]}])
-    with pytest.raises(ArtifactError, match=r"row 'b' points to place 5 of .*, which has 1"):
+    with pytest.raises(ArtifactError, match=r"row 'b' refers to row 5 of .*, which has 1"):
         folder.vectors(list(folder.rows()), "before.2")
 
 
@@ -118,7 +118,7 @@ def test_failed_rows_are_dropped_from_a_run_that_was_killed_in_a_line(tmp_path):
 
 def test_a_folder_of_other_things_gets_no_row_and_no_lock(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    words = "is not empty and not a label run; choose another --out"
+    words = "is not empty and not a label run. Choose another `out`"
     with pytest.raises(BadSetting, match=words), RunFolder(tmp_path).exclusive():
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -126,7 +126,7 @@ def test_a_folder_of_other_things_gets_no_row_and_no_lock(tmp_path):
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(BadSetting, match="is a file, not a folder; choose another --out"):
+    with pytest.raises(BadSetting, match=r"is a file, not a folder\. Choose another `out`"):
         begun(tmp_path / "run")
 
 

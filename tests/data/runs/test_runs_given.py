@@ -24,7 +24,7 @@ def test_runs_are_taken_in_every_form():
 
 
 def test_no_run_at_all_is_refused():
-    with pytest.raises(BadSetting, match="no label run is named"):
+    with pytest.raises(BadSetting, match="no label run given"):
         resolve_run_paths([])
 
 
@@ -38,8 +38,8 @@ def test_a_run_tells_its_model_and_data_in_a_line(tmp_path):
 
 
 def test_a_folder_without_a_run_says_so(tmp_path):
-    assert repr(RunFolder(tmp_path / "none")).endswith("none: not begun>")
-    assert "not begun" in RunFolder(tmp_path / "none")._repr_html_()
+    assert repr(RunFolder(tmp_path / "none")).endswith("none: not started>")
+    assert "not started" in RunFolder(tmp_path / "none")._repr_html_()
 
 
 def test_a_damaged_run_says_so_instead_of_failing_to_print(tmp_path):

@@ -28,20 +28,20 @@ def test_answers_that_agree_are_not_asked_about():
     asked: list[str] = []
     choices = choose_answers(Prefers(asked=asked), [both("Paris", "paris."), both("memory", "Rome", question="other?")])
     assert asked == ["other?"]
-    assert [choice.from_memory for choice in choices] == [False, True]
-    assert choices[0].believed_open is None
+    assert [choice.is_closed_book for choice in choices] == [False, True]
+    assert choices[0].open_probability is None
 
 
 def test_the_answer_believed_more_is_given_with_its_reason():
     choice = choose_answers(Says(Belief(0.7, 0.4)), [both("Paris", "Rome")])[0]
-    assert (choice.from_memory, choice.closed, choice.open) == (True, "Paris", "Rome")
+    assert (choice.is_closed_book, choice.closed, choice.open) == (True, "Paris", "Rome")
     assert choice.reason == (
         "the arbiter says gives the answer from memory: right with probability 0.70 from memory, 0.40 with passages"
     )
 
 
 def test_where_both_are_believed_the_same_the_one_with_passages_is_given():
-    assert not choose_answers(Says(Belief(0.5, 0.5)), [both("Paris", "Rome")])[0].from_memory
+    assert not choose_answers(Says(Belief(0.5, 0.5)), [both("Paris", "Rome")])[0].is_closed_book
 
 
 @pytest.mark.parametrize("belief", [Belief(math.nan, 0.5), Belief(0.5, 1.5)])
@@ -61,13 +61,13 @@ def test_an_unknown_arbiter_is_answered_with_those_there_are():
 
 
 def test_an_arbiter_that_must_be_fitted_says_how():
-    with pytest.raises(BadSetting, match="knowgate fit arbiter --mode features"):
+    with pytest.raises(BadSetting, match="`knowgate fit arbiter` with mode=features"):
         load_arbiter("features")
 
 
 def test_an_arbiter_needs_to_give_only_what_it_believes():
     plain = Says()
-    assert (plain.needs, plain.wants_passages, plain.makes_drafts, plain.accepts_beginning("x")) == (
+    assert (plain.needs, plain.needs_passages, plain.makes_drafts, plain.accepts_beginning("x")) == (
         frozenset(),
         False,
         True,

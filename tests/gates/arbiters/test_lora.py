@@ -65,9 +65,9 @@ def test_a_loaded_one_believes_the_answer_that_looks_right(fitted):
 
 
 def test_it_reads_no_passages_unless_it_was_fitted_with_them(fitted, run, base, tmp_path):
-    assert (fitted.wants_passages, fitted.needs) == (False, frozenset())
+    assert (fitted.needs_passages, fitted.needs) == (False, frozenset())
     shown = fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, epochs=1, passages=1)
-    assert shown.wants_passages
+    assert shown.needs_passages
 
 
 @pytest.mark.parametrize(("wrong", "said"), [({"tokens": 0}, "tokens is 0"), ({"passages": -1}, "passages is -1")])

@@ -42,7 +42,7 @@ def test_what_is_said_after_the_opening_does_not_count():
 def test_the_answer_from_memory_is_preferred_where_only_the_other_abstains():
     belief = RULES_ARBITER.estimate([both("Paris", "not mentioned")])[0]
     assert belief.prefers_closed
-    assert belief.why == "the answer with passages says it cannot tell"
+    assert belief.reason == "the answer with passages says it cannot tell"
 
 
 @pytest.mark.parametrize(("closed", "opened"), [("Paris", "Rome"), ("unknown", "not mentioned"), ("", "no answer")])

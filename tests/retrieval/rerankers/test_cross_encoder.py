@@ -82,7 +82,7 @@ def test_a_nan_score_is_an_error(tmp_path: Path):
 
 def test_a_model_of_three_classes_is_refused(tmp_path: Path):
     classifier = write_model(tmp_path / "three", labels=3)
-    with pytest.raises(ModelError, match="gives 3 scores a pair"):
+    with pytest.raises(ModelError, match="returns 3 scores per pair"):
         CrossEncoderReranker(str(classifier)).score(["what"], [[Passage("1", "red")]])
 
 
@@ -92,7 +92,7 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path):
 
 
 def test_questions_and_passages_must_be_as_many(folder: Path):
-    with pytest.raises(BadInput, match="2 questions came with 1 lists"):
+    with pytest.raises(BadInput, match="got 2 questions and 1 lists"):
         CrossEncoderReranker(str(folder)).score(["a", "b"], [[]])
 
 
@@ -104,7 +104,7 @@ def test_a_pair_that_comes_twice_is_scored_once():
             asked.extend(pairs)
             return np.arange(len(pairs), dtype=np.float32)
 
-    reranker = CrossEncoderReranker.around(Counting(), "counting")
+    reranker = CrossEncoderReranker.from_model(Counting(), "counting")
     red, blue = Passage("1", "red"), Passage("2", "blue")
     scores = reranker.score(["what", "what", "is"], [[red, blue, red], [blue], [red]])
     assert asked == [("what", "red"), ("what", "blue"), ("is", "red")]

@@ -44,18 +44,18 @@ def test_another_format_is_refused(aligned: Path):
 
 def test_a_manifest_that_lacks_something_is_broken(aligned: Path):
     write_json(aligned / RERANKER_MANIFEST, {"version": 1})
-    with pytest.raises(ArtifactError, match="is broken"):
+    with pytest.raises(ArtifactError, match="is damaged"):
         read_reranker_manifest(aligned)
 
 
 def test_a_folder_without_a_manifest_says_how_to_make_one(tmp_path: Path):
-    with pytest.raises(ArtifactError, match="Make one: knowgate fit reranker"):
+    with pytest.raises(ArtifactError, match="Train one with `knowgate fit reranker`"):
         read_reranker_manifest(tmp_path)
 
 
 def test_a_foreign_file_beside_the_weights_is_refused(aligned: Path):
     (aligned / "code.py").write_bytes(b"")
-    with pytest.raises(ArtifactError, match=r"holds 'code\.py', which knowgate did not write"):
+    with pytest.raises(ArtifactError, match=r"contains 'code\.py', which knowgate did not write"):
         check_reranker_files(aligned)
 
 

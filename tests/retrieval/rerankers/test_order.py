@@ -51,7 +51,7 @@ def test_a_score_that_is_not_a_number_is_an_error():
 
 
 def test_k_must_be_positive():
-    with pytest.raises(BadSetting, match="k is 0"):
+    with pytest.raises(BadSetting, match="k=0 is not allowed"):
         rerank(Fixed([1.0]), ["q"], [passages("a")], 0)
 
 

@@ -1,5 +1,3 @@
-"""A reranker behind HTTP, against our own side of the same form."""
-
 from __future__ import annotations
 
 import json
@@ -9,9 +7,8 @@ import pytest
 
 from knowgate.errors import BadSetting, ServerError
 from knowgate.retrieval.rerankers import load_reranker
-from knowgate.retrieval.rerankers.remote import RemoteReranker, TeiReranker, build_rerank_response
+from knowgate.retrieval.rerankers.remote import RemoteReranker, TeiReranker
 from knowgate.types import Passage
-from tests.retrieval.rerankers.test_api import Lengths
 
 SPEC = "big@https://rerank.example/v1/rerank"
 PASSAGES = [Passage("1", "sky"), Passage("2", "an apple", title="red"), Passage("3", "tree")]
@@ -22,7 +19,10 @@ def served(handle, **options) -> RemoteReranker:
 
 
 def ours(request: httpx.Request) -> httpx.Response:
-    return httpx.Response(200, json=build_rerank_response(json.loads(request.content), Lengths()))
+    """Rank longer documents higher, best first, as rerank servers do."""
+    documents = json.loads(request.content)["documents"]
+    results = [{"index": index, "relevance_score": len(text) / 100} for index, text in enumerate(documents)]
+    return httpx.Response(200, json={"results": sorted(results, key=lambda result: -result["relevance_score"])})
 
 
 def test_scores_come_back_in_the_order_of_the_passages():
@@ -56,7 +56,7 @@ def test_a_busy_server_is_asked_again():
         (httpx.Response(401, text="no key"), "status 401: no key"),
         (httpx.Response(500), "status 500"),
         (httpx.Response(200, text="<html>"), "is not valid JSON"),
-        (httpx.Response(200, json=[]), "gave no list of results"),
+        (httpx.Response(200, json=[]), "returned no list of results"),
         (httpx.Response(200, json={"results": [{"index": 0, "relevance_score": 1}]}), "scored 1 of 3 documents"),
         (
             httpx.Response(200, json={"results": [{"index": n, "relevance_score": None} for n in range(3)]}),
@@ -71,7 +71,7 @@ def test_a_server_that_does_not_rerank_is_named(reply, said):
 
 @pytest.mark.parametrize("spec", ["api:", "api:model", "api:@https://x", "api:model@ftp://x"])
 def test_a_spec_without_a_server_is_refused(spec):
-    with pytest.raises(BadSetting, match="write api:MODEL@URL"):
+    with pytest.raises(BadSetting, match="Write api:MODEL@URL"):
         load_reranker(spec)
 
 

@@ -28,7 +28,7 @@ def demo(
     if limit is not None:
         check_integer(limit, "the limit")
     if search_seconds is not None:
-        check_number(search_seconds, "--search-seconds", most=MAX_SEARCH_SECONDS)
+        check_number(search_seconds, "--search-seconds", maximum=MAX_SEARCH_SECONDS)
     console = create_console()
     console.print(INTRODUCTION, style="bold")
 

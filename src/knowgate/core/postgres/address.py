@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+from knowgate.core.redaction import redact_secrets
 from knowgate.errors import BadSetting
 
 SCHEMES = ("postgresql://", "postgres://")
@@ -40,15 +41,6 @@ def is_postgres_address(spec: str) -> bool:
     return spec.strip().startswith(SCHEMES)
 
 
-def redact_password(text: str) -> str:
-    """The text with logins of addresses and secret parameters hidden; other texts as they are."""
-    if "://" not in text:
-        return text
-    hidden = re.sub(r"(postgres(?:ql)?://)[^\s?]*:[^\s?]*@", r"\1***@", text)  # to the last @: passwords hold slashes
-    names = "|".join(SECRET_PARAMETERS)
-    return re.sub(rf"([?&](?:{names})=)[^&\s]*", r"\1***", hidden)
-
-
 def parse_database_address(spec: str, *, schema: str = DEFAULT_SCHEMA) -> DatabaseAddress:
     """schema: where none is named."""
     spec = spec.strip()
@@ -57,7 +49,7 @@ def parse_database_address(spec: str, *, schema: str = DEFAULT_SCHEMA) -> Databa
     chosen = named.pop("schema", schema)
     if not SCHEMA_NAME.fullmatch(chosen) or chosen.startswith("pg_"):
         raise BadSetting(
-            f"the schema of {redact_password(spec)} cannot be used: its name must be small letters, digits and "
+            f"the schema of {redact_secrets(spec)} cannot be used: its name must be small letters, digits and "
             "underscores, such as ?schema=team_a."
         )
     scheme = SCHEMES[0]
@@ -66,14 +58,14 @@ def parse_database_address(spec: str, *, schema: str = DEFAULT_SCHEMA) -> Databa
     secrets = [unquote(part) for part in login.partition(":")[2:]] + [named.get(key, "") for key in SECRET_PARAMETERS]
     written = [quote(secret, safe="") for secret in secrets]
     found = sorted({one for one in (*secrets, *written) if len(one) > 2}, key=len, reverse=True)
-    return DatabaseAddress(conninfo, chosen, redact_password(spec), tuple(found))
+    return DatabaseAddress(conninfo, chosen, redact_secrets(spec), tuple(found))
 
 
 def _split(spec: str) -> tuple[str, str, list[tuple[str, str]]]:
     """Login, host with database, parameters."""
     rest = next((spec.removeprefix(scheme) for scheme in SCHEMES if spec.startswith(scheme)), None)
     if rest is None:
-        raise BadSetting(f"'{redact_password(spec)}' is no address of a database such as {EXAMPLE_ADDRESS}.")
+        raise BadSetting(f"'{redact_secrets(spec)}' is no address of a database such as {EXAMPLE_ADDRESS}.")
     before, _, parameters = rest.partition("?")
     login, _, path = before.rpartition("@")
     return login, path, parse_qsl(parameters, keep_blank_values=True)

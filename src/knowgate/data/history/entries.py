@@ -151,7 +151,7 @@ def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
     """The entry; what is missing or unknown is named."""
     for key in ("weight", "created", "expires"):
         value = record.get(key)
-        check_number(0 if value is None else value, f"'{key}' of {where}", most=MAX_TIMESTAMP)
+        check_number(0 if value is None else value, f"'{key}' of {where}", maximum=MAX_TIMESTAMP)
     try:
         scope = HistoryScope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or ""))
         outcome = RetrievalOutcome(record["outcome"]) if record.get("outcome") else None

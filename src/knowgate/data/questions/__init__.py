@@ -1,4 +1,4 @@
-"""Sources of questions by spec: 'jsonl:FILE', 'csv:FILE', 'hub:NAME', ... One file = one kind of source."""
+"""Question sources by spec: 'jsonl:FILE', 'csv:FILE', 'hub:NAME', ... To add one: a reader and a line in the table."""
 
 from __future__ import annotations
 
@@ -13,111 +13,117 @@ from knowgate.core.validation import check_encodable, check_integer, expand_path
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Question
 
+QuestionSource = str | Sequence[Question]
+PLUGIN_GROUP = "knowgate.datasets"  # entry points of other packages
+IN_MEMORY_DATA = "questions"  # name of data that was given as a list
+JSONL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz")
+FILES, EXPORTS = "knowgate.data.questions.files", "knowgate.data.questions.exports"
 DATASETS = {
-    "jsonl": RegistryEntry("knowgate.data.questions.files:read_jsonl_file", "jsonl:FILE, one question per line"),
-    "lines": RegistryEntry(
-        "knowgate.data.questions.files:read_text_file", "lines:FILE, plain text, one question per line"
-    ),
-    "csv": RegistryEntry("knowgate.data.questions.files:read_csv", "csv:FILE?question=COLUMN&answers=COLUMN"),
-    "parquet": RegistryEntry(
-        "knowgate.data.questions.files:read_parquet", "parquet:FILE?question=COLUMN", extra="parquet"
-    ),
-    "langsmith": RegistryEntry("knowgate.data.questions.exports:read_langsmith", "langsmith:FILE, exported runs"),
-    "langfuse": RegistryEntry("knowgate.data.questions.exports:read_langfuse", "langfuse:FILE, exported traces"),
-    "phoenix": RegistryEntry("knowgate.data.questions.exports:read_phoenix", "phoenix:FILE, exported spans"),
-    "openai-batch": RegistryEntry(
-        "knowgate.data.questions.exports:read_openai_batch", "openai-batch:REQUESTS?closed=RESULTS&gold=FILE"
-    ),
+    "jsonl": RegistryEntry(f"{FILES}:read_jsonl_file", "jsonl:FILE, one question per line"),
+    "lines": RegistryEntry(f"{FILES}:read_text_file", "lines:FILE, plain text, one question per line"),
+    "csv": RegistryEntry(f"{FILES}:read_csv", "csv:FILE?question=COLUMN&answers=COLUMN"),
+    "parquet": RegistryEntry(f"{FILES}:read_parquet", "parquet:FILE?question=COLUMN", extra="parquet"),
+    "langsmith": RegistryEntry(f"{EXPORTS}:read_langsmith", "langsmith:FILE, exported runs"),
+    "langfuse": RegistryEntry(f"{EXPORTS}:read_langfuse", "langfuse:FILE, exported traces"),
+    "phoenix": RegistryEntry(f"{EXPORTS}:read_phoenix", "phoenix:FILE, exported spans"),
+    "openai-batch": RegistryEntry(f"{EXPORTS}:read_openai_batch", "openai-batch:REQUESTS?closed=RESULTS&gold=FILE"),
     "hub": RegistryEntry(
         "knowgate.data.questions.hub:read_hub_dataset", "hub:NAME?split=..., a Hugging Face data set", extra="hub"
     ),
-    "bench": RegistryEntry(
-        "knowgate.data.questions.files:read_benchmark", "bench:NAME/SPLIT from the folder in KNOWGATE_BENCH"
-    ),
+    "bench": RegistryEntry(f"{FILES}:read_benchmark", "bench:NAME/SPLIT from the folder in KNOWGATE_BENCH"),
 }
 
 
 def load_questions(spec: str, limit: int | None = None) -> list[Question]:
-    """The questions a spec names, ids unique, at most `limit` of them."""
+    """Load the questions of a data spec.
+
+    Args:
+        spec: Data spec, such as 'jsonl:questions.jsonl' or 'hub:NAME?split=test'.
+        limit: Load at most this many questions.
+
+    Returns:
+        Questions with unique ids.
+
+    Raises:
+        BadSetting: The spec is invalid.
+        BadInput: The data is invalid or empty.
+
+    Example:
+        >>> questions = load_questions("jsonl:questions.jsonl", limit=100)  # doctest: +SKIP
+    """
     if limit is not None:
         check_integer(limit, "the limit")
     name, value = split_spec(spec)
     if name not in DATASETS and Path(spec).is_file():
-        raise BadSetting(f"'{spec}' is a file: write jsonl:{spec}")
-    source = load_entry(DATASETS, "data source", name, "knowgate.datasets")
+        raise BadSetting(f"'{spec}' is a file, not a data spec. Write jsonl:{spec}")
+    read = load_entry(DATASETS, "data source", name, PLUGIN_GROUP)
     if not value and name in DATASETS:
         raise BadSetting(f"data source '{name}' needs a value: {DATASETS[name].summary}.")
-    questions = list(islice(_unique(source(value), spec), limit))
+    questions = list(islice(_check_unique(read(value), spec), limit))
     if not questions:
-        raise BadInput(f'{spec} holds no questions. Write one a line: {{"question": "...", "answers": ["..."]}}')
+        raise BadInput(f'{spec} holds no questions. Write one per line: {{"question": "...", "answers": ["..."]}}')
     return questions
 
 
-def _unique(questions: Iterator[Question], spec: str) -> Iterator[Question]:
-    seen: set[str] = set()
+def _check_unique(questions: Iterator[Question], spec: str) -> Iterator[Question]:
+    ids: set[str] = set()
     for question in questions:
-        if question.id in seen:
-            raise BadInput(f"{spec} holds the id {format_value(question.id)} twice; ids must be unique.")
-        seen.add(question.id)
+        if question.id in ids:
+            raise BadInput(f"duplicate id in {spec}: {format_value(question.id)}. Ids must be unique.")
+        ids.add(question.id)
         yield question
 
 
-QuestionSource = str | Sequence[Question]
-IN_MEMORY_DATA = "questions"  # what a run says of its data where it was no spec
-
-
 def resolve_questions(data: QuestionSource, limit: int | None = None) -> list[Question]:
-    """The questions of a spec, or those given; a given one without an id is called by its number, counted from 1."""
+    """Load the questions of a spec, or check questions that were given; those without id are numbered from 1."""
     if limit is not None:
         check_integer(limit, "the limit")
     if isinstance(data, str):
         return load_questions(data, limit)
-    wrong = [one for one in data if not isinstance(one, Question)]
-    if wrong:
-        raise BadInput(f"{wrong[0]!r} is no Question: to label it takes Question('...', answers=('...',)).")
-    questions = [replace(one, id=one.id or str(number)) for number, one in enumerate(data[:limit], start=1)]
-    _check(questions)
+    invalid = [item for item in data if not isinstance(item, Question)]
+    if invalid:
+        raise BadInput(f"not a Question: {invalid[0]!r}. Write Question('...', answers=('...',)).")
+    questions = [replace(item, id=item.id or str(number)) for number, item in enumerate(data[:limit], start=1)]
+    _check_questions(questions)
     return questions
 
 
+def _check_questions(questions: Sequence[Question]) -> None:
+    if not questions:
+        raise BadInput("no questions given: the list is empty.")
+    ids: set[str] = set()
+    for question in questions:
+        name = f"question {format_value(question.id)}"
+        if not question.text.strip():
+            raise BadInput(f"{name} is empty.")
+        for text in (question.text, question.id, *question.answers, *question.choices):
+            check_encodable(text, name)
+        if len(question.choices) > len(CHOICE_LETTERS):
+            raise BadInput(f"{name} has {len(question.choices)} choices. At most {len(CHOICE_LETTERS)} are possible.")
+        if question.id in ids:
+            raise BadInput(f"duplicate id: {format_value(question.id)}. Ids must be unique.")
+        ids.add(question.id)
+
+
 def describe_data(data: QuestionSource) -> str:
-    """How a run calls its data."""
+    """Return the name under which a run records its data."""
     return data if isinstance(data, str) else IN_MEMORY_DATA
 
 
-def _check(questions: Sequence[Question]) -> None:
-    if not questions:
-        raise BadInput("there are no questions: the list is empty.")
-    seen: set[str] = set()
-    for question in questions:
-        if not question.text.strip():
-            raise BadInput(f"question {format_value(question.id)} is empty.")
-        for text in (question.text, question.id, *question.answers, *question.choices):
-            check_encodable(text, f"question {format_value(question.id)}")
-        if len(question.choices) > len(CHOICE_LETTERS):
-            raise BadInput(
-                f"question {format_value(question.id)} has more choices than there are letters ({len(CHOICE_LETTERS)})."
-            )
-        if question.id in seen:
-            raise BadInput(f"two questions have the id {format_value(question.id)}; ids must be unique.")
-        seen.add(question.id)
-
-
-JSONL_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz")
-
-
-def guess_data_spec(given: str) -> str:
-    """The spec of a file (JSON lines or a table by its ending, else a question per line), or the spec as given."""
-    name, _ = split_spec(given)
-    if name in DATASETS or name in find_plugins("knowgate.datasets"):
-        return given
-    if not expand_path(given).is_file():
-        kinds = "; ".join(entry.summary for entry in DATASETS.values())
-        raise BadInput(f"there is no file of questions '{given}'. Name a file, or a data source: {kinds}.")
-    table = Path(given).suffix.lower().removeprefix(".")
-    return f"{'jsonl' if is_jsonl_file(given) else table if table in ('csv', 'parquet') else 'lines'}:{given}"
+def guess_data_spec(name: str) -> str:
+    """Convert a file name to a data spec by its suffix; a spec is returned as it is."""
+    kind, _ = split_spec(name)
+    if kind in DATASETS or kind in find_plugins(PLUGIN_GROUP):
+        return name
+    if not expand_path(name).is_file():
+        sources = "; ".join(entry.summary for entry in DATASETS.values())
+        raise BadInput(f"there is no file of questions '{name}'. Name a file, or a data source: {sources}.")
+    if is_jsonl_file(name):
+        return f"jsonl:{name}"
+    suffix = Path(name).suffix.lower().removeprefix(".")
+    return f"{suffix if suffix in ('csv', 'parquet') else 'lines'}:{name}"
 
 
 def is_jsonl_file(file: str) -> bool:
-    """By its ending."""
+    """Return whether a file holds JSON lines, by its suffix."""
     return str(Path(file)).lower().endswith(JSONL_SUFFIXES)

@@ -1,7 +1,15 @@
-"""OpenAI's batches: `openai-batch:REQUESTS?closed=RESULTS&open=RESULTS&gold=FILE`.
+"""Questions with recorded answers from exports of other tools: LangSmith, Langfuse, Phoenix and OpenAI batches.
 
-The requests hold the questions, the results what the LLM said: `import-answers --closed closed --open open`. Gold
-answers come from a JSONL file of {"custom_id": ..., "answers": [...]}. What failed has no answer: it is named.
+    langsmith:runs.jsonl?question=inputs.question&answers=reference_outputs.answer
+
+Exports are JSON lines, a JSON list, CSV or Parquet. Question and recorded answer are read from the fields where each
+tool puts them; the options `question`, `answers`, `answer`, `id` and `split` name others. The answer goes into `meta`
+under `answer`, all other texts under their own names.
+
+    openai-batch:REQUESTS?closed=RESULTS&open=RESULTS&gold=FILE
+
+The requests of a batch hold the questions, the results hold the answers, and `gold` is a JSONL file of
+{"custom_id": ..., "answers": [...]}.
 """
 
 from __future__ import annotations
@@ -24,56 +32,10 @@ from knowgate.data.questions.records import (
 from knowgate.errors import BadInput
 from knowgate.types import Question
 
-BATCH_OPTIONS = ("closed", "open", "gold")
-ID_FIELD = "custom_id"
-
-
-def read_openai_batch(value: str) -> Iterator[Question]:
-    """The questions of a batch with the answers that came back."""
-    path, query = parse_file_spec(value)
-    options = parse_query_options(query, BATCH_OPTIONS, "openai-batch")
-    replies = {name: dict(_replies(options[name])) for name in ("closed", "open") if name in options}
-    golds = dict(_golds(options["gold"])) if "gold" in options else {}
-    for number, record in read_jsonl(path):
-        where, own = f"{path} line {number}", _id(record, f"{path} line {number}")
-        body = record.get("body")
-        asked = extract_text(body.get("messages") or body.get("input")) if isinstance(body, dict) else ""
-        missing = [name for name, found in replies.items() if own not in found]
-        if missing:
-            raise BadInput(
-                f"{where}: '{own}' has no answer in {options[missing[0]]}. Take it out of the requests, or run it."
-            )
-        meta = {name: found[own] for name, found in replies.items()}
-        made = {"question": asked, "id": own, "answers": golds.get(own, []), "meta": meta}
-        yield parse_question(made, where, default_id=own)
-
-
-def _replies(file: str) -> Iterator[tuple[str, str]]:
-    """What was answered, by the request's id; what failed is left out."""
-    path, _ = parse_file_spec(file)
-    for number, record in read_jsonl(path):
-        reply = record.get("response")
-        body = reply.get("body") if isinstance(reply, dict) and reply.get("status_code") == 200 else None
-        if isinstance(body, dict) and not record.get("error"):
-            yield _id(record, f"{path} line {number}"), extract_text(body.get("choices") or body.get("output"))
-
-
-def _golds(file: str) -> Iterator[tuple[str, list[Any]]]:
-    path, _ = parse_file_spec(file)
-    for number, record in read_jsonl(path):
-        answers = record.get("answers")
-        yield _id(record, f"{path} line {number}"), answers if isinstance(answers, list) else [answers]
-
-
-def _id(record: dict[str, Any], where: str) -> str:
-    own = record.get(ID_FIELD)
-    if not isinstance(own, str) or not own:
-        raise BadInput(f"{where} has no '{ID_FIELD}': it is no line of a batch. Check which file is which.")
-    return own
-
-
 EXPORT_OPTIONS = ("question", "answers", "answer", "id", "split")
-# runs and examples as their SDKs and exports name them
+BATCH_OPTIONS = ("closed", "open", "gold")
+LIST_FIELDS = ("data", "runs", "traces", "spans")  # fields of a JSON export that may hold its list
+# Field names of runs and examples in the SDKs and exports of each tool.
 LANGSMITH = FieldMapping(
     question=("inputs.question", "inputs.query", "inputs.input", "inputs"),
     answers=("reference_outputs", "reference_example.outputs", "reference", "example.outputs"),
@@ -95,42 +57,93 @@ PHOENIX = FieldMapping(
 
 
 def read_langsmith(value: str) -> Iterator[Question]:
-    return _read(value, LANGSMITH, "langsmith")
+    """Read runs exported from LangSmith."""
+    return _read_export(value, LANGSMITH, "langsmith")
 
 
 def read_langfuse(value: str) -> Iterator[Question]:
-    return _read(value, LANGFUSE, "langfuse")
+    """Read traces exported from Langfuse."""
+    return _read_export(value, LANGFUSE, "langfuse")
 
 
 def read_phoenix(value: str) -> Iterator[Question]:
-    return _read(value, PHOENIX, "phoenix")
+    """Read spans exported from Phoenix."""
+    return _read_export(value, PHOENIX, "phoenix")
 
 
-def _read(value: str, columns: FieldMapping, what: str) -> Iterator[Question]:
+def _read_export(value: str, mapping: FieldMapping, source: str) -> Iterator[Question]:
     path, query = parse_file_spec(value)
-    return convert_records(
-        read_export_records(path), override_fields(columns, parse_query_options(query, EXPORT_OPTIONS, what))
-    )
+    options = parse_query_options(query, EXPORT_OPTIONS, source)
+    return convert_records(read_export_records(path), override_fields(mapping, options))
 
 
 def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of a file, each with its place."""
-    kind = path.suffix.lower()
-    if kind == ".parquet":
+    """Yield the records of a file with their locations; the format follows from the suffix."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         yield from read_parquet_rows(path)
-    elif kind == ".csv":
+    elif suffix == ".csv":
         yield from read_csv_rows(path, "")
-    elif kind == ".json":
-        yield from _listed(path)
+    elif suffix == ".json":
+        yield from _read_json_list(path)
     else:
         yield from ((f"{path} line {number}", record) for number, record in read_jsonl(path))
 
 
-def _listed(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A list, or an object that holds one under `data`, `runs` or `traces`."""
-    kept = read_json(path)
-    if isinstance(kept, dict):
-        kept = next((kept[name] for name in ("data", "runs", "traces", "spans") if name in kept), kept)
-    if not isinstance(kept, list) or not all(isinstance(one, dict) for one in kept):
-        raise BadInput(f"{path} holds no list of objects. Export it as JSON lines, or as a list.")
-    yield from ((f"{path} entry {number}", record) for number, record in enumerate(kept, start=1))
+def _read_json_list(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a JSON list, which may be inside an object."""
+    content = read_json(path)
+    if isinstance(content, dict):
+        content = next((content[name] for name in LIST_FIELDS if name in content), content)
+    if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
+        raise BadInput(f"{path} is not a list of objects. Export it as JSON lines, or as a list.")
+    yield from ((f"{path} entry {number}", record) for number, record in enumerate(content, start=1))
+
+
+# --- OpenAI batches -------------------------------------------------------------------------------
+
+
+def read_openai_batch(value: str) -> Iterator[Question]:
+    """Read the requests of an OpenAI batch as questions, with the results as answers in `meta`."""
+    path, query = parse_file_spec(value)
+    options = parse_query_options(query, BATCH_OPTIONS, "openai-batch")
+    answers = {name: dict(_read_results(options[name])) for name in ("closed", "open") if name in options}
+    golds = dict(_read_golds(options["gold"])) if "gold" in options else {}
+    for number, record in read_jsonl(path):
+        where = f"{path} line {number}"
+        request_id, body = _get_request_id(record, where), record.get("body")
+        text = extract_text(body.get("messages") or body.get("input")) if isinstance(body, dict) else ""
+        missing = [name for name, results in answers.items() if request_id not in results]
+        if missing:
+            raise BadInput(
+                f"{where}: '{request_id}' has no answer in {options[missing[0]]}. Remove it from the requests, or run it."
+            )
+        meta = {name: results[request_id] for name, results in answers.items()}
+        question = {"question": text, "id": request_id, "answers": golds.get(request_id, []), "meta": meta}
+        yield parse_question(question, where, default_id=request_id)
+
+
+def _read_results(file: str) -> Iterator[tuple[str, str]]:
+    """Yield the id and answer of each successful request."""
+    path, _ = parse_file_spec(file)
+    for number, record in read_jsonl(path):
+        response = record.get("response")
+        is_ok = isinstance(response, dict) and response.get("status_code") == 200 and not record.get("error")
+        body = response.get("body") if isinstance(response, dict) and is_ok else None
+        if isinstance(body, dict):
+            text = extract_text(body.get("choices") or body.get("output"))
+            yield _get_request_id(record, f"{path} line {number}"), text
+
+
+def _read_golds(file: str) -> Iterator[tuple[str, list[Any]]]:
+    path, _ = parse_file_spec(file)
+    for number, record in read_jsonl(path):
+        answers = record.get("answers")
+        yield _get_request_id(record, f"{path} line {number}"), answers if isinstance(answers, list) else [answers]
+
+
+def _get_request_id(record: dict[str, Any], where: str) -> str:
+    request_id = record.get("custom_id")
+    if not isinstance(request_id, str) or not request_id:
+        raise BadInput(f"{where} has no 'custom_id': it is not a line of a batch. Check which file is which.")
+    return request_id

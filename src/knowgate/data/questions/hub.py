@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 from datasets import load_dataset
 
-from knowgate.data.questions.records import parse_question
-from knowgate.errors import BadInput, BadSetting
+from knowgate.data.questions.records import find_field, parse_query_options, parse_question
+from knowgate.errors import BadInput
 from knowgate.types import Question
 
 DEFAULT_OPTIONS = {
@@ -26,43 +25,30 @@ DEFAULT_OPTIONS = {
 
 
 def read_hub_dataset(value: str) -> Iterator[Question]:
+    """Read the questions of a data set."""
     name, _, query = value.partition("?")
-    options = {**DEFAULT_OPTIONS, **_options(query)}
-    for number, record in enumerate(_rows(name, options), start=1):
-        where = f"hub:{name} row {number}"
-        yield parse_question(_mapped(record, options), where, default_id=f"{options['split']}-{number}")
+    options = {**DEFAULT_OPTIONS, **parse_query_options(query, tuple(DEFAULT_OPTIONS), "hub")}
+    for number, row in enumerate(_load_rows(name, options), start=1):
+        default_id = f"{options['split']}-{number}"
+        yield parse_question(_map_row(row, options), f"hub:{name} row {number}", default_id=default_id)
 
 
-def _options(query: str) -> dict[str, str]:
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = sorted(set(options) - set(DEFAULT_OPTIONS))
-    if unknown:
-        raise BadSetting(f"hub: unknown option '{unknown[0]}'. Known: {', '.join(DEFAULT_OPTIONS)}.")
-    return options
-
-
-def _rows(name: str, options: Mapping[str, str]) -> Any:
+def _load_rows(name: str, options: Mapping[str, str]) -> Any:
     try:
         return load_dataset(name, options["config"] or None, split=options["split"])
     except (OSError, ValueError, RuntimeError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"cannot load hub:{name} (split {options['split']}): {first}") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"cannot load hub:{name} (split {options['split']}): {reason}") from error
 
 
-def _mapped(record: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, Any]:
-    answers = _column(record, options["answers"])
-    found = {
-        "question": _column(record, options["question"]),
+def _map_row(row: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, Any]:
+    """Map the columns of a row to the fields of a question."""
+    answers = find_field(row, options["answers"])
+    row_id = find_field(row, options["id"])
+    return {
+        "question": find_field(row, options["question"]),
         "answers": [answers] if isinstance(answers, str) else list(answers or []),
-        "choices": list(_column(record, options["choices"]) or []),
-        "lang": record.get("lang"),
+        "choices": list(find_field(row, options["choices"]) or []),
+        "lang": row.get("lang"),
+        "id": None if row_id is None else str(row_id),
     }
-    identity = _column(record, options["id"])
-    return found if identity is None else {**found, "id": str(identity)}
-
-
-def _column(record: Mapping[str, Any], path: str) -> Any:
-    value: Any = record
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value

@@ -1,3 +1,1 @@
-"""What a run keeps and how it is read back: row folders, label rows, needs on record, readings, splits, trials."""
-
-from __future__ import annotations
+"""Label runs: folders of label rows, recorded scores, and the label table that is read from them."""

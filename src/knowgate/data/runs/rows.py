@@ -1,7 +1,4 @@
-"""The record of one labelled question: what `labels.jsonl` holds, one per line.
-
-Knows JSON and the types; not how rows come about.
-"""
+"""The record of one labeled question: a line of `labels.jsonl`, and the slices that it belongs to."""
 
 from __future__ import annotations
 
@@ -16,12 +13,26 @@ from knowgate.core.schema import NonNegativeInt, NumberRange, UnitInterval, read
 from knowgate.errors import ArtifactError, BadInput
 from knowgate.types import SYNTHETIC_KEY, Completion, Passage, Token
 
+ANSWER_FREQUENCY = "answer frequency"
+SLICE_DIMENSIONS = ("data set", "language", "freshness", "hops", ANSWER_FREQUENCY, "form")
+FREQUENCY_THIRDS = ("rare", "middle", "frequent")
+ROUNDED_DIGITS = 6
+SCALAR_TYPES = frozenset({str, int, bool, type(None)})
+
 
 @dataclass(frozen=True)
 class GradedAnswer:
-    """One way of answering: the greedy answer with its token statistics, and the samples.
+    """An answer with its samples and grades.
 
-    correct / sample_correct: None where there is no gold answer or the judge could not be read.
+    Attributes:
+        text: Greedy answer.
+        tokens: Statistics of its tokens; None if the backend gives none.
+        finished: Whether the answer ended by itself.
+        correct: Grade of the greedy answer; None without gold answer or with an unparsable verdict.
+        samples: Sampled answers.
+        sample_correct: Grades of the samples.
+        mastery: Share of correct samples.
+        certainty: One minus the entropy of the samples.
     """
 
     text: str
@@ -36,9 +47,25 @@ class GradedAnswer:
 
 @dataclass(frozen=True)
 class LabelRow:
-    """Everything learnt about one question. `vector` points to its hidden states: (shard file, row in it).
+    """Everything that labeling found out about one question.
 
-    states: digest of the question's id and its hidden states; rows of earlier versions have none.
+    Attributes:
+        grader: Name of the grader.
+        closed: Closed-book answer.
+        open: Open-book answer.
+        mask: Answer with masked passages.
+        iterative: Answer after several rounds of retrieval.
+        rounds: Rounds of retrieval of the iterative answer.
+        benefit: Open-book minus closed-book grade: 1 if retrieval helps, -1 if it hurts.
+        cut: Passages dropped or shortened to fit the context window.
+        guarded: Grades changed by the echo guard.
+        unparsable: Verdicts of a judge that could not be parsed.
+        answer_frequency: Passages of the corpus that contain a gold answer.
+        vector: Shard file and row of the hidden states.
+        states: Digest of the id and the hidden states; "" in rows of earlier versions.
+        seconds: Time per question.
+        tokens: Generated tokens.
+        error: Why labeling failed; None if it did not.
     """
 
     id: str
@@ -51,105 +78,95 @@ class LabelRow:
     closed: GradedAnswer | None = None
     open: GradedAnswer | None = None
     mask: GradedAnswer | None = None
-    iterative: GradedAnswer | None = None  # after several rounds of retrieval
-    rounds: NonNegativeInt = 0  # of retrieval that the iterative answer took
+    iterative: GradedAnswer | None = None
+    rounds: NonNegativeInt = 0
     effect_mastery: str | None = None
     effect_certainty: str | None = None
     benefit: Annotated[int, NumberRange(-1, 1)] | None = None
     passages: tuple[Passage, ...] = ()
-    cut: NonNegativeInt = 0  # passages dropped or shortened to fit the context window
-    guarded: NonNegativeInt = 0  # verdicts the echo guard changed
-    unparsable: NonNegativeInt = 0  # judge verdicts that could not be read
-    answer_frequency: NonNegativeInt | None = None  # passages of the corpus that hold a gold answer
+    cut: NonNegativeInt = 0
+    guarded: NonNegativeInt = 0
+    unparsable: NonNegativeInt = 0
+    answer_frequency: NonNegativeInt | None = None
     signals: Mapping[str, float] = field(default_factory=dict)
     vector: tuple[str, NonNegativeInt] | None = None
     states: str = ""
     seconds: Annotated[float, NumberRange(0)] = 0.0
-    tokens: NonNegativeInt = 0  # generated
+    tokens: NonNegativeInt = 0
     error: str | None = None
 
     @property
     def is_synthetic(self) -> bool:
-        """An LLM wrote the question."""
+        """Whether an LLM wrote the question."""
         return bool(self.meta.get(SYNTHETIC_KEY))
 
 
-def row_to_json(row: LabelRow) -> dict[str, Any]:
-    """A compact record: defaults are left out, floats rounded to six digits."""
-    record: dict[str, Any] = _compact(row)
-    return record
+def build_ungraded_answer(draft: Completion, samples: Sequence[Completion]) -> GradedAnswer:
+    """Build an answer without grades from a draft and its samples."""
+    return GradedAnswer(draft.text, draft.tokens, draft.finished, samples=tuple(sample.text for sample in samples))
 
 
-def _compact(value: Any) -> Any:
-    """By type, not by asking what it is an instance of: rows are many, and hold hundreds of values each."""
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def row_to_json(row: Any) -> dict[str, Any]:
+    """Convert a row (any dataclass) to a compact record: defaults are left out, floats are rounded."""
+    defaults = _list_defaults(cast(Any, type(row)))
+    values = ((name, getattr(row, name), default) for name, default in defaults)
+    return {name: _to_json(value) for name, value, default in values if not _is_default(value, default)}
+
+
+def _to_json(value: Any) -> Any:
+    """Convert a value by its exact type, which is faster than isinstance for the many values of a row."""
     kind = type(value)
-    if kind in _AS_IT_IS:
+    if kind in SCALAR_TYPES:
         return value
     if kind is float:
-        return round(value, 6)
+        return round(value, ROUNDED_DIGITS)
     if kind is Token:
-        return [value.text, _round(value.logprob), _round(value.entropy), _round(value.margin)]
+        return [value.text, *map(_to_json, (value.logprob, value.entropy, value.margin))]
     if kind is tuple or kind is list:
-        return [_compact(found) for found in value]
+        return [_to_json(item) for item in value]
     if dataclasses.is_dataclass(kind):
-        return _record(value)
+        return row_to_json(value)
     if isinstance(value, Mapping):
-        return {key: _compact(found) for key, found in value.items()}
-    return round(value, 6) if isinstance(value, float) else value
-
-
-_AS_IT_IS = frozenset({str, int, bool, type(None)})
-
-
-def _record(value: Any) -> dict[str, Any]:
-    found = ((name, getattr(value, name), default) for name, default in _defaults(cast(Any, type(value))))
-    return {name: _compact(kept) for name, kept, default in found if not _is_default(kept, default)}
+        return {key: _to_json(item) for key, item in value.items()}
+    return round(value, ROUNDED_DIGITS) if isinstance(value, float) else value
 
 
 @functools.cache
-def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """The fields of a record, each with its default."""
-    return tuple((item.name, _default(item)) for item in dataclasses.fields(kind))
+def _list_defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """List the fields of a dataclass with their defaults."""
+    return tuple((item.name, _get_default(item)) for item in dataclasses.fields(kind))
 
 
-def _default(item: dataclasses.Field[Any]) -> Any:
+def _get_default(item: dataclasses.Field[Any]) -> Any:
     return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Of the same type, too: 0.0 is not the 0 of a count. Mappings that are empty are alike, whatever they are."""
+    """Return whether a value equals its default in value and type: the float 0.0 is not the count 0."""
     return value is default or (value == default and (type(value) is type(default) or isinstance(value, Mapping)))
 
 
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
-
-
 def row_from_json(record: Mapping[str, Any], where: str) -> LabelRow:
-    """The row a record holds."""
+    """Parse the record of a row; `where` names its location in errors."""
     try:
         return read_record(LabelRow, record, where)
     except BadInput as error:
-        raise ArtifactError(f"{str(error).rstrip('.')}; that is no label row. Label again.") from None
+        raise ArtifactError(f"invalid label row: {str(error).rstrip('.')}. Label again.") from None
 
 
-def build_ungraded_answer(draft: Completion, samples: Sequence[Completion]) -> GradedAnswer:
-    """An ungraded side."""
-    return GradedAnswer(draft.text, draft.tokens, draft.finished, samples=tuple(sample.text for sample in samples))
-
-
-ANSWER_FREQUENCY = "answer frequency"
-SLICE_DIMENSIONS = ("data set", "language", "freshness", "hops", ANSWER_FREQUENCY, "form")
-FREQUENCY_THIRDS = ("rare", "middle", "frequent")
+# --- slices ---------------------------------------------------------------------------------------
 
 
 def list_slices(row: LabelRow) -> dict[str, str]:
-    """The slices a question belongs to, by dimension; what its data set does not say is left out.
+    """Return the slices of a row by dimension; dimensions that its data set does not record are left out.
 
-    Answer frequency is not among them: which third a question is in depends on the others (`frequency_thirds`).
+    The answer frequency is not among them, since its thirds depend on the other rows (`assign_frequency_thirds`).
     """
     meta = row.meta
-    is_hotpot = str(meta.get("dataset", "")).startswith("hotpotqa")  # elsewhere `type` means something else
+    is_hotpot = str(meta.get("dataset", "")).startswith("hotpotqa")  # `type` has other meanings elsewhere
     hops = meta.get("num_hops") or meta.get("hops") or (meta.get("type") if is_hotpot else None)
     values = {
         "data set": meta.get("dataset"),
@@ -162,10 +179,16 @@ def list_slices(row: LabelRow) -> dict[str, str]:
 
 
 def assign_frequency_thirds(counts: Sequence[int | None]) -> list[str | None]:
-    """Thirds by how many passages of the corpus hold the answer: what is rare there is long-tail knowledge.
+    """Assign each row to a third by how many passages of the corpus contain its answer.
 
-    The rule: a third ends with the last count that a third (two thirds) of the known counts, rounded up, reach. Equal
-    counts stay together, so a third can be empty. None: the count is not known, or all known ones are equal.
+    A third ends with the count at rank one third (two thirds) of the known counts, rounded up. Equal counts stay
+    together, so a third can be empty.
+
+    Args:
+        counts: Passages that contain the answer; None if unknown.
+
+    Returns:
+        rare, middle or frequent for each row; None if its count is unknown or all known counts are equal.
     """
     known = sorted(count for count in counts if count is not None)
     if len(set(known)) < 2:

@@ -1,3 +1,1 @@
-"""Numbers read off a pass over a question: token confidence, samples, hidden states, sentences; all as features."""
-
-from __future__ import annotations
+"""Signals computed from a reading: token confidence, agreement of samples, hidden states and embeddings."""

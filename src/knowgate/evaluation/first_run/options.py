@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from knowgate.core.files import check_output_folder, sha256_text, write_json
-from knowgate.core.http_client import redact_urls
+from knowgate.core.redaction import redact_urls
 from knowgate.core.schema import read_record
 from knowgate.core.validation import check_integer, check_seed, read_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
@@ -48,7 +48,7 @@ class FirstRunOptions:
         if bool(self.docs) == bool(self.index):
             problem = "both --docs and --index are given" if self.docs else "no documents are named"
             raise BadSetting(f"{problem}. Type: knowgate start --docs FOLDER (or --index DIR)")
-        check_integer(self.count, "the number of questions (--count)", most=MAX_COUNT)
+        check_integer(self.count, "the number of questions (--count)", maximum=MAX_COUNT)
         if not 0 < self.max_loss < 1:
             raise BadSetting(f"--max-loss is {self.max_loss}; it must be above 0 and below 1 (0.05 is five points).")
         check_seed(self.seed)
@@ -171,7 +171,7 @@ def read_progress(folder: Path) -> ProgressRecord | None:
         return None
     advice = f"Delete {file}: labels are kept, and the rest is soon made again."
     try:
-        found = read_record(ProgressRecord, read_json(file), str(file), others=True)
+        found = read_record(ProgressRecord, read_json(file), str(file), ignore_unknown=True)
     except BadInput as error:
         raise ArtifactError(f"{str(error).rstrip('.')}. {advice}") from None
     if found.version != PROGRESS_VERSION:

@@ -41,7 +41,7 @@ class WrittenQuestionFolder(RowFolder):
     version: ClassVar[int] = 1
     manifest_name: ClassVar[str] = "written.json"
     rows_name: ClassVar[str] = "written.jsonl"
-    what: ClassVar[str] = "folder of written questions"
+    folder_type: ClassVar[str] = "folder of written questions"
     command: ClassVar[str] = "knowgate start"
 
     def written(self) -> list[dict[str, Any]]:

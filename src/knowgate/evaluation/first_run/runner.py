@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.core.files import exclusive_writer, sha256_text, write_text
-from knowgate.core.http_client import redact_urls
+from knowgate.core.redaction import redact_urls
 from knowgate.data.runs.caveats import list_caveats
 from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadInput, BadSetting
@@ -174,7 +174,7 @@ class _Steps:
             raise BadInput(f"{error} Then: {self.wishes.command()}") from None
         self.tell.say(f"Documents: {report.documents}, in {report.passages} passages.")
         if report.problems:
-            self.tell.warn(f"Of the documents {report.missed}")
+            self.tell.warn(f"Of the documents {report.summarize_problems()}")
         return str(place)
 
     def _show_index(self, stage: str, done: int, total: int) -> None:

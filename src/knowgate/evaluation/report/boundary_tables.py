@@ -7,15 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from knowgate.core.display import (
-    MISSING_VALUE,
-    NOT_DEFINED,
-    TextTable,
-    format_number,
-    format_percent,
-    format_points,
-    format_proportion,
-)
+from knowgate.core.display import MISSING_VALUE, NOT_DEFINED, TextTable, format_number, format_percent, format_points
 from knowgate.data.runs.rows import FREQUENCY_THIRDS, SLICE_DIMENSIONS, LabelRow
 from knowgate.evaluation.boundary import EffectInterval, RowCounts, RunReport, measure_retrieval_change
 from knowgate.evaluation.boundary_measures import (
@@ -28,6 +20,7 @@ from knowgate.evaluation.boundary_measures import (
 )
 from knowgate.evaluation.report import boundary_tables as sheets
 from knowgate.evaluation.report.terminal import render_terminal_table
+from knowgate.stats.formats import format_proportion
 from knowgate.stats.proportions import Proportion
 
 NO_OPEN_ANSWERS = "no open-book answers in this run"

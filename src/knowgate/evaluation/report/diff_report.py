@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from knowgate.core.display import (
-    MISSING_VALUE,
-    TextTable,
-    format_percent,
-    format_percent_estimate,
-    format_points,
-    format_points_estimate,
-)
+from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
 from knowgate.core.files import write_text
 from knowgate.evaluation.evaluation_diff import EvaluationDiff, GateDiff, MeasureDiff
 from knowgate.evaluation.report import diff_report as sheets
@@ -22,6 +15,7 @@ from knowgate.evaluation.report import html as markup
 from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
 from knowgate.evaluation.report.html import render_page
 from knowgate.stats.bootstrap import Estimate
+from knowgate.stats.formats import format_percent_estimate, format_points_estimate
 from knowgate.types.markup import escape_html
 
 DIFF_LABELS = {"use": "Better", "leave": "Worse", "unknown": "No difference shown"}

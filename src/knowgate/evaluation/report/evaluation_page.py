@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points_estimate
+from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.core.files import write_text
 from knowgate.data.runs.caveats import list_column_caveats
 from knowgate.evaluation.cost import SAVINGS_QUESTIONS, CostAssumptions
@@ -24,6 +24,7 @@ from knowgate.evaluation.report.evaluation_verdict import EvaluationVerdict, bui
 from knowgate.evaluation.report.html import render_page, render_question
 from knowgate.evaluation.retrieval_actions import build_action_table
 from knowgate.stats.bootstrap import estimate_mean
+from knowgate.stats.formats import format_points_estimate
 from knowgate.stats.metrics import BoolArray
 from knowgate.types.markup import escape_html
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from knowgate.core.display import format_percent, format_points, format_points_estimate
+from knowgate.core.display import format_percent, format_points
 from knowgate.core.files import write_text
 from knowgate.evaluation.rankers import NO_PASSAGES, RETRIEVER, RankerMeasures
 from knowgate.evaluation.report import html as markup
@@ -15,6 +15,7 @@ from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
 from knowgate.evaluation.report.html import render_page
 from knowgate.evaluation.reranker_comparison import RerankerComparison, build_reranker_tables, is_reranker
 from knowgate.stats.bootstrap import Estimate
+from knowgate.stats.formats import format_points_estimate
 from knowgate.types.markup import escape_html
 
 MAIN_MEASURE = "P@1"

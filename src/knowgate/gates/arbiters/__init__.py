@@ -1,6 +1,7 @@
-"""The arbiters, which choose between two answers after retrieval. To add one: a file here and a line in the table.
+"""Arbiters by name. An arbiter chooses between the closed-book and the open-book answer after retrieval.
 
-From outside the package: an entry point in the group 'knowgate.arbiters'. Importing this loads none of them.
+To add one, write a file in this package and a line in the table. Other packages use an entry point in the group
+'knowgate.arbiters'. Importing this module loads no arbiter.
 """
 
 from __future__ import annotations
@@ -9,30 +10,30 @@ from typing import Any
 
 from knowgate.core.registry import RegistryEntry, load_entry, parse_options, split_spec
 from knowgate.errors import BadSetting
-from knowgate.gates.arbiters.fitted_arbiter import is_arbiter_folder, read_arbiter_artifact
+from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT, is_arbiter_folder
+from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.types import Arbiter
 
 ARBITERS = {
     "rules": RegistryEntry(
         "knowgate.gates.arbiters.abstention:RulesArbiter",
-        "an answer with passages that says it cannot tell gives way to the one from memory",
+        "uses the closed-book answer if the answer with passages says that it cannot tell",
         cost="nothing",
     ),
 }
 
-# arbiters that must be fitted first, each with the function that does it; a folder made by `knowgate fit arbiter` names
-# one, and so does its option --mode
+# Arbiters that must be fitted first. `fit` names the training function.
 FITTED_ARBITERS = {
     "features": RegistryEntry(
         "knowgate.gates.arbiters.features:FeaturesArbiter",
-        "log-probabilities, lengths, agreement and passages, weighed together",
+        "two logistic regressions over log-probabilities, lengths, agreement and passages",
         cost="nothing",
         extra="train",
         fit="knowgate.training.arbiter_features:fit_features_arbiter",
     ),
     "lora": RegistryEntry(
         "knowgate.gates.arbiters.lora:LoraArbiter",
-        "a fine-tuned judge sees both answers and is asked of each whether it is right",
+        "a fine-tuned judge sees both answers and says for each whether it is right",
         cost="two prefills of the judge of 100 tokens; none where the answers agree",
         extra="train",
         fit="knowgate.training.arbiter_lora:fit_lora_arbiter",
@@ -41,22 +42,33 @@ FITTED_ARBITERS = {
 
 
 def load_arbiter(spec: str, *, plug_in: bool = False) -> Arbiter:
-    """The arbiter a spec names: 'rules', 'rules:words=FILE', or the folder of a fitted one.
+    """Load an arbiter by its spec.
 
-    plug_in: let a fitted arbiter judge answers of another LLM than it was fitted on.
+    Args:
+        spec: 'rules', 'rules:words=FILE', or the folder of a fitted arbiter.
+        plug_in: Let a fitted arbiter judge answers of another LLM than the one it was fitted on.
+
+    Raises:
+        UnknownName: No arbiter has this name.
+        BadSetting: The arbiter must be fitted first, or an option is wrong.
+        ArtifactError: The folder is damaged.
+
+    Example:
+        >>> load_arbiter("rules").name
+        'rules'
     """
     if is_arbiter_folder(spec):
-        artifact = read_arbiter_artifact(spec)
+        artifact = read_artifact(spec, ARBITER_FORMAT)
         name = str(artifact.manifest["arbiter"])
-        fitted: Any = load_entry(FITTED_ARBITERS, "fitted arbiter", name, "knowgate.fitted_arbiters")
-        arbiter: Arbiter = fitted.opened(artifact, plug_in)
-        return arbiter
+        fitted_class: Any = load_entry(FITTED_ARBITERS, "fitted arbiter", name, "knowgate.fitted_arbiters")
+        fitted: Arbiter = fitted_class.from_artifact(artifact, plug_in)
+        return fitted
     name, options = split_spec(spec)
     if name in FITTED_ARBITERS:
         raise BadSetting(
-            f"the arbiter '{name}' must be fitted first: knowgate fit arbiter --mode {name} --labels RUN --out DIR; "
-            "then use --arbiter DIR."
+            f"arbiter '{name}' must be fitted first: run `knowgate fit arbiter` with mode={name} and use the folder "
+            "it writes."
         )
-    cls: Any = load_entry(ARBITERS, "arbiter", name, "knowgate.arbiters")
-    plain: Arbiter = cls(**parse_options(cls, options, f"arbiter '{name}'"))
-    return plain
+    arbiter_class: Any = load_entry(ARBITERS, "arbiter", name, "knowgate.arbiters")
+    arbiter: Arbiter = arbiter_class(**parse_options(arbiter_class, options, f"arbiter '{name}'"))
+    return arbiter

@@ -59,11 +59,9 @@ def _choice(name: str, both: AnswerPair, belief: Belief | None) -> ArbiterChoice
 
 def _reason(name: str, belief: Belief) -> str:
     given = "from memory" if belief.prefers_closed else "with passages"
-    if belief.closed == belief.open and not belief.why:
+    if belief.closed == belief.open and not belief.reason:
         return f"the arbiter {name} gives the answer {given}: it believes neither more"
-    return (
-        f"the arbiter {name} gives the answer {given}: {belief.why or format_probabilities(belief.closed, belief.open)}"
-    )
+    return f"the arbiter {name} gives the answer {given}: {belief.reason or format_probabilities(belief.closed, belief.open)}"
 
 
 def format_probabilities(closed: float, opened: float, note: str = "") -> str:

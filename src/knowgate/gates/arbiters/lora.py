@@ -40,7 +40,7 @@ class LoraArbiter(FittedArbiter):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        read_record(LoraArbiterOptions, self.artifact.options, "options", others=True)
+        read_record(LoraArbiterOptions, self.artifact.options, "options", ignore_unknown=True)
 
     @functools.cached_property
     def judge(self) -> CausalJudge:
@@ -49,7 +49,9 @@ class LoraArbiter(FittedArbiter):
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
         options = self.artifact.options
         known = [
-            self.judge.known(encode_answer_pairs(self.judge, answers, side, options["tokens"], options["passages"]))
+            self.judge.predict_known(
+                encode_answer_pairs(self.judge, answers, side, options["tokens"], options["passages"])
+            )
             for side in ARBITER_SIDES
         ]
         found: FloatArray = np.stack(known, axis=1)
@@ -64,8 +66,8 @@ def encode_answer_pairs(
         judge.encode(
             build_arbiter_prompt(
                 both.question,
-                judge.beginning(both.closed.text, tokens),
-                judge.beginning(both.open.text, tokens),
+                judge.truncate(both.closed.text, tokens),
+                judge.truncate(both.open.text, tokens),
                 side,
                 both.passages[:passages],
             )

@@ -163,7 +163,7 @@ def _check(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
             f"'{run}' is packed without questions and answers, which the arbiter '{arbiter.name}' would "
             f"weigh. {MISSING_TEXT_ADVICE}"
         )
-    if arbiter.wants_passages and not any(row.passages for row in rows):
+    if arbiter.needs_passages and not any(row.passages for row in rows):
         raise NotOffered(
             f"the arbiter '{arbiter.name}' reads passages, and the rows of '{run}' have none. Label with passages, or "
             "fit the arbiter on rows like these.",

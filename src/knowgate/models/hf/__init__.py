@@ -1,8 +1,8 @@
-"""transformers models: one pass that reads, drafts, samples and goes on."""
+"""LLMs run by transformers: hidden states, drafts and samples from one prefill."""
 
 import os
 
-# Read by PyTorch when it first uses a GPU: caches that grow step by step leave holes in blocks of fixed size.
+# PyTorch reads this when it first uses a GPU. KV caches grow step by step, which fragments blocks of fixed size.
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-# Where JAX is installed, transformers loads it, and it takes three quarters of the card for nothing.
+# transformers imports JAX if it is installed, and JAX would reserve three quarters of the GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -1,4 +1,8 @@
-"""Prompts of like length into batches that fit the memory, and the results back into order."""
+"""Run prompts in batches that fit the memory of the device.
+
+Prompts of similar length share a batch. A GPU may be shared with other programs, so a pass plans for part of the memory
+that is free when it starts, and PyTorch is kept from taking all of it. A batch that still runs out of memory is halved.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ import torch
 from knowgate.errors import DeviceError, OutOfMemory
 from knowgate.types import Result
 
-MAX_FREE_SHARE = 0.6  # of the free memory, at most, with all that the allocator keeps for later
-MAX_TOTAL_SHARE = 0.8  # of the card, whatever is free
-PLANNED_SHARE = (
-    0.25  # of it, by what a pass is known to need; caches grow by copies, which leaves as much again unusable
-)
-# cuDNN and cuBLAS have no error for memory: under pressure they find no plan, or fail to get their workspace
+MAX_FREE_SHARE = 0.6  # of the free memory that a pass may take, including what PyTorch's allocator caches
+MAX_TOTAL_SHARE = 0.8  # of the GPU that this process may hold, however much is free
+# Share of the free memory that batches are planned for. Growing caches are copied, which can double their memory.
+PLANNED_SHARE = 0.25
+PLANNED_ANSWER_TOKENS = 64
+# cuDNN and cuBLAS have no error of their own for lack of memory: they fail to plan, or to allocate a workspace.
 MEMORY_ERROR_MARKERS = (
     "out of memory",
     "CUDNN_STATUS_NOT_SUPPORTED",
@@ -36,22 +40,51 @@ DEVICE_ERROR_MARKERS = (
     "CUDNN_STATUS",
     "CUBLAS_STATUS",
 )
-RESUME_HINT = "What was finished is kept: the same command goes on from there"
+RESUME_HINT = "Finished rows are kept: run the same command again to continue"
+CPU_DEVICE = torch.device("cpu")
+BatchWork = Callable[[list[int]], list[Result]]  # takes the indices of a batch's prompts
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """How much one batch may hold.
+
+    Args:
+        prompts: Number of prompts.
+        prompt_tokens: Number of prompt tokens, with padding.
+        rows: Number of answers generated in parallel.
+        row_tokens: Number of prompt tokens over all answers, if each answer copies the cache of its prompt.
+    """
+
+    prompts: int
+    prompt_tokens: int
+    rows: int
+    row_tokens: int | None
+
+
+CPU_LIMITS = BatchLimits(prompts=64, prompt_tokens=4_096, rows=256, row_tokens=16_384)  # < 1.5 GB for a 135M model
+CUDA_LIMITS = BatchLimits(prompts=2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000)
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Bytes of a GPU: free for anybody or kept by us unused, in use by us, and in all."""
+    """Memory of a GPU in bytes.
+
+    Args:
+        free: Free for everybody, or cached by this process but unused.
+        used: Used by this process.
+        total: Size of the memory.
+    """
 
     free: int
     used: int
     total: int
 
     @property
-    def most(self) -> float:
-        """The share of the card that this process may hold during a pass; what it holds already is not taken away."""
-        held = self.used / self.total
-        return max(held, min(MAX_TOTAL_SHARE, held + MAX_FREE_SHARE * self.free / self.total))
+    def max_share(self) -> float:
+        """Share of the GPU that this process may hold during a pass; never less than it already uses."""
+        used = self.used / self.total
+        return max(used, min(MAX_TOTAL_SHARE, used + MAX_FREE_SHARE * self.free / self.total))
 
     @property
     def planned(self) -> float:
@@ -60,6 +93,7 @@ class GpuMemory:
 
 
 def read_gpu_memory(device: torch.device) -> GpuMemory:
+    """Measure the memory of a GPU."""
     free, total = torch.cuda.mem_get_info(device)
     used = torch.cuda.memory_allocated(device)
     return GpuMemory(free + torch.cuda.memory_reserved(device) - used, used, total)
@@ -67,39 +101,33 @@ def read_gpu_memory(device: torch.device) -> GpuMemory:
 
 @contextlib.contextmanager
 def limit_gpu_memory(device: torch.device) -> Iterator[None]:
-    """While the block runs, PyTorch takes no more of the GPU than `Room.most`; before that it reuses what it has."""
+    """Keep PyTorch from taking more of the GPU than `GpuMemory.max_share` while the block runs."""
     if device.type != "cuda":
         yield
         return
-    number = torch.cuda.current_device() if device.index is None else device.index  # PyTorch refuses a plain 'cuda'
-    before = _allowed(number)
-    torch.cuda.set_per_process_memory_fraction(min(before, read_gpu_memory(device).most), number)
+    # PyTorch refuses a device without a number here.
+    number = torch.cuda.current_device() if device.index is None else device.index
+    # Older releases of PyTorch cannot tell the current limit.
+    get_limit = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    limit_before = float(get_limit(number)) if get_limit is not None else 1.0
+    torch.cuda.set_per_process_memory_fraction(min(limit_before, read_gpu_memory(device).max_share), number)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(before, number)
-
-
-def _allowed(number: int) -> float:
-    """The share of the card that PyTorch may take now; older releases do not tell."""
-    asked = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-    return float(asked(number)) if asked is not None else 1.0
+        torch.cuda.set_per_process_memory_fraction(limit_before, number)
 
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """Bytes a model takes: for each token of a prompt, of a row that is generated, and for each such row."""
+    """Bytes that a model takes per prompt token, per prompt token of an answer, and per answer."""
 
     prompt_token: int
     row_token: int
     row: int
 
 
-PLANNED_ANSWER_TOKENS = 64  # tokens of an answer to have room for
-
-
 def estimate_memory_cost(model: Any) -> MemoryCost:
-    """Worked out from the model's sizes."""
+    """Estimate the memory that a pass takes from the sizes in the model's configuration."""
     config = model.config.get_text_config()
     size = torch.empty(0, dtype=model.dtype).element_size()
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
@@ -107,78 +135,35 @@ def estimate_memory_cost(model: Any) -> MemoryCost:
     layers = int(config.num_hidden_layers)
     cache = 2 * layers * heads * width * size  # keys and values
     inner = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    states = (layers + 1) * int(config.hidden_size) * size  # kept where a gate reads a layer
+    states = (layers + 1) * int(config.hidden_size) * size  # kept if a gate reads a layer
     return MemoryCost(
         prompt_token=2 * cache + states + 4 * inner * size,
-        row_token=2 * cache,  # a step writes a longer copy beside the cache it replaces
-        row=4 * 4 * int(config.vocab_size)
-        + PLANNED_ANSWER_TOKENS * cache,  # logits and what is made of them, in four bytes
+        row_token=2 * cache,  # a decoding step copies the cache
+        row=4 * 4 * int(config.vocab_size) + PLANNED_ANSWER_TOKENS * cache,  # four float32 arrays of logits
     )
-
-
-def is_memory_error(error: RuntimeError) -> bool:
-    """Whether fewer rows at a time may help."""
-    return isinstance(error, torch.cuda.OutOfMemoryError) or any(word in str(error) for word in MEMORY_ERROR_MARKERS)
-
-
-def make_memory_error() -> OutOfMemory:
-    return OutOfMemory(
-        "not enough GPU memory for a single question: end other programs that use the GPU, use a smaller model, or "
-        f"shorter or fewer passages. {RESUME_HINT}."
-    )
-
-
-@contextlib.contextmanager
-def translate_device_errors() -> Iterator[None]:
-    """A GPU that has failed is said in a sentence; other errors go through, those of memory too."""
-    try:
-        yield
-    except RuntimeError as error:
-        if is_memory_error(error) or not any(word in str(error) for word in DEVICE_ERROR_MARKERS):
-            raise
-        first = str(error).strip().splitlines()[0].rstrip(".")
-        raise DeviceError(
-            f"the GPU failed in the middle of a pass ({first}), and nothing more can be computed in this process. "
-            f"{RESUME_HINT}; CUDA_VISIBLE_DEVICES= runs it on the CPU."
-        ) from error
-
-
-BatchWork = Callable[[list[int]], list[Result]]
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """How much one batch may hold. CPU figures keep the peak memory of a 135M model under 1.5 GB."""
-
-    prompts: int
-    prompt_tokens: int
-    rows: int  # answers generated side by side
-    row_tokens: int | None  # their prompts' tokens, where every sampled answer holds a copy of its prompt's cache
-
-
-CPU_DEVICE = torch.device("cpu")
-CPU_LIMITS = BatchLimits(prompts=64, prompt_tokens=4_096, rows=256, row_tokens=16_384)
-CUDA_LIMITS = BatchLimits(prompts=2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000)
 
 
 def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = False) -> BatchLimits:
-    """Fixed on a CPU; on a GPU what the memory that is free now has room for, and no more than keeps it busy.
+    """Return the batch limits of a device: fixed for the CPU, from the free memory for a GPU.
 
-    shared: answers share their prompts' keys and values, so they need no room for copies of them.
+    Args:
+        model: The transformers model.
+        device: Where it runs.
+        shared: Answers share the cache of their prompt, so they need no memory for copies of it.
     """
     if device.type != "cuda":
         return replace(CPU_LIMITS, row_tokens=None) if shared else CPU_LIMITS
-    planned, needs = read_gpu_memory(device).planned, estimate_memory_cost(model)
+    planned, cost = read_gpu_memory(device).planned, estimate_memory_cost(model)
+
+    def limit(maximum: int, bytes_each: int) -> int:
+        return max(1, min(maximum, int(planned / bytes_each)))
+
     return BatchLimits(
         prompts=CUDA_LIMITS.prompts,
-        prompt_tokens=_at_most(CUDA_LIMITS.prompt_tokens, planned / needs.prompt_token),
-        rows=_at_most(CUDA_LIMITS.rows, planned / needs.row),
-        row_tokens=None if shared else _at_most(CUDA_LIMITS.row_tokens or 1, planned / needs.row_token),
+        prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.prompt_token),
+        rows=limit(CUDA_LIMITS.rows, cost.row),
+        row_tokens=None if shared else limit(CUDA_LIMITS.row_tokens or 1, cost.row_token),
     )
-
-
-def _at_most(usual: int, room_for: float) -> int:
-    return max(1, min(usual, int(room_for)))
 
 
 def run_in_batches(
@@ -188,27 +173,36 @@ def run_in_batches(
     rows: int = 1,
     device: torch.device = CPU_DEVICE,
 ) -> list[Result]:
-    """Run `work` on batches of like length; `rows` is how many answers each prompt gets."""
+    """Run `work` on batches of prompts of similar length and return its results in the order of the prompts.
+
+    Args:
+        ids: Token ids of each prompt.
+        limits: Limits of a batch.
+        work: Function from the indices of a batch's prompts to their results.
+        rows: Number of answers generated per prompt.
+        device: Where the model runs.
+    """
     results: dict[int, Result] = {}
     with torch.inference_mode(), limit_gpu_memory(device):
-        for places in split_into_batches([len(row) for row in ids], limits, rows):
-            results.update(zip(places, _halving(places, work), strict=True))
-    return [results[place] for place in range(len(ids))]
+        for batch in split_into_batches([len(row) for row in ids], limits, rows):
+            results.update(zip(batch, _run_halving(batch, work), strict=True))
+    return [results[index] for index in range(len(ids))]
 
 
 def split_into_batches(lengths: Sequence[int], limits: BatchLimits, rows: int) -> Iterator[list[int]]:
-    """Places of prompts, shortest first, cut so that no batch exceeds a limit; a giant gets a batch of its own."""
+    """Yield batches of prompt indices, shortest prompts first; a prompt above the limits gets its own batch."""
     batch: list[int] = []
-    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
-        if batch and _exceeds(limits, len(batch) + 1, lengths[place], rows):
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        if batch and _exceeds(limits, len(batch) + 1, lengths[index], rows):
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(index)
     if batch:
         yield batch
 
 
 def _exceeds(limits: BatchLimits, prompts: int, length: int, rows: int) -> bool:
+    """Return whether this many prompts, padded to `length` tokens, exceed a limit."""
     return (
         prompts > limits.prompts
         or prompts * length > limits.prompt_tokens
@@ -218,24 +212,48 @@ def _exceeds(limits: BatchLimits, prompts: int, length: int, rows: int) -> bool:
 
 
 def run_single(work: Callable[[], Result]) -> Result:
-    """Work on a single question, which cannot be cut in two.
+    """Run work on one prompt, with inference mode on and device errors translated.
 
-    Inference mode belongs to a thread: it is entered for each piece of work and never held between two.
+    Inference mode belongs to a thread, so it is entered for each call and never held between two.
     """
     with torch.inference_mode():
-        return _halving([0], lambda _: [work()])[0]
+        return _run_halving([0], lambda _: [work()])[0]
 
 
-def _halving(places: list[int], work: BatchWork[Result]) -> list[Result]:
-    """A batch too big for the GPU is cut in two until it fits."""
+def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:
+    """Run a batch; if memory runs out, run its halves instead."""
     try:
         with translate_device_errors():
-            return work(places)
+            return work(batch)
     except RuntimeError as error:
         if not is_memory_error(error):
             raise
-        if len(places) == 1:
-            raise make_memory_error() from None
-    torch.cuda.empty_cache()  # here the error and the tensors it held are gone
-    middle = len(places) // 2
-    return _halving(places[:middle], work) + _halving(places[middle:], work)
+        if len(batch) == 1:
+            raise OutOfMemory(
+                "not enough GPU memory for a single question: end other programs that use the GPU, use a smaller "
+                f"model, or shorter or fewer passages. {RESUME_HINT}."
+            ) from None
+    # Outside the except block, where the error no longer keeps tensors alive.
+    torch.cuda.empty_cache()
+    middle = len(batch) // 2
+    return _run_halving(batch[:middle], work) + _run_halving(batch[middle:], work)
+
+
+def is_memory_error(error: RuntimeError) -> bool:
+    """Return whether a smaller batch may avoid the error."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(word in str(error) for word in MEMORY_ERROR_MARKERS)
+
+
+@contextlib.contextmanager
+def translate_device_errors() -> Iterator[None]:
+    """Raise DeviceError for a GPU that has failed; other errors, including lack of memory, pass unchanged."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_memory_error(error) or not any(word in str(error) for word in DEVICE_ERROR_MARKERS):
+            raise
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise DeviceError(
+            f"the GPU failed during a pass ({reason}), and this process cannot use it any more. {RESUME_HINT}; set "
+            "CUDA_VISIBLE_DEVICES= (empty) to use the CPU."
+        ) from error

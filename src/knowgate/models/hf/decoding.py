@@ -1,7 +1,7 @@
-"""Rows of tokens being generated from one prefill: feed, choose, split, repeat.
+"""Generate tokens from one prefill: greedy drafts, samples, and continuations.
 
-Knows tensors and caches; not prompts, gates or text. The cache holds the keys and values of every token fed so
-far, so drafting, sampling and going on later all share the prefill.
+The cache of a `DecodingBatch` holds the keys and values of every token fed so far, so drafting, sampling and a later
+continuation share the prefill. This module handles tensors only: no prompts and no text.
 """
 
 from __future__ import annotations
@@ -18,13 +18,334 @@ from transformers.cache_utils import DynamicLayer
 
 from knowgate.errors import ModelError
 from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, run_lower_layers
+from knowgate.models.local_backend import TokenStep
 from knowgate.types import Sampling
 
-INITIAL_TOP_P_WIDTH = 256  # tokens among which top_p is looked for first
+INITIAL_TOP_P_WIDTH = 256  # most probable tokens to try first; sorting a whole vocabulary is slow
+
+
+@dataclass
+class DecodedRow:
+    """One answer while it is generated.
+
+    Args:
+        steps: Statistics of greedily chosen tokens; empty for sampled answers.
+        tokens: The tokens, without the one that ended the answer.
+        finished: Whether an end token was chosen.
+        final_states: Hidden states at the last token, by layer.
+    """
+
+    steps: list[TokenStep] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = False
+    final_states: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class DecodingBatch:
+    """A batch of prompts during generation.
+
+    Args:
+        model: The transformers model.
+        cache: Keys and values of all tokens fed so far.
+        mask: Attention mask (rows x tokens).
+        logits: Logits of the next token; None while tokens are pending.
+        hidden: Hidden states at the last token, by layer.
+        pending: Tokens that were chosen but not fed yet. A continuation feeds them; otherwise they cost nothing.
+        partial: The prefill, if it stopped below the upper layers.
+    """
+
+    model: Any
+    cache: Any
+    mask: torch.Tensor
+    logits: torch.Tensor | None
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    pending: torch.Tensor | None = None
+    partial: PartialPass | None = None
+
+    def __len__(self) -> int:
+        return int(self.mask.shape[0])
+
+    def compute_logits(self, layers: Sequence[int] = ()) -> torch.Tensor:
+        """Return the logits of the next token, after feeding pending tokens or finishing a partial pass."""
+        if self.pending is not None:
+            tokens, self.pending = self.pending, None
+            self._feed(tokens, layers)
+        if self.partial is not None:
+            self.logits, self.partial = self.partial.finish(self.model), None
+        if self.logits is None:
+            raise RuntimeError("a decoding batch has either logits or pending tokens")
+        return self.logits
+
+    def _feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> None:
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self), 1)], dim=1)
+        output = self.model(
+            input_ids=tokens[:, None],
+            attention_mask=self.mask,
+            position_ids=self.mask.sum(dim=1, keepdim=True) - 1,
+            past_key_values=self.cache,
+            use_cache=True,
+            output_hidden_states=bool(layers),
+        )
+        self.logits = output.logits[:, -1]
+        self.hidden = {layer: output.hidden_states[layer][:, -1] for layer in layers}
+
+    def append(self, tokens: torch.Tensor) -> None:
+        """Set the next token of every row; it is fed when logits are needed again."""
+        self.pending, self.logits = tokens, None
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all other rows, in place."""
+        index = torch.tensor(rows, device=self.mask.device)
+        self.cache.batch_select_indices(index)
+        self.mask = self.mask[index]
+        self.logits = None if self.logits is None else self.logits[index]
+        self.pending = None if self.pending is None else self.pending[index]
+        self.hidden = {layer: state[index] for layer, state in self.hidden.items()}
+        self.partial = None if self.partial is None else self.partial.select(index, self.cache)
+
+    def copy(self, rows: Sequence[int], repeat: int = 1) -> DecodingBatch:
+        """Return a new batch with `repeat` copies of each of the given rows."""
+        index = torch.tensor(rows, device=self.mask.device).repeat_interleave(repeat)
+        cache = DynamicCache([(layer.keys[index], layer.values[index]) for layer in self.cache.layers])
+        if self.partial is not None:  # the upper layers have no keys and values yet
+            missing = len(self.model.base_model.layers) - len(cache.layers)
+            cache.layers.extend(DynamicLayer() for _ in range(missing))
+        return DecodingBatch(
+            self.model,
+            cache,
+            self.mask[index],
+            None if self.logits is None else self.logits[index],
+            {layer: state[index] for layer, state in self.hidden.items()},
+            None if self.pending is None else self.pending[index],
+            None if self.partial is None else self.partial.select(index, cache),
+        )
+
+
+# --- prefill --------------------------------------------------------------------------------------
+
+
+def prefill(
+    model: Any,
+    ids: Sequence[Sequence[int]],
+    pad_id: int,
+    device: torch.device,
+    layers: Sequence[int] = (),
+    prefix_cache: PrefixCache | None = None,
+    *,
+    states_only: bool = False,
+) -> DecodingBatch:
+    """Run the model over prompts, up to the first answer token.
+
+    Args:
+        model: The transformers model.
+        ids: Token ids of each prompt.
+        pad_id: Token for padding on the left.
+        device: Where the model runs.
+        layers: Layers whose hidden states at the last token are kept.
+        prefix_cache: Cache of shared prefixes.
+        states_only: Probably no tokens will be generated: stop at the highest of `layers`.
+    """
+    computed, cache = (prefix_cache or PrefixCache()).start(model, ids, device)
+    tokens, mask = pad_left([row[computed:] for row in ids], pad_id, device)
+    mask = torch.cat([mask.new_ones(len(ids), computed), mask], dim=1)
+    inputs = {
+        "input_ids": tokens,
+        "attention_mask": mask,
+        "position_ids": compute_positions(mask)[:, computed:],
+        "past_key_values": cache,
+        "use_cache": True,
+    }
+    if states_only and layers and max(layers) < len(model.base_model.layers):
+        return _prefill_lower_layers(model, mask, layers, inputs)
+    output = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
+    hidden = {layer: output.hidden_states[layer][:, -1].clone() for layer in layers}
+    return DecodingBatch(model, cache, mask, output.logits[:, -1], hidden)
+
+
+def _prefill_lower_layers(
+    model: Any, mask: torch.Tensor, layers: Sequence[int], inputs: dict[str, Any]
+) -> DecodingBatch:
+    """Prefill up to the highest of `layers`, capturing the inputs of all of them."""
+    hidden: dict[int, torch.Tensor] = {}
+
+    def capture_input(layer: int) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden[layer] = (args[0] if args else kwargs["hidden_states"])[:, -1].clone()
+
+        return model.base_model.layers[layer].register_forward_pre_hook(hook, with_kwargs=True)
+
+    hooks = [capture_input(layer) for layer in layers]
+    try:
+        partial = run_lower_layers(model, max(layers), **inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return DecodingBatch(model, inputs["past_key_values"], mask, None, hidden, partial=partial)
+
+
+def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids padded on the left to equal length, and their attention mask."""
+    width = max(map(len, ids))
+    tokens = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in ids], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
+    return tokens, mask
+
+
+def compute_positions(mask: torch.Tensor) -> torch.Tensor:
+    """Return the position of each token under an attention mask with padding on the left."""
+    return (mask.cumsum(dim=1) - 1).clamp(min=0)
+
+
+# --- greedy drafts --------------------------------------------------------------------------------
+
+
+def decode_greedily(
+    batch: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
+) -> list[int]:
+    """Extend rows greedily up to `max_tokens` tokens in all.
+
+    Args:
+        batch: The decoding batch.
+        rows: Its rows, extended in place.
+        max_tokens: Limit of tokens per row, including those it has.
+        stop_ids: Tokens that end an answer.
+        layers: Layers whose states at the last token are stored in `final_states`.
+
+    Returns:
+        Indices of the rows that are not finished, in the order in which the batch holds them.
+    """
+    steps = iter_greedy_steps(batch, rows, max_tokens, stop_ids, layers)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            unfinished: list[int] = end.value
+            return unfinished
+
+
+def iter_greedy_steps(
+    batch: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
+) -> Generator[None, None, list[int]]:
+    """Run `decode_greedily` as a generator that yields after each token."""
+    active, states = list(range(len(rows))), FinalStates(len(rows))
+    while active and len(rows[active[0]].tokens) < max_tokens:
+        steps = pick_greedy_steps(batch.compute_logits(layers))
+        states.store(batch, active)
+        for row, step in zip((rows[i] for i in active), steps, strict=True):
+            if step.token in stop_ids:
+                row.finished = True
+            else:
+                row.steps.append(step)
+                row.tokens.append(step.token)
+        batch.append(torch.tensor([step.token for step in steps], device=batch.mask.device))
+        active = _drop_finished(batch, rows, active)
+        yield
+    states.finish(batch, rows, active, layers)
+    return active
+
+
+@dataclass
+class FinalStates:
+    """The hidden states at the token that each row was fed last, by layer.
+
+    If the next token ends the answer, they are the states of its last token. There is one block per layer for all rows:
+    with thousands of rows, slicing row by row takes longer than the pass itself.
+    """
+
+    n_rows: int
+    blocks: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def store(self, batch: DecodingBatch, active: list[int]) -> None:
+        """Store the batch's current states for the rows that it holds."""
+        if not batch.hidden:
+            return
+        index = torch.tensor(active, device=batch.mask.device)
+        for layer, state in batch.hidden.items():
+            block = self.blocks.setdefault(layer, state.new_zeros(self.n_rows, state.shape[-1]))
+            block[index] = state
+
+    def finish(self, batch: DecodingBatch, rows: list[DecodedRow], active: list[int], layers: Sequence[int]) -> None:
+        """Feed the last token of rows that reached the limit, and set `final_states` of all rows."""
+        if layers and active:
+            batch.compute_logits(layers)
+            self.store(batch, active)
+        for i, row in enumerate(rows):
+            row.final_states = {layer: block[i] for layer, block in self.blocks.items()}
+
+
+def _drop_finished(batch: DecodingBatch, rows: list[DecodedRow], active: list[int]) -> list[int]:
+    """Remove finished rows from the batch, unless all are finished: a batch is never empty. Returns the others."""
+    unfinished = [index for index, i in enumerate(active) if not rows[i].finished]
+    if unfinished and len(unfinished) < len(active):
+        batch.keep(unfinished)
+    return [active[index] for index in unfinished]
+
+
+def pick_greedy_steps(logits: torch.Tensor) -> list[TokenStep]:
+    """Return the most probable token of each row with its statistics."""
+    tokens, logprob, entropy, margin = compute_step_statistics(logits)
+    if not bool(torch.isfinite(logprob).all()):
+        raise make_nan_error()
+    columns = (tokens.tolist(), logprob.tolist(), entropy.tolist(), margin.tolist())
+    return [TokenStep(*values) for values in zip(*columns, strict=True)]
+
+
+def compute_step_statistics(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the fields of `TokenStep` for each row of logits, on the device."""
+    logp = torch.log_softmax(logits.float(), dim=-1)
+    top = logp.topk(2, dim=-1)
+    entropy = -(logp.exp() * logp).nan_to_num().sum(dim=-1)  # a forbidden token has p log p = 0 * -inf
+    first, second = top.values.unbind(dim=-1)
+    return top.indices[:, 0], first, entropy, first.exp() - second.exp()
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+def sample_rows(
+    batch: DecodingBatch,
+    uniforms: NDArray[np.float64],
+    sampling: Sampling,
+    stop_ids: frozenset[int],
+    layers: Sequence[int] = (),
+    *,
+    past_end: bool = False,
+) -> list[DecodedRow]:
+    """Sample one answer per row of the batch.
+
+    Args:
+        batch: The decoding batch.
+        uniforms: Uniform numbers (rows x tokens). They make an answer independent of the rest of the batch.
+        sampling: Temperature and cut-offs.
+        stop_ids: Tokens that end an answer.
+        layers: Layers whose states are stored in `final_states`.
+        past_end: Store the states at the token that ended the answer, instead of at its last token.
+    """
+    rows = [DecodedRow() for _ in range(len(batch))]
+    active, states = list(range(len(rows))), FinalStates(len(rows))
+    for position in range(uniforms.shape[1]):
+        batch.compute_logits(layers)
+        states.store(batch, active)
+        active = _drop_finished(batch, rows, active) if past_end else active
+        if not active:
+            break
+        tokens = draw_tokens(batch.compute_logits(), uniforms[active, position], sampling)
+        for i, token in zip(active, tokens, strict=True):
+            if token in stop_ids:
+                rows[i].finished = True
+            else:
+                rows[i].tokens.append(token)
+        batch.append(torch.tensor(tokens, device=batch.mask.device))
+        active = active if past_end else _drop_finished(batch, rows, active)
+        if not active:
+            break
+    states.finish(batch, rows, active, layers)
+    return rows
 
 
 def draw_tokens(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: Sampling) -> list[int]:
-    """Inverse-CDF sampling: the token at which the cumulative probability passes the uniform number."""
+    """Draw a token per row by inverse transform sampling: where the cumulative probability passes the number."""
     numbers = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)[:, None]
     tokens, are_finite = draw_tokens_on_device(logits, numbers, sampling)
     if not bool(are_finite):
@@ -36,335 +357,57 @@ def draw_tokens(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: S
 def draw_tokens_on_device(
     logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As many tokens for each row of logits as it has uniform numbers, and whether all logits were numbers: nobody
-    waits for the device to know it."""
+    """Draw one token per uniform number (rows x numbers) without waiting for the device.
+
+    Returns:
+        The tokens, and whether all logits are finite.
+    """
     scaled = logits.float() / sampling.temperature
     if sampling.is_whole:
-        return _pick(torch.softmax(scaled, dim=-1), uniforms, logits.shape[1] - 1)
-    kept, tokens = filter_top_tokens(scaled, sampling)
-    places, are_finite = _pick(kept, uniforms, (kept > 0).sum(dim=-1, keepdim=True) - 1)
-    return tokens.gather(1, places), are_finite
-
-
-def make_nan_error() -> ModelError:
-    return ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
+        return _invert_cdf(torch.softmax(scaled, dim=-1), uniforms, logits.shape[1] - 1)
+    probabilities, tokens = filter_top_tokens(scaled, sampling)
+    last_columns = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
+    columns, are_finite = _invert_cdf(probabilities, uniforms, last_columns)
+    return tokens.gather(1, columns), are_finite
 
 
 def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities and tokens, best first; 0 for what top_p cuts off."""
-    shares, tokens = _best(scaled, sampling.top_k) if sampling.top_k else _reaching(scaled, sampling.top_p)
-    inside = shares.cumsum(dim=-1) - shares < sampling.top_p
-    inside[:, 0] = True  # sums are rounded: the best one always stays
-    return shares.where(inside | shares.isnan(), 0), tokens
+    """Return probabilities and tokens, most probable first; tokens beyond top_p have probability 0."""
+    probabilities, tokens = _top_k(scaled, sampling.top_k) if sampling.top_k else _top_p(scaled, sampling.top_p)
+    inside = probabilities.cumsum(dim=-1) - probabilities < sampling.top_p
+    inside[:, 0] = True  # sums are rounded; the most probable token always stays
+    return probabilities.where(inside | probabilities.isnan(), 0), tokens
 
 
-def _best(scaled: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _top_k(scaled: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     values, tokens = scaled.topk(min(k, scaled.shape[1]))
     return torch.softmax(values, dim=-1), tokens
 
 
-def _reaching(scaled: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """As many of the best as reach `share` in every row, tried with a few first: sorting a vocabulary is slow."""
+def _top_p(scaled: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return enough of the most probable tokens to reach probability `mass` in every row."""
     width, total = INITIAL_TOP_P_WIDTH, scaled.logsumexp(dim=-1, keepdim=True)
     while True:
         values, tokens = scaled.topk(min(width, scaled.shape[1]))
-        shares = (values - total).exp()
-        if width >= scaled.shape[1] or bool((shares.sum(dim=-1) >= share).all()):
-            return shares, tokens
+        probabilities = (values - total).exp()
+        if width >= scaled.shape[1] or bool((probabilities.sum(dim=-1) >= mass).all()):
+            return probabilities, tokens
         width *= 8
 
 
-def _pick(shares: torch.Tensor, uniforms: torch.Tensor, last: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns for each row. last: the last one that may be chosen, as a uniform number may be rounded up to 1."""
-    cumulative = shares.cumsum(dim=-1)
+def _invert_cdf(
+    probabilities: torch.Tensor, uniforms: torch.Tensor, last_column: torch.Tensor | int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the columns where the cumulative probability passes the numbers, and whether all values are finite.
+
+    `last_column` bounds the result, because a uniform number may be rounded up to 1.
+    """
+    cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]
-    places = torch.searchsorted(cumulative, uniforms * total, right=True)
-    return torch.minimum(places, torch.as_tensor(last, device=places.device)), torch.isfinite(total).all()
+    columns = torch.searchsorted(cumulative, uniforms * total, right=True)
+    return torch.minimum(columns, torch.as_tensor(last_column, device=columns.device)), torch.isfinite(total).all()
 
 
-@dataclass(frozen=True)
-class TokenStep:
-    """A chosen token with what the distribution looked like."""
-
-    token: int
-    logprob: float
-    entropy: float
-    margin: float
-
-
-@dataclass
-class DecodedRow:
-    """One answer as it grows. `finished` once an end token was chosen (which is not kept)."""
-
-    steps: list[TokenStep] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    finished: bool = False
-    after: dict[int, torch.Tensor] = field(default_factory=dict)
-
-
-@dataclass
-class DecodingBatch:
-    """A batch in the middle of generation. `logits` are those of the next token, or None while `pending` tokens
-    have been chosen but not fed yet (feeding is put off: whoever goes on pays for it)."""
-
-    model: Any
-    cache: Any
-    mask: torch.Tensor
-    logits: torch.Tensor | None
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
-    pending: torch.Tensor | None = None
-    half: PartialPass | None = None
-
-    def __len__(self) -> int:
-        return int(self.mask.shape[0])
-
-    def ready(self, layers: Sequence[int] = ()) -> torch.Tensor:
-        """Logits of the next token; feeds the pending tokens if there are any."""
-        if self.pending is not None:
-            tokens, self.pending = self.pending, None
-            self._feed(tokens, layers)
-        if self.half is not None:
-            self.logits, self.half = self.half.finish(self.model), None
-        if self.logits is None:
-            raise RuntimeError("a stream has either logits or pending tokens")
-        return self.logits
-
-    def _feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> None:
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self), 1)], dim=1)
-        positions = self.mask.sum(dim=1, keepdim=True) - 1
-        out = self.model(
-            input_ids=tokens[:, None],
-            attention_mask=self.mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            output_hidden_states=bool(layers),
-        )
-        self.logits = out.logits[:, -1]
-        self.hidden = {layer: out.hidden_states[layer][:, -1] for layer in layers}
-
-    def choose(self, tokens: torch.Tensor) -> None:
-        self.pending, self.logits = tokens, None
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all other rows, in place: the rest of the batch is done."""
-        index = torch.tensor(rows, device=self.mask.device)
-        self.cache.batch_select_indices(index)
-        self.mask = self.mask[index]
-        self.logits = None if self.logits is None else self.logits[index]
-        self.pending = None if self.pending is None else self.pending[index]
-        self.hidden = {layer: state[index] for layer, state in self.hidden.items()}
-        self.half = None if self.half is None else self.half.select(index, self.cache)
-
-    def copy(self, rows: Sequence[int], repeat: int = 1) -> DecodingBatch:
-        """A stream of its own for some rows, each `repeat` times; this one stays as it is."""
-        index = torch.tensor(rows, device=self.mask.device).repeat_interleave(repeat)
-        cache = DynamicCache([(layer.keys[index], layer.values[index]) for layer in self.cache.layers])
-        if self.half is not None:  # the upper layers have nothing to copy yet
-            missing = len(self.model.base_model.layers) - len(cache.layers)
-            cache.layers.extend(DynamicLayer() for _ in range(missing))
-        return DecodingBatch(
-            self.model,
-            cache,
-            self.mask[index],
-            None if self.logits is None else self.logits[index],
-            {layer: state[index] for layer, state in self.hidden.items()},
-            None if self.pending is None else self.pending[index],
-            None if self.half is None else self.half.select(index, cache),
-        )
-
-
-def prefill(
-    model: Any,
-    ids: Sequence[Sequence[int]],
-    pad: int,
-    device: torch.device,
-    layers: Sequence[int] = (),
-    prefixes: PrefixCache | None = None,
-    *,
-    states_only: bool = False,
-) -> DecodingBatch:
-    """Run the prompts, padded on the left of what they do not share, and stop before the first answer token.
-
-    states_only: nobody may ever ask for tokens, so the layers above the highest one wanted are put off.
-    """
-    done, cache = (prefixes or PrefixCache()).start(model, ids, device)
-    tokens, mask = pad_left([row[done:] for row in ids], pad, device)
-    mask = torch.cat([mask.new_ones(len(ids), done), mask], dim=1)
-    inputs = {
-        "input_ids": tokens,
-        "attention_mask": mask,
-        "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)[:, done:],
-        "past_key_values": cache,
-        "use_cache": True,
-    }
-    if states_only and layers and max(layers) < len(model.base_model.layers):
-        return _half_way(model, cache, mask, layers, inputs)
-    out = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
-    hidden = {layer: out.hidden_states[layer][:, -1].clone() for layer in layers}
-    return DecodingBatch(model, cache, mask, out.logits[:, -1], hidden)
-
-
-def _half_way(
-    model: Any, cache: Any, mask: torch.Tensor, layers: Sequence[int], inputs: dict[str, Any]
-) -> DecodingBatch:
-    """Stop at the highest layer; lower ones that are wanted are caught on the way."""
-    hidden: dict[int, torch.Tensor] = {}
-
-    def catch(layer: int) -> Any:
-        def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden[layer] = (args[0] if args else kwargs["hidden_states"])[:, -1].clone()
-
-        return model.base_model.layers[layer].register_forward_pre_hook(keep, with_kwargs=True)
-
-    hooks = [catch(layer) for layer in layers]
-    try:
-        half = run_lower_layers(model, max(layers), **inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return DecodingBatch(model, cache, mask, None, hidden, half=half)
-
-
-def pad_left(ids: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of equal width and the mask of what is real in them."""
-    width = max(map(len, ids))
-    tokens = torch.tensor([[pad] * (width - len(row)) + list(row) for row in ids], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
-    return tokens, mask
-
-
-def decode_greedily(
-    stream: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop: frozenset[int], layers: Sequence[int] = ()
-) -> list[int]:
-    """Extend `rows` greedily up to `max_tokens` in all. Gives back which rows the stream still holds.
-
-    With `layers`, each row's `after` gets the states at its last token.
-    """
-    growing = iter_greedy_steps(stream, rows, max_tokens, stop, layers)
-    while True:
-        try:
-            next(growing)
-        except StopIteration as end:
-            alive: list[int] = end.value
-            return alive
-
-
-def iter_greedy_steps(
-    stream: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop: frozenset[int], layers: Sequence[int] = ()
-) -> Generator[None, None, list[int]]:
-    """`draft`, pausing after each token."""
-    alive, ends = list(range(len(rows))), FinalStates(len(rows))
-    while alive and len(rows[alive[0]].tokens) < max_tokens:
-        steps = pick_greedy_steps(stream.ready(layers))
-        ends.remember(stream, alive)
-        for place, i in enumerate(alive):
-            _append(rows[i], steps[place], stop)
-        alive = _carry_on(stream, rows, alive, [step.token for step in steps])
-        yield
-    ends.finish(stream, rows, alive, layers)
-    return alive
-
-
-@dataclass
-class FinalStates:
-    """The states at the token each row was fed last: if the next one ends the answer, those of its last token.
-
-    One block per layer for all rows: slices row by row cost more than the pass itself once there are thousands.
-    """
-
-    n_rows: int
-    blocks: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def remember(self, stream: DecodingBatch, alive: list[int]) -> None:
-        if not stream.hidden:
-            return
-        index = torch.tensor(alive, device=stream.mask.device)
-        for layer, state in stream.hidden.items():
-            block = self.blocks.setdefault(layer, state.new_zeros(self.n_rows, state.shape[-1]))
-            block[index] = state
-
-    def finish(self, stream: DecodingBatch, rows: list[DecodedRow], alive: list[int], layers: Sequence[int]) -> None:
-        """Feed what is pending, so that rows cut off by the limit have states too, and hand all of them out."""
-        if layers and alive:
-            stream.ready(layers)
-            self.remember(stream, alive)
-        for i, row in enumerate(rows):
-            row.after = {layer: block[i] for layer, block in self.blocks.items()}
-
-
-def _append(row: DecodedRow, step: TokenStep, stop: frozenset[int]) -> None:
-    if step.token in stop:
-        row.finished = True
-    else:
-        row.steps.append(step)
-        row.tokens.append(step.token)
-
-
-def _carry_on(stream: DecodingBatch, rows: list[DecodedRow], alive: list[int], tokens: list[int]) -> list[int]:
-    """Queue the chosen tokens and leave finished rows behind."""
-    stream.choose(torch.tensor(tokens, device=stream.mask.device))
-    return _leave_finished(stream, rows, alive)
-
-
-def _leave_finished(stream: DecodingBatch, rows: list[DecodedRow], alive: list[int]) -> list[int]:
-    """Finished rows cost time in every further step; the last ones stay, as a stream is never empty."""
-    going = [place for place, i in enumerate(alive) if not rows[i].finished]
-    if going and len(going) < len(alive):
-        stream.keep(going)
-    return [alive[place] for place in going]
-
-
-def pick_greedy_steps(logits: torch.Tensor) -> list[TokenStep]:
-    """The most probable token of each row with its log-probability, entropy (nats) and top-two margin."""
-    tokens, first, entropy, margin = compute_step_statistics(logits)
-    if not bool(torch.isfinite(first).all()):
-        raise make_nan_error()
-    columns = (tokens.tolist(), first.tolist(), entropy.tolist(), margin.tolist())
-    return [TokenStep(*values) for values in zip(*columns, strict=True)]
-
-
-def compute_step_statistics(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The values of `Step` for each row, where the logits are."""
-    logp = torch.log_softmax(logits.float(), dim=-1)
-    top = logp.topk(2, dim=-1)
-    entropy = -(logp.exp() * logp).nan_to_num().sum(dim=-1)  # a token forbidden outright has p log p = 0 * -inf
-    best, second = top.values.unbind(dim=-1)
-    return top.indices[:, 0], best, entropy, best.exp() - second.exp()
-
-
-def sample_rows(
-    stream: DecodingBatch,
-    uniforms: NDArray[np.float64],
-    sampling: Sampling,
-    stop: frozenset[int],
-    layers: Sequence[int] = (),
-    *,
-    past_end: bool = False,
-) -> list[DecodedRow]:
-    """Draw one answer per row, one uniform number per token.
-
-    Uniforms are (rows x tokens) and come from outside, so an answer depends on its own prompt and seed alone, not
-    on what else was in the batch or on the device. With `layers`, each row's `after` gets the states at its last token,
-    or, `past_end`, at the token that ended it, which is then fed too; rows cut off by the limit have none.
-    """
-    rows = [DecodedRow() for _ in range(len(stream))]
-    alive, ends = list(range(len(rows))), FinalStates(len(rows))
-    for position in range(uniforms.shape[1]):
-        stream.ready(layers)
-        ends.remember(stream, alive)
-        alive = _leave_finished(stream, rows, alive) if past_end else alive
-        if not alive:
-            break
-        tokens = draw_tokens(stream.ready(), uniforms[alive, position], sampling)
-        for i, token in zip(alive, tokens, strict=True):
-            if token in stop:
-                rows[i].finished = True
-            else:
-                rows[i].tokens.append(token)
-        stream.choose(torch.tensor(tokens, device=stream.mask.device))
-        alive = alive if past_end else _leave_finished(stream, rows, alive)
-        if not alive:
-            break
-    ends.finish(stream, rows, alive, layers)
-    return rows
+def make_nan_error() -> ModelError:
+    """Return the error for a model whose logits are not numbers."""
+    return ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")

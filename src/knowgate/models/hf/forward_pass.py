@@ -1,7 +1,9 @@
-"""Beginnings of prompts that are shared: run once, reused by every prompt that starts alike.
+"""Forward passes that avoid repeated work: cached prefixes, lower layers only, and answers that share a prompt.
 
-Most prompts of a run begin with the same system turn and instruction; only the question at the end differs. Their
-keys and values are kept, so that a batch pays for the shared part once. Results are the same up to rounding.
+- `PrefixCache` keeps the keys and values of prompt beginnings that many prompts share.
+- `PartialPass` stops below a layer. A gate that reads a middle layer needs no more, and a question that is answered
+  closed-book continues from there.
+- `SharedDecodingBatch` decodes many answers per prompt over one copy of the prompt's keys and values.
 """
 
 from __future__ import annotations
@@ -17,227 +19,248 @@ import torch
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-MIN_PREFIX_TOKENS = 16  # tokens worth sharing
+from knowgate.models.tokenization import find_common_prefix
+
+MIN_PREFIX_TOKENS = 16
 PREFIX_CACHE_SIZE = 8
-LayerCaches = list[tuple[torch.Tensor, torch.Tensor]]
+MIN_PREFIX_COVERAGE = 0.75  # of the shared tokens: a cached prefix this long is used as it is
+LayerCaches = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer
+ATTENTION_NAME = "knowgate_shared"  # registered with transformers
+UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "sliding_window", "position_bias")
+HAS_BMM_OUT_DTYPE = torch.__version__ >= (2, 8)
+_active_cache: ContextVar[Cache] = ContextVar(ATTENTION_NAME)
+
+
+# --- cached prefixes ------------------------------------------------------------------------------
 
 
 @dataclass
 class PrefixCache:
-    """A small store of the beginnings used last."""
+    """The keys and values of the prompt prefixes used last.
 
-    kept: OrderedDict[tuple[int, ...], LayerCaches] = field(default_factory=OrderedDict)
+    Most prompts of a run begin with the same system turn and instruction. With the cache a batch computes them once;
+    results are the same up to rounding.
+    """
+
+    entries: OrderedDict[tuple[int, ...], LayerCaches] = field(default_factory=OrderedDict)
 
     def start(
         self, model: Any, ids: Sequence[Sequence[int]], device: torch.device, worth_keeping: int = 0
     ) -> tuple[int, DynamicCache]:
-        """How many tokens are already dealt with, and a cache that holds them for each of the rows.
+        """Return the number of tokens that are already computed, and a cache holding them for every row.
 
-        The first `worth_keeping` tokens are known to come again: they are kept even if only one row has them now.
+        Args:
+            model: The transformers model.
+            ids: Token ids of each row.
+            device: Where the model runs.
+            worth_keeping: Number of leading tokens that will come again: cached even if only one row has them now.
         """
-        shared = find_common_prefix(ids)
-        prefix = self._find(shared, len(ids))
+        shared = tuple(find_common_prefix(ids))
+        prefix = self._choose_prefix(shared, len(ids))
         if MIN_PREFIX_TOKENS <= worth_keeping <= len(shared) and len(prefix) < worth_keeping:
             prefix = shared[:worth_keeping]
         if not prefix:
             return 0, DynamicCache()
-        if prefix not in self.kept:
-            self.kept[prefix] = _run(model, prefix, device)
-        self.kept.move_to_end(prefix)
-        while len(self.kept) > PREFIX_CACHE_SIZE:
-            self.kept.popitem(last=False)
+        if prefix not in self.entries:
+            self.entries[prefix] = _compute_prefix(model, prefix, device)
+        self.entries.move_to_end(prefix)
+        while len(self.entries) > PREFIX_CACHE_SIZE:
+            self.entries.popitem(last=False)
         rows = len(ids)
-        expanded = [(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in self.kept[prefix]]
+        expanded = [(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in self.entries[prefix]]
         return len(prefix), DynamicCache(expanded)
 
-    def _find(self, shared: tuple[int, ...], rows: int) -> tuple[int, ...]:
-        """A kept beginning if it covers most of what is shared; else what is shared, if several rows gain by it."""
-        known = [key for key in self.kept if shared[: len(key)] == key]
-        longest = max(known, key=len, default=())
-        if len(longest) >= 0.75 * len(shared) or rows == 1:
+    def _choose_prefix(self, shared: tuple[int, ...], rows: int) -> tuple[int, ...]:
+        """Return a cached prefix that covers most of the shared tokens, or the shared tokens if several rows gain."""
+        cached = [prefix for prefix in self.entries if shared[: len(prefix)] == prefix]
+        longest = max(cached, key=len, default=())
+        if len(longest) >= MIN_PREFIX_COVERAGE * len(shared) or rows == 1:
             return longest
         return shared if len(shared) >= MIN_PREFIX_TOKENS else longest
 
 
-def find_common_prefix(ids: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The tokens all rows begin with, short of any row's last token: its logits are still to be computed."""
-    length = min(len(row) for row in ids) - 1
-    first = ids[0]
-    for place in range(length):
-        if any(row[place] != first[place] for row in ids):
-            return tuple(first[:place])
-    return tuple(first[:length])
-
-
-def _run(model: Any, prefix: Sequence[int], device: torch.device) -> LayerCaches:
+def _compute_prefix(model: Any, prefix: Sequence[int], device: torch.device) -> LayerCaches:
+    """Run the model over a prefix and return its keys and values."""
     cache = DynamicCache()
-    model(
-        input_ids=torch.tensor([list(prefix)], device=device), past_key_values=cache, use_cache=True, logits_to_keep=1
-    )
+    ids = torch.tensor([list(prefix)], device=device)
+    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-class _Stopped(Exception):
-    """Thrown from inside the model, below the layer that is not wanted."""
+# --- lower layers only ----------------------------------------------------------------------------
+
+
+class _StopForward(Exception):
+    """Raised inside the model to end a pass below a layer."""
 
 
 @dataclass(frozen=True)
 class PartialPass:
-    """States that are the input of `layer`, and the other arguments the layers are called with."""
+    """A forward pass that stopped below `layer`.
+
+    Args:
+        layer: The first layer that was not run.
+        states: Its input.
+        arguments: The other arguments that the model calls its layers with.
+    """
 
     layer: int
     states: torch.Tensor
     arguments: Mapping[str, Any]
 
     def select(self, rows: torch.Tensor, cache: Any) -> PartialPass:
-        """Some rows, going on in a cache of their own."""
+        """Return the pass for some of its rows, with a cache of their own."""
         size = self.states.shape[0]
-        arguments = {key: _rows(value, rows, size) for key, value in self.arguments.items()}
+        arguments = {key: _select_rows(value, rows, size) for key, value in self.arguments.items()}
         return PartialPass(self.layer, self.states[rows], {**arguments, "past_key_values": cache})
 
     def finish(self, model: Any) -> torch.Tensor:
-        """Run the upper layers; gives the logits of the next token."""
+        """Run the remaining layers and return the logits of the next token."""
         states = self.states
         for layer in model.base_model.layers[self.layer :]:
-            out = layer(states, **self.arguments)
-            states = out[0] if isinstance(out, tuple) else out
+            output = layer(states, **self.arguments)
+            states = output[0] if isinstance(output, tuple) else output
         logits: torch.Tensor = model.get_output_embeddings()(model.base_model.norm(states[:, -1:]))[:, -1]
         return logits
 
 
 def supports_partial_pass(model: Any) -> bool:
-    """Whether the model is built as this file assumes; others run the whole pass."""
+    """Return whether the model is a plain decoder (Llama, Qwen, Mistral, ...) whose layers can be run one by one."""
     base, config = model.base_model, model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    attention_kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     plain = not getattr(config, "final_logit_softcapping", None) and not getattr(config, "logit_scale", None)
-    return hasattr(base, "layers") and hasattr(base, "norm") and kinds == {"full_attention"} and plain
+    return hasattr(base, "layers") and hasattr(base, "norm") and attention_kinds == {"full_attention"} and plain
 
 
 def run_lower_layers(model: Any, layer: int, **inputs: Any) -> PartialPass:
-    """The pass up to, and without, `layer`."""
-    caught: dict[str, Any] = {}
+    """Run the layers below `layer`."""
+    captured: dict[str, Any] = {}
 
     def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        caught.update(states=args[0] if args else kwargs["hidden_states"], kwargs=kwargs)
-        raise _Stopped
+        captured.update(states=args[0] if args else kwargs["hidden_states"], kwargs=kwargs)
+        raise _StopForward
 
     hook = model.base_model.layers[layer].register_forward_pre_hook(stop, with_kwargs=True)
     try:
         model.base_model(**inputs)
-    except _Stopped:
+    except _StopForward:
         pass
     finally:
         hook.remove()
-    arguments = {key: value for key, value in caught["kwargs"].items() if key != "hidden_states"}
-    return PartialPass(layer, caught["states"], arguments)
+    arguments = {key: value for key, value in captured["kwargs"].items() if key != "hidden_states"}
+    return PartialPass(layer, captured["states"], arguments)
 
 
-def _rows(value: Any, rows: torch.Tensor, size: int) -> Any:
-    """The chosen rows of whatever has one row per prompt."""
+def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
+    """Select rows from tensors, also inside tuples, that have one row per prompt; return other values unchanged."""
     if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[0] == size:
         return value[rows]
     if isinstance(value, tuple):
-        return tuple(_rows(item, rows, size) for item in value)
+        return tuple(_select_rows(item, rows, size) for item in value)
     return value
 
 
-ATTENTION_NAME = "knowgate_shared"  # among transformers' attention functions
-UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "sliding_window", "position_bias")  # what would change the scores
-HAS_BMM_OUT_DTYPE = torch.__version__ >= (2, 8)  # torch.bmm(..., out_dtype)
-_active: ContextVar[Cache] = ContextVar(ATTENTION_NAME)
+# --- answers that share a prompt ------------------------------------------------------------------
 
 
 class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's keys and values: the prompts' (prompts x heads x tokens x width), which are only read, and the
-    answers' own (prompts x heads x answers x tokens x width), with room for all tokens that may come."""
+    """Keys and values of one layer: read-only ones of the prompts, and growing ones of the answers.
+
+    The prompts' have the shape (prompts, heads, tokens, width), the answers' (prompts, heads, answers, tokens, width).
+    """
 
     is_sliding = False
 
-    def __init__(self, prompt_keys: torch.Tensor, prompt_values: torch.Tensor, answers: int, room: int):
+    def __init__(self, prompt_keys: torch.Tensor, prompt_values: torch.Tensor, answers: int, max_tokens: int):
         super().__init__()
         prompts, heads, _, width = prompt_keys.shape
         self.prompt_keys, self.prompt_values = prompt_keys, prompt_values
-        self.keys = prompt_keys.new_empty(prompts, heads, answers, room, width)
-        self.values = prompt_values.new_empty(prompts, heads, answers, room, prompt_values.shape[-1])
+        self.keys = prompt_keys.new_empty(prompts, heads, answers, max_tokens, width)
+        self.values = prompt_values.new_empty(prompts, heads, answers, max_tokens, prompt_values.shape[-1])
         self.length = 0
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        for own, fresh in ((self.keys, key_states), (self.values, value_states)):
-            own[:, :, :, self.length] = fresh.view(own.shape[0], own.shape[2], own.shape[1], -1).transpose(1, 2)
+        """Append one token per answer and return the answers' keys and values."""
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            prompts, heads, answers = buffer.shape[:3]
+            buffer[:, :, :, self.length] = states.view(prompts, answers, heads, -1).transpose(1, 2)
         self.length += 1
         return self.keys[:, :, :, : self.length], self.values[:, :, :, : self.length]
 
     def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        """Keep the answers at (rows, columns), one row for each prompt that stays; prompts None: all of them stay."""
-        self.keys = _selected(self.keys, rows, columns, self.length)
-        self.values = _selected(self.values, rows, columns, self.length)
+        """Keep the answers at (rows, columns), one row per remaining prompt; `prompts` is None if all remain."""
+        self.keys = self._select_answers(self.keys, rows, columns)
+        self.values = self._select_answers(self.values, rows, columns)
         if prompts is not None:
             self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
 
+    def _select_answers(self, buffer: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        selected = buffer.transpose(1, 2)[rows, columns, :, : self.length].transpose(1, 2)
+        compacted = buffer.new_empty(*selected.shape[:3], *buffer.shape[3:])
+        compacted[:, :, :, : self.length] = selected
+        return compacted
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Everything is there from the beginning."""
+        """Do nothing: the buffers exist from the start."""
 
     def get_seq_length(self) -> int:
+        """Return the number of tokens per answer, with those of its prompt."""
         return int(self.prompt_keys.shape[2]) + self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the key length and its offset, as transformers asks for them."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
+        """Return the largest number of tokens per answer, with those of its prompt."""
         return int(self.prompt_keys.shape[2] + self.keys.shape[3])
 
     get_max_cache_shape = get_max_length  # its name in transformers 5.0
 
 
-def _selected(own: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, length: int) -> torch.Tensor:
-    kept = own.transpose(1, 2)[rows, columns, :, :length].transpose(1, 2)
-    fresh = own.new_empty(*kept.shape[:3], *own.shape[3:])
-    fresh[:, :, :, :length] = kept
-    return fresh
-
-
 class SharedCache(Cache):  # type: ignore[misc]
-    """The caches of all layers, and which tokens of the prompts are padding (added to their scores; None: none is)."""
+    """The cache of all layers. `padding` is added to the scores of the prompts' tokens, -inf where they are padding."""
 
-    def __init__(self, prompts: Cache, mask: torch.Tensor, answers: int, room: int):
-        super().__init__(layers=[SharedCacheLayer(layer.keys, layer.values, answers, room) for layer in prompts.layers])
-        self.padding = _padding(mask)
+    def __init__(self, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
+        layers = [SharedCacheLayer(layer.keys, layer.values, answers, max_tokens) for layer in prompt_cache.layers]
+        super().__init__(layers=layers)
+        self.padding = None
+        if not bool(mask.all()):
+            zeros = mask.new_zeros(mask.shape, dtype=torch.float32)
+            self.padding = zeros.masked_fill_(mask == 0, float("-inf"))[:, None, None]
 
     def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
+        """Keep some answers in all layers; see `SharedCacheLayer.select`."""
         for layer in self.layers:
             layer.select(prompts, rows, columns)
         if prompts is not None and self.padding is not None:
             self.padding = self.padding[prompts]
 
 
-def _padding(mask: torch.Tensor) -> torch.Tensor | None:
-    if bool(mask.all()):
-        return None
-    return mask.new_zeros(mask.shape, dtype=torch.float32).masked_fill_(mask == 0, float("-inf"))[:, None, None]
-
-
 def supports_shared_cache(model: Any) -> bool:
-    """Whether the model's attention is the plain one, over all tokens before, and can be exchanged."""
+    """Return whether the model uses plain attention over all earlier tokens, which can be replaced."""
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    attention_kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     plain = not getattr(config, "sliding_window", None) and not getattr(config, "attn_logit_softcapping", None)
-    return bool(getattr(model, "_supports_attention_backend", False)) and kinds == {"full_attention"} and plain
+    return (
+        bool(getattr(model, "_supports_attention_backend", False)) and attention_kinds == {"full_attention"} and plain
+    )
 
 
 @contextlib.contextmanager
-def use_shared_attention(model: Any, branches: SharedCache) -> Iterator[None]:
-    """While the block runs, the model's attention reads these caches. For who has the turn to run the model."""
+def use_shared_attention(model: Any, cache: SharedCache) -> Iterator[None]:
+    """Make the model attend to a shared cache while the block runs. The caller must hold the model's lock."""
     config = model.config.get_text_config()
-    before, token = config._attn_implementation, _active.set(branches)
+    implementation, token = config._attn_implementation, _active_cache.set(cache)
     config._attn_implementation = ATTENTION_NAME
     try:
         yield
     finally:
-        config._attn_implementation = before
-        _active.reset(token)
+        config._attn_implementation = implementation
+        _active_cache.reset(token)
 
 
 def compute_shared_attention(
@@ -250,32 +273,36 @@ def compute_shared_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """One new token for each answer. key, value: what `Branch.update` gave; the prompts' are in the active caches."""
-    if odd := [name for name in UNSUPPORTED_ARGUMENTS if others.get(name) is not None]:
-        raise RuntimeError(f"attention with {', '.join(odd)} cannot be shared: see can_share")
-    branches = _active.get()
-    layer = branches.layers[module.layer_idx]
+    """Attend from one new token per answer to its prompt and to the answer so far, with one softmax over both.
+
+    All answers of a prompt query the prompt's keys in one matrix product. `key` and `value` are those of the answers,
+    from `SharedCacheLayer.update`; those of the prompts are in the active cache.
+    """
+    if unsupported := [name for name in UNSUPPORTED_ARGUMENTS if others.get(name) is not None]:
+        raise RuntimeError(f"attention with {', '.join(unsupported)} cannot be shared: see supports_shared_cache")
+    cache = _active_cache.get()
+    layer = cache.layers[module.layer_idx]
     prompts, heads, answers, length, _ = key.shape
     groups = query.shape[1] // heads
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    asked = (query * scale).view(prompts, answers, heads, groups, -1).transpose(1, 2)  # ... x heads x answers x groups
-    asked = asked.reshape(prompts * heads, answers * groups, -1)
-    shared = _product(asked, layer.prompt_keys.flatten(0, 1).transpose(1, 2))
-    shared = shared.view(prompts, heads, answers * groups, -1)
-    if branches.padding is not None:
-        shared += branches.padding
-    own = _product(asked.view(prompts * heads * answers, groups, -1), key.flatten(0, 2).transpose(1, 2))
-    scores = torch.cat([shared, own.view(prompts, heads, answers * groups, length)], dim=-1)
+    queries = (query * scale).view(prompts, answers, heads, groups, -1).transpose(1, 2)  # heads x answers x groups
+    queries = queries.reshape(prompts * heads, answers * groups, -1)
+    prompt_scores = _multiply(queries, layer.prompt_keys.flatten(0, 1).transpose(1, 2))
+    prompt_scores = prompt_scores.view(prompts, heads, answers * groups, -1)
+    if cache.padding is not None:
+        prompt_scores += cache.padding
+    answer_scores = _multiply(queries.view(prompts * heads * answers, groups, -1), key.flatten(0, 2).transpose(1, 2))
+    scores = torch.cat([prompt_scores, answer_scores.view(prompts, heads, answers * groups, length)], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    over_prompt, over_own = weights.split([shared.shape[-1], length], dim=-1)
-    read = torch.bmm(over_prompt.flatten(0, 1), layer.prompt_values.flatten(0, 1))
-    told = torch.bmm(over_own.reshape(prompts * heads * answers, groups, length), value.flatten(0, 2))
-    out = (read + told.view_as(read)).view(prompts, heads, answers, groups, -1).transpose(1, 2)
-    return out.reshape(prompts * answers, 1, heads * groups, -1), None
+    prompt_weights, answer_weights = weights.split([prompt_scores.shape[-1], length], dim=-1)
+    from_prompt = torch.bmm(prompt_weights.flatten(0, 1), layer.prompt_values.flatten(0, 1))
+    from_answer = torch.bmm(answer_weights.reshape(prompts * heads * answers, groups, length), value.flatten(0, 2))
+    output = (from_prompt + from_answer.view_as(from_prompt)).view(prompts, heads, answers, groups, -1).transpose(1, 2)
+    return output.reshape(prompts * answers, 1, heads * groups, -1), None
 
 
-def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Scores are kept in single precision, as attention kernels do; on a CPU the product cannot say so."""
+def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Multiply batches of matrices with a float32 result, as attention kernels do."""
     if left.is_cuda and left.dtype != torch.float32 and HAS_BMM_OUT_DTYPE:
         return torch.bmm(left, right, out_dtype=torch.float32)
     return torch.bmm(left, right).float()
@@ -286,37 +313,49 @@ AttentionInterface.register(ATTENTION_NAME, compute_shared_attention)
 
 @dataclass
 class SharedDecodingBatch:
-    """Answers being generated: `rows` (prompts x answers) are their numbers as they stand in the batch now."""
+    """Answers that are generated in parallel over a shared prompt cache.
+
+    Args:
+        model: The transformers model.
+        cache: Keys and values.
+        prompt_lengths: Number of tokens of each prompt.
+        rows: Numbers of the answers that are still in the batch (prompts x answers).
+        fed: Number of tokens fed per answer.
+    """
 
     model: Any
-    branches: SharedCache
-    starts: torch.Tensor  # tokens of each prompt
+    cache: SharedCache
+    prompt_lengths: torch.Tensor
     rows: torch.Tensor
     fed: int = 0
 
     def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Logits of the next tokens and the states at these ones (prompts x answers x ...)."""
+        """Feed one token per answer; return the logits of the next token and the hidden states of the given layers."""
         shape = self.rows.shape
-        positions = (self.starts + self.fed)[:, None].expand(shape).reshape(-1, 1)
-        with use_shared_attention(self.model, self.branches):
-            out = self.model(
+        positions = (self.prompt_lengths + self.fed)[:, None].expand(shape).reshape(-1, 1)
+        with use_shared_attention(self.model, self.cache):
+            output = self.model(
                 input_ids=tokens.reshape(-1, 1),
                 position_ids=positions,
-                past_key_values=self.branches,
+                past_key_values=self.cache,
                 use_cache=True,
                 output_hidden_states=bool(layers),
             )
         self.fed += 1
-        hidden = {layer: out.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
-        return out.logits[:, -1].view(*shape, -1), hidden
+        hidden = {layer: output.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
+        return output.logits[:, -1].view(*shape, -1), hidden
 
     def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        self.branches.select(prompts, rows, columns)
+        """Keep some answers; see `SharedCacheLayer.select`."""
+        self.cache.select(prompts, rows, columns)
         self.rows = self.rows[rows, columns]
-        self.starts = self.starts if prompts is None else self.starts[prompts]
+        self.prompt_lengths = self.prompt_lengths if prompts is None else self.prompt_lengths[prompts]
 
 
-def start_shared_decoding(model: Any, cache: Cache, mask: torch.Tensor, answers: int, room: int) -> SharedDecodingBatch:
-    """`answers` for each prompt of a prefill, of up to `room` tokens that are fed. The prefill stays as it is."""
-    numbers = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
-    return SharedDecodingBatch(model, SharedCache(cache, mask, answers, max(1, room)), mask.sum(dim=1), numbers)
+def start_shared_decoding(
+    model: Any, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int
+) -> SharedDecodingBatch:
+    """Start `answers` answers of up to `max_tokens` tokens for each prompt of a prefill, which stays unchanged."""
+    rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
+    cache = SharedCache(prompt_cache, mask, answers, max(1, max_tokens))
+    return SharedDecodingBatch(model, cache, mask.sum(dim=1), rows)

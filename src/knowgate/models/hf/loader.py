@@ -1,4 +1,4 @@
-"""Loading a transformers model: device, number format, fingerprint, and errors a user can act on."""
+"""Load a transformers model: device, number format, quantization, LoRA adapters and fingerprint."""
 
 from __future__ import annotations
 
@@ -21,38 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from knowgate.core.validation import read_json
 from knowgate.errors import BadSetting, MissingExtra, OutOfMemory, WeightsError
-from knowgate.models import embedded_weights as weights
+from knowgate.models.embedded_weights import is_hub_reachable
 from knowgate.models.hf.batching import is_memory_error, translate_device_errors
 
-SUPPORTED_BITS = (4, 8)
-
-
-def check_bits(bits: int) -> None:
-    """Refuse what cannot be had here; 0 is the usual number format."""
-    if not bits:
-        return
-    if bits not in SUPPORTED_BITS:
-        raise BadSetting(f"weights can have 4 or 8 bits, not {bits}; 0 is the usual number format.")
-    if not torch.cuda.is_available():
-        raise BadSetting(f"weights in {bits} bits need a GPU with CUDA, and there is none here. Leave --bits away.")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtra(f"a base in {bits} bits", "quantised")
-
-
-def build_quantization_options(bits: int) -> dict[str, Any]:
-    """What transformers is told; a quantised model is put onto the GPU while it is read."""
-    if not bits:
-        return {}
-    from transformers import BitsAndBytesConfig
-
-    # NF4 with doubly quantised scales, as QLoRA has it (Dettmers et al. 2023, section 3)
-    four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": torch.bfloat16}
-    config = BitsAndBytesConfig(load_in_4bit=True, **four) if bits == 4 else BitsAndBytesConfig(load_in_8bit=True)
-    return {"quantization_config": config, "device_map": {"": 0}}
-
-
-SOURCE_FILE = "knowgate-source.json"  # written beside converted weights: what they were made from
-# what transformers and its readers raise for a damaged file
+SOURCE_FILE = "knowgate-source.json"  # lies beside converted weights and names the file they were made from
+# What transformers and its file readers raise for a damaged file.
 LOADING_ERRORS = (
     OSError,
     ValueError,
@@ -65,55 +38,69 @@ LOADING_ERRORS = (
     struct.error,
     SafetensorError,
 )
-DTYPE_VARIABLE = "KNOWGATE_DTYPE"  # variable of the environment
+DTYPE_VARIABLE = "KNOWGATE_DTYPE"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-HASHED_BYTES = 1 << 20  # bytes hashed at each end of a weight file: identity without reading 16 GB
+HASHED_BYTES = 1 << 20  # hashed at each end of a weight file, to identify 16 GB without reading them
+SUPPORTED_BITS = (4, 8)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
+    """A transformers model with its tokenizer and device."""
+
     model: Any
     tokenizer: Any
     device: torch.device
 
 
 def load_transformers(name_or_dir: str, bits: int = 0) -> LoadedModel:
-    """bits: 4 or 8, to hold the weights in as many (CUDA)."""
+    """Load a causal LLM and its tokenizer from a hub name or a folder.
+
+    Args:
+        name_or_dir: Hub name or folder.
+        bits: Quantize the weights to 4 or 8 bits (CUDA only); 0 for no quantization.
+
+    Raises:
+        WeightsError: The files are missing or damaged.
+        OutOfMemory: The weights do not fit the GPU.
+    """
     check_bits(bits)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = choose_dtype(device)
-    local = _is_local(name_or_dir)
+    local_only = _is_local_only(name_or_dir)
     if device.type == "cuda":
-        # cuDNN's attention makes a plan for every new length, a millisecond on the host: decoding has one at each step
+        # cuDNN attention plans every new sequence length on the host, which costs a millisecond per decoding step.
         torch.backends.cuda.enable_cudnn_sdp(False)
     with silence_transformers(), translate_loading_errors(name_or_dir):
-        tokenizer = AutoTokenizer.from_pretrained(name_or_dir, local_files_only=local)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_dir, local_files_only=local_only)
         model = AutoModelForCausalLM.from_pretrained(
-            name_or_dir, dtype=dtype, local_files_only=local, **build_quantization_options(bits)
+            name_or_dir, dtype=dtype, local_files_only=local_only, **build_quantization_options(bits)
         )
-    return LoadedModel(model.eval() if bits else _moved(model, device, name_or_dir), tokenizer, device)
+    # A quantized model is already on the GPU.
+    return LoadedModel(model.eval() if bits else _move_to_device(model, device, name_or_dir), tokenizer, device)
 
 
 def load_transformers_config(name_or_dir: str) -> Any:
-    """What is said about the model beside its weights."""
-    local = _is_local(name_or_dir)
+    """Load the configuration of a model without its weights."""
+    local_only = _is_local_only(name_or_dir)
     with silence_transformers(), translate_loading_errors(name_or_dir):
-        return AutoConfig.from_pretrained(name_or_dir, local_files_only=local)
+        return AutoConfig.from_pretrained(name_or_dir, local_files_only=local_only)
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:
-    """What KNOWGATE_DTYPE names; else bf16 on CUDA and fp32 on a CPU, where half precision is far too slow."""
-    chosen = os.environ.get(DTYPE_VARIABLE, "")
-    if not chosen:
+    """Return the number format from KNOWGATE_DTYPE, or bf16 on CUDA and fp32 on the CPU.
+
+    Half precision is far too slow on a CPU.
+    """
+    name = os.environ.get(DTYPE_VARIABLE, "")
+    if not name:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if chosen not in DTYPES:
-        raise BadSetting(
-            f"{DTYPE_VARIABLE}={chosen} names no number format. Expected: {', '.join(DTYPES)}, or unset it."
-        )
-    return DTYPES[chosen]
+    if name not in DTYPES:
+        raise BadSetting(f"unknown number format {DTYPE_VARIABLE}={name}. Use one of {', '.join(DTYPES)}, or unset it.")
+    return DTYPES[name]
 
 
-def _moved(model: Any, device: torch.device, name: str) -> Any:
+def _move_to_device(model: Any, device: torch.device, name: str) -> Any:
     try:
         with translate_device_errors():
             return model.to(device).eval()
@@ -121,41 +108,43 @@ def _moved(model: Any, device: torch.device, name: str) -> Any:
         if not is_memory_error(error):
             raise
         raise OutOfMemory(
-            f"the GPU has no room for the model '{name}': end other programs that use it, use a smaller model, or run "
-            "on the CPU with CUDA_VISIBLE_DEVICES= before the command."
+            f"the model '{name}' does not fit into the GPU's memory. End other programs that use the GPU, use a "
+            "smaller model, or run on the CPU: set CUDA_VISIBLE_DEVICES= (empty)."
         ) from error
 
 
 @contextlib.contextmanager
 def translate_loading_errors(name: str) -> Iterator[None]:
+    """Raise WeightsError with advice for whatever goes wrong while a model is loaded."""
     try:
         yield
     except LOADING_ERRORS as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         kind = "path" if Path(name).exists() else "hub name"
-        raise WeightsError(f"cannot load the model from the {kind} '{name}': {first}. {_advice(name)}") from error
+        raise WeightsError(f"cannot load the model from the {kind} '{name}': {reason}. {_advise(name)}") from error
 
 
-def _advice(name: str) -> str:
+def _advise(name: str) -> str:
+    """Return what to do about a model that cannot be loaded."""
     if (Path(name) / SOURCE_FILE).is_file():
-        return "Delete this folder: it is converted again at the next start."
+        return "Delete this folder: the model is converted again at the next start."
     if Path(name).is_file():
-        return "The file is damaged or of a kind that transformers cannot read: fetch it again."
+        return "The file is damaged or of a kind that transformers cannot read: download it again."
     return "Expected: a folder with config.json, tokenizer files and safetensors weights, or a hub name."
 
 
-def _is_local(name: str) -> bool:
-    """Whether to look into the local cache only; a path that is not there is said to be so, not sought on the hub."""
+def _is_local_only(name: str) -> bool:
+    """Return whether to use local files only. Raises for a path that does not exist."""
     if Path(name).is_dir():
         return True
     if name.startswith(("/", ".", "~")):
         raise WeightsError(f"there is no folder '{name}'. Expected: a folder with a model, or a hub name.")
-    return not weights.is_hub_reachable()
+    return not is_hub_reachable()
 
 
 @contextlib.contextmanager
 def silence_transformers() -> Iterator[None]:
-    """transformers prints progress bars and advice while loading; our own messages say what matters."""
+    """Suppress the progress bars and warnings that transformers prints while it loads a model."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -168,7 +157,7 @@ def silence_transformers() -> Iterator[None]:
 
 
 def compute_fingerprint(name_or_dir: str, commit: str | None = None) -> str:
-    """Identity of the weights: of the GGUF file they were converted from, of a folder's files, or of a hub commit."""
+    """Identify weights by their source GGUF file, by the files of a folder, or by a hub commit."""
     folder = Path(name_or_dir)
     if not folder.is_dir():
         return hashlib.sha256(f"hub:{name_or_dir}@{commit}".encode()).hexdigest()[:16]
@@ -179,60 +168,88 @@ def compute_fingerprint(name_or_dir: str, commit: str | None = None) -> str:
     for path in sorted(folder.iterdir()):
         if path.name in ("config.json", "tokenizer.json") or path.suffix == ".safetensors":
             digest.update(path.name.encode() + path.stat().st_size.to_bytes(8, "big"))
-            digest.update(_ends(path))
+            digest.update(_read_ends(path))
     return digest.hexdigest()[:16]
 
 
-def _ends(path: Path) -> bytes:
+def _read_ends(path: Path) -> bytes:
+    """Read the first and the last megabyte of a file."""
     with path.open("rb") as file:
         head = file.read(HASHED_BYTES)
         file.seek(max(0, path.stat().st_size - HASHED_BYTES))
         return head + file.read(HASHED_BYTES)
 
 
+def check_bits(bits: int) -> None:
+    """Raise unless weights can be quantized to this many bits here; 0 means no quantization."""
+    if not bits:
+        return
+    if bits not in SUPPORTED_BITS:
+        raise BadSetting(f"bits={bits} is not supported. Use 4 or 8, or 0 for no quantization.")
+    if not torch.cuda.is_available():
+        raise BadSetting(f"bits={bits} needs a GPU with CUDA, and there is none. Use bits=0.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtra(f"a base in {bits} bits", "quantised")
+
+
+def build_quantization_options(bits: int) -> dict[str, Any]:
+    """Return the arguments that make transformers quantize a model while it is loaded."""
+    if not bits:
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    # NF4 with doubly quantized scales, as in QLoRA (Dettmers et al. 2023, section 3).
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": torch.bfloat16}
+    config = BitsAndBytesConfig(load_in_4bit=True, **nf4) if bits == 4 else BitsAndBytesConfig(load_in_8bit=True)
+    return {"quantization_config": config, "device_map": {"": 0}}
+
+
 @dataclass
 class LoraAdapters:
-    """The adapters put into a model, and the turn to use it: whoever runs it holds `turn`, so that nobody meets an
-    adapter that somebody else switched on. The lock is one thread's as often as that thread likes."""
+    """LoRA adapters of a model that also runs without them.
+
+    Every user of the model holds `lock`, a re-entrant lock, so no pass runs with an adapter that another thread
+    activated. The weights of the model are neither changed nor copied.
+    """
 
     model: Any
-    turn: threading.RLock = field(default_factory=threading.RLock, repr=False)
-    wrapped: Any = field(default=None, repr=False)
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    peft_model: Any = field(default=None, repr=False)
 
     def add(self, name: str, folder: Path) -> None:
-        """Put the adapter in a folder into the model, off. One that is in is not read again."""
-        with self.turn:
-            if self.wrapped is not None and name in self.wrapped.peft_config:
+        """Load an adapter, inactive. An adapter that is already loaded is not read again."""
+        with self.lock:
+            if self.peft_model is not None and name in self.peft_model.peft_config:
                 return
             try:
                 from peft import PeftModel
             except ModuleNotFoundError:
                 raise MissingExtra("a LoRA judge", "train") from None
             with translate_loading_errors(str(folder)):
-                if self.wrapped is None:
-                    self.wrapped = PeftModel.from_pretrained(self.model, str(folder), adapter_name=name)
+                if self.peft_model is None:
+                    self.peft_model = PeftModel.from_pretrained(self.model, str(folder), adapter_name=name)
                 else:
-                    self.wrapped.load_adapter(str(folder), adapter_name=name)
-            self.wrapped.eval()
-            self._switch_off()
+                    self.peft_model.load_adapter(str(folder), adapter_name=name)
+            self.peft_model.eval()
+            self._deactivate()
 
     @contextlib.contextmanager
     def activate(self, name: str) -> Iterator[None]:
-        """The model with this adapter, for this thread alone; without any again at the end, whatever happens."""
-        with self.turn:
-            for layer in self._layers():
+        """Run the block with one adapter active, holding the lock."""
+        with self.lock:
+            for layer in self._lora_layers():
                 layer.enable_adapters(True)
                 layer.set_adapter(name, inference_mode=True)
             try:
                 yield
             finally:
-                self._switch_off()
+                self._deactivate()
 
-    def _switch_off(self) -> None:
-        for layer in self._layers():
+    def _deactivate(self) -> None:
+        for layer in self._lora_layers():
             layer.enable_adapters(False)
 
-    def _layers(self) -> list[Any]:
+    def _lora_layers(self) -> list[Any]:
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         return [module for module in self.model.modules() if isinstance(module, BaseTunerLayer)]

@@ -1,1 +1,1 @@
-"""llama.cpp in this process: `llamacpp:FILE.gguf`. The library, what runs on it, and the readings made of that."""
+"""LLMs run by llama.cpp in this process: the `llamacpp:FILE.gguf` backend and a classifier for exported judges."""

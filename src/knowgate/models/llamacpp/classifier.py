@@ -1,8 +1,4 @@
-"""A GGUF file run by llama.cpp in this process: which of two tokens comes next. No torch is needed.
-
-Tokens come from the tokenizer file beside it, so that they are those of training whatever llama.cpp makes of a text.
-llama.cpp keeps what the last prompt began with, so that prompts that begin alike pay for it once.
-"""
+"""A GGUF model used as a binary classifier, run by llama.cpp in this process. Needs no torch."""
 
 from __future__ import annotations
 
@@ -18,27 +14,34 @@ from typing import Any
 
 from knowgate.errors import BadInput, MissingExtra, ModelError, WeightsError
 
-LABEL_LOGIT_BIAS = (
-    100.0  # added to the two logits: above every other token, and float32 still tells their difference to 1e-5
-)
-CONTEXT_TOKENS = 4_096  # tokens of a prompt; memory is taken for them at the start
+# Added to the two label logits. It lifts them above all other tokens, and float32 still resolves their difference to
+# 1e-5.
+LABEL_LOGIT_BIAS = 100.0
+CONTEXT_TOKENS = 4_096  # memory is allocated for them at the start
 LOG_QUIET = -1
 
 
 @dataclass(frozen=True)
 class LlamaCppClassifier:
-    """A model in a GGUF file and its tokenizer (tokenizer.json). Both are opened on first use; threads take turns.
+    """Compares the probabilities of two tokens after a prompt.
 
-    cores: to run on; 0: all.
+    Text is tokenized with the tokenizer file of the training, whatever llama.cpp makes of it. llama.cpp caches the last
+    prompt, so prompts with the same beginning compute it once. Threads take turns.
+
+    Args:
+        file: The GGUF file, opened on first use.
+        tokenizer_file: The tokenizer.json.
+        cores: Number of threads; 0 for all cores.
     """
 
     file: Path
     tokenizer_file: Path
     cores: int = 0
-    turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @functools.cached_property
     def tokenizer(self) -> Any:
+        """The tokenizer of the `tokenizers` package."""
         try:
             from tokenizers import Tokenizer
         except ModuleNotFoundError:
@@ -50,38 +53,46 @@ class LlamaCppClassifier:
 
     @functools.cached_property
     def server(self) -> Any:
+        """The in-process server of xllamacpp."""
         try:
             from xllamacpp import CommonParams, Server
         except ModuleNotFoundError:
             raise MissingExtra("a judge in a GGUF file", "llamacpp") from None
-        settings = CommonParams()
-        settings.model.path = str(self.file)
-        settings.n_ctx, settings.n_parallel, settings.n_batch, settings.n_ubatch = (
-            CONTEXT_TOKENS,
-            1,
-            CONTEXT_TOKENS,
-            512,
-        )
-        settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = self.cores or os.cpu_count() or 1
-        settings.hostnames, settings.api_keys = ["127.0.0.1"], [secrets.token_hex(16)]  # it listens, too: to nobody
-        settings.verbosity, settings.warmup, settings.endpoint_slots = LOG_QUIET, False, False
+        params = CommonParams()
+        params.model.path = str(self.file)
+        params.n_ctx, params.n_parallel, params.n_batch, params.n_ubatch = CONTEXT_TOKENS, 1, CONTEXT_TOKENS, 512
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.cores or os.cpu_count() or 1
+        # The server also listens on a port, so it gets a key that nobody knows.
+        params.hostnames, params.api_keys = ["127.0.0.1"], [secrets.token_hex(16)]
+        params.verbosity, params.warmup, params.endpoint_slots = LOG_QUIET, False, False
         try:
-            return Server(settings)
+            return Server(params)
         except (RuntimeError, ValueError) as error:
             raise WeightsError(f"llama.cpp cannot open '{self.file}': {error}. Export the judge again.") from None
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the token ids of a text; `special` adds the tokens that begin a text."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def score_token_pair(self, ids: Sequence[int], pair: Sequence[int]) -> float:
-        """P(first) / (P(first) + P(second)) of two tokens after a prompt."""
+        """Return P(first) / (P(first) + P(second)) of two tokens that may follow a prompt.
+
+        Args:
+            ids: Token ids of the prompt.
+            pair: The two tokens.
+
+        Raises:
+            BadInput: The prompt is too long.
+        """
         if len(ids) >= CONTEXT_TOKENS:
             raise BadInput(
-                f"the judge's prompt has {len(ids)} tokens and it sees only {CONTEXT_TOKENS}. Shorten the question."
+                f"the judge's prompt has {len(ids)} tokens, and the judge reads only {CONTEXT_TOKENS}. "
+                "Shorten the question."
             )
         request = {
             "prompt": list(ids),
@@ -93,15 +104,12 @@ class LlamaCppClassifier:
             "post_sampling_probs": True,
             "cache_prompt": True,
         }
-        with self.turn:
-            reply = self.server.handle_completions(request)
-        return _share(reply, pair)
-
-
-def _share(reply: Any, pair: Sequence[int]) -> float:
-    try:
-        told = reply["choices"][0]["logprobs"]["content"][0]["top_probs"]
-        found = {item["id"]: float(item["prob"]) for item in told}
-        return found[pair[0]] / (found[pair[0]] + found[pair[1]])
-    except (KeyError, IndexError, TypeError, ZeroDivisionError):
-        raise ModelError(f"llama.cpp did not say how probable two tokens are: {json.dumps(reply)[:200]}") from None
+        with self.lock:
+            response = self.server.handle_completions(request)
+        try:
+            top = response["choices"][0]["logprobs"]["content"][0]["top_probs"]
+            probabilities = {entry["id"]: float(entry["prob"]) for entry in top}
+            return probabilities[pair[0]] / (probabilities[pair[0]] + probabilities[pair[1]])
+        except (KeyError, IndexError, TypeError, ZeroDivisionError):
+            response_text = json.dumps(response)[:200]
+            raise ModelError(f"llama.cpp did not return the probabilities of two tokens: {response_text}") from None

@@ -1,7 +1,4 @@
-"""Answers that grow side by side in an engine: choose a token for each row, feed them all, until every row has ended.
-
-Plain numpy; knows engines and uniform numbers, not prompts or text.
-"""
+"""Generate answers in parallel on an engine, and reuse the prefixes that prompts share. Plain numpy."""
 
 from __future__ import annotations
 
@@ -13,28 +10,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.models.llamacpp.engine import InputToken, LlamaEngine, log_softmax
+from knowgate.models.local_backend import TokenStep
+from knowgate.models.tokenization import count_common_tokens, find_common_prefix
 from knowgate.types import Sampling, Vector
 
+PREFIX_ROWS = 4  # first sequences of the engine, which hold prefixes; a few kinds of prompts alternate
+MIN_PREFIX_TOKENS = 16
+MAX_PREFIX_TOKENS = 256  # kept of a single prompt, which may not come again; attention reads them for every sequence
+MIN_REUSE_SHARE = 0.75  # of the shared tokens: a cached prefix this long is used as it is
 
-@dataclass(frozen=True)
-class TokenStep:
-    """A chosen token with what the distribution looked like."""
 
-    token: int
-    logprob: float
-    entropy: float
-    margin: float
+# --- answers --------------------------------------------------------------------------------------
 
 
 @dataclass
 class SequenceState:
-    """One answer. `length`: tokens of the row that are in the engine; the last of `tokens` may not be there yet.
+    """One answer while it is generated.
 
-    uniforms: numbers to draw by; None for the most probable tokens. end: the token that ended it, which is not kept.
-    states: by layer, at the token that was fed last.
+    Args:
+        sequence: Number of its sequence in the engine.
+        length: Number of its tokens in the engine, with the prompt's. The last of `tokens` may not be among them.
+        limit: Maximum number of tokens.
+        uniforms: Uniform numbers to draw tokens with; None to choose greedily.
+        tokens: The tokens, without the one that ended the answer.
+        steps: Statistics of greedily chosen tokens.
+        end: The token that ended the answer.
+        states: Hidden states at the token fed last, by layer.
     """
 
-    place: int
+    sequence: int
     length: int
     limit: int
     uniforms: NDArray[np.float64] | None = None
@@ -45,189 +49,209 @@ class SequenceState:
 
     @property
     def finished(self) -> bool:
+        """Whether an end token was chosen."""
         return self.end is not None
 
     @property
-    def is_over(self) -> bool:
+    def is_complete(self) -> bool:
+        """Whether no more tokens follow."""
         return self.finished or len(self.tokens) >= self.limit
 
 
 def iter_decoding_steps(
-    engine: LlamaEngine, rows: Sequence[SequenceState], logits: Vector, sampling: Sampling, layers: Sequence[int] = ()
+    engine: LlamaEngine,
+    answers: Sequence[SequenceState],
+    logits: Vector,
+    sampling: Sampling,
+    layers: Sequence[int] = (),
 ) -> Iterator[None]:
-    """Extend all rows from the logits of their next tokens; pauses after each token.
+    """Extend all answers until they are complete, yielding after each token.
 
-    The last token of a row is not fed: whoever wants to go on, or its states, pays for it.
+    The last token of an answer is not fed: a continuation feeds it, or whoever needs its states.
+
+    Args:
+        engine: The engine.
+        answers: The answers, extended in place.
+        logits: Logits of the next token of each answer.
+        sampling: How tokens are drawn.
+        layers: Layers whose states are stored in the answers.
     """
-    alive = [(row, values) for row, values in zip(rows, logits, strict=True) if not row.is_over]
-    while alive:
-        choose_tokens([row for row, _ in alive], np.stack([values for _, values in alive]), sampling, engine)
+    active = [(answer, row) for answer, row in zip(answers, logits, strict=True) if not answer.is_complete]
+    while active:
+        choose_tokens([answer for answer, _ in active], np.stack([row for _, row in active]), sampling, engine)
         yield
-        going = [row for row, _ in alive if not row.is_over]
-        if not going:
+        incomplete = [answer for answer, _ in active if not answer.is_complete]
+        if not incomplete:
             return
-        alive = list(zip(going, feed_last_tokens(engine, going, layers), strict=True))
+        active = list(zip(incomplete, feed_last_tokens(engine, incomplete, layers), strict=True))
 
 
 def feed_last_tokens(
-    engine: LlamaEngine, rows: Sequence[SequenceState], layers: Sequence[int] = (), *, ends: bool = False
+    engine: LlamaEngine, answers: Sequence[SequenceState], layers: Sequence[int] = (), *, feed_end: bool = False
 ) -> Vector:
-    """Feed the last token of each row, or the one that ended it; gives the logits that follow."""
-    tokens = [row.end if ends and row.end is not None else row.tokens[-1] for row in rows]
-    fed = [InputToken(token, row.length, row.place, wanted=True) for token, row in zip(tokens, rows, strict=True)]
-    logits, states = engine.feed(fed, layers)
-    for number, row in enumerate(rows):
-        row.length += 1
-        row.states = {layer: states[layer][number] for layer in layers}
+    """Feed the last token of each answer and return the logits of the next one.
+
+    With `feed_end`, the token that ended an answer is fed instead.
+    """
+    tokens = [answer.end if feed_end and answer.end is not None else answer.tokens[-1] for answer in answers]
+    inputs = [
+        InputToken(token, answer.length, answer.sequence, needs_output=True)
+        for token, answer in zip(tokens, answers, strict=True)
+    ]
+    logits, states = engine.feed(inputs, layers)
+    for number, answer in enumerate(answers):
+        answer.length += 1
+        answer.states = {layer: states[layer][number] for layer in layers}
     return logits
 
 
-def choose_tokens(rows: Sequence[SequenceState], logits: Vector, sampling: Sampling, engine: LlamaEngine) -> None:
-    """A token for each row: the most probable one with its step, or one drawn by the row's next uniform number."""
-    greedy = [number for number, row in enumerate(rows) if row.uniforms is None]
-    for number, step in zip(greedy, pick_greedy_steps(logits[greedy]) if greedy else [], strict=True):
-        _take(rows[number], step.token, engine)
-        if not rows[number].finished:
-            rows[number].steps.append(step)
-    drawn = [number for number, row in enumerate(rows) if row.uniforms is not None]
-    for number, token in zip(
-        drawn, draw_tokens([rows[n] for n in drawn], logits[drawn], sampling) if drawn else [], strict=True
-    ):
-        _take(rows[number], token, engine)
+def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling, engine: LlamaEngine) -> None:
+    """Choose the next token of each answer, greedily or by its next uniform number, and append it."""
+    greedy = [number for number, answer in enumerate(answers) if answer.uniforms is None]
+    steps = pick_greedy_steps(logits[greedy]) if greedy else []
+    for answer, step in zip((answers[n] for n in greedy), steps, strict=True):
+        _append_token(answer, step.token, engine)
+        if not answer.finished:
+            answer.steps.append(step)
+    sampled = [number for number, answer in enumerate(answers) if answer.uniforms is not None]
+    drawn = draw_tokens([answers[n] for n in sampled], logits[sampled], sampling) if sampled else []
+    for answer, token in zip((answers[n] for n in sampled), drawn, strict=True):
+        _append_token(answer, token, engine)
 
 
-def _take(row: SequenceState, token: int, engine: LlamaEngine) -> None:
-    if engine.ends(token):
-        row.end = token
+def _append_token(answer: SequenceState, token: int, engine: LlamaEngine) -> None:
+    if engine.is_end(token):
+        answer.end = token
     else:
-        row.tokens.append(token)
+        answer.tokens.append(token)
 
 
 def pick_greedy_steps(logits: Vector) -> list[TokenStep]:
+    """Return the most probable token of each row with its statistics."""
     logp = log_softmax(logits)
     p = np.exp(logp)
     entropy = -np.where(p > 0, p * np.where(p > 0, logp, 0), 0).sum(axis=-1)
-    best = logp.argmax(axis=-1)
-    numbers = np.arange(len(best))
-    first = logp[numbers, best]
-    p[numbers, best] = -1
-    second = p.max(axis=-1)
-    margins = np.exp(first) - second
-    columns = (best.tolist(), first.tolist(), entropy.tolist(), margins.tolist())
+    tokens = logp.argmax(axis=-1)
+    rows = np.arange(len(tokens))
+    logprobs = logp[rows, tokens]
+    p[rows, tokens] = -1
+    margins = np.exp(logprobs) - p.max(axis=-1)
+    columns = (tokens.tolist(), logprobs.tolist(), entropy.tolist(), margins.tolist())
     return [TokenStep(*values) for values in zip(*columns, strict=True)]
 
 
-def draw_tokens(rows: Sequence[SequenceState], logits: Vector, sampling: Sampling) -> list[int]:
-    """Inverse-CDF sampling, as for transformers: the token at which the cumulative probability passes the number."""
-    uniforms = [float(row.uniforms[len(row.tokens)]) for row in rows if row.uniforms is not None]
-    shares = np.exp(log_softmax((logits / np.float32(sampling.temperature)).astype(np.float32)))
-    if sampling.is_whole:
-        return [_pick(share, uniform) for share, uniform in zip(shares, uniforms, strict=True)]
-    return [_pick_of_best(share, uniform, sampling) for share, uniform in zip(shares, uniforms, strict=True)]
+def draw_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling) -> list[int]:
+    """Draw a token per answer by inverse transform sampling with its next uniform number."""
+    uniforms = [float(answer.uniforms[len(answer.tokens)]) for answer in answers if answer.uniforms is not None]
+    scaled = (logits / np.float32(sampling.temperature)).astype(np.float32)
+    draw = _invert_cdf if sampling.is_whole else lambda row, uniform: _draw_from_top(row, uniform, sampling)
+    return [draw(row, uniform) for row, uniform in zip(np.exp(log_softmax(scaled)), uniforms, strict=True)]
 
 
-def _pick(share: Vector, uniform: float) -> int:
-    cumulative = np.cumsum(share, dtype=np.float32)
-    return int(min(np.searchsorted(cumulative, np.float32(uniform) * cumulative[-1], side="right"), len(share) - 1))
+def _invert_cdf(probabilities: Vector, uniform: float) -> int:
+    """Return the index where the cumulative probability passes the number."""
+    cumulative = np.cumsum(probabilities, dtype=np.float32)
+    index = np.searchsorted(cumulative, np.float32(uniform) * cumulative[-1], side="right")
+    return int(min(index, len(probabilities) - 1))
 
 
-def _pick_of_best(share: Vector, uniform: float, sampling: Sampling) -> int:
-    order = np.argsort(-share, kind="stable")[: sampling.top_k or None]
-    best = share[order] / (share[order].sum() if sampling.top_k else np.float32(1))
-    inside = np.cumsum(best) - best < sampling.top_p
-    inside[0] = True  # sums are rounded: the best one always stays
-    return int(order[min(_pick(best * inside, uniform), int(inside.sum()) - 1)])
+def _draw_from_top(probabilities: Vector, uniform: float, sampling: Sampling) -> int:
+    """Draw a token after applying top_k and top_p."""
+    order = np.argsort(-probabilities, kind="stable")[: sampling.top_k or None]
+    top = probabilities[order] / (probabilities[order].sum() if sampling.top_k else np.float32(1))
+    inside = np.cumsum(top) - top < sampling.top_p
+    inside[0] = True  # sums are rounded; the most probable token always stays
+    return int(order[min(_invert_cdf(top * inside, uniform), int(inside.sum()) - 1)])
 
 
-PREFIX_ROWS = 4  # rows of beginnings: a few kinds of prompts take turns when questions are asked
-MIN_PREFIX_TOKENS = 16  # tokens worth taking over
-MAX_PREFIX_TOKENS = 256  # tokens that are kept of a prompt that may not come again: every other row looks through them
-MIN_REUSE_SHARE = 0.75  # of what prompts share: a beginning that covers so much will do
+# --- shared prefixes ------------------------------------------------------------------------------
 
 
 class CachedPrefix(NamedTuple):
-    """So many tokens of a prompt are in this row already."""
+    """The first `length` tokens of a prompt are in this sequence already."""
 
-    row: int
+    sequence: int
     length: int
+
+
+NO_PREFIX = CachedPrefix(0, 0)
 
 
 @dataclass
 class EnginePrefixCache:
-    """What the first rows hold, the one used last at the end; all other rows are for prompts and answers."""
+    """Prompt prefixes in the first sequences of an engine.
 
-    kept: dict[int, list[int]] = field(default_factory=dict)
-    times_cleared: int = 0  # the engine, when they were put there
+    Prompts of one kind begin with the same system turn and instruction. A prompt takes over, by reference, as many
+    tokens as it has in common with a cached prefix; results are the same up to rounding.
 
-    def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, room: int, most: int) -> int:
-        """Begin rows KEPT, KEPT + 1, ... for these prompts; gives how many tokens of each are there already.
+    Args:
+        prefixes: Sequence number -> its tokens; the one used last is at the end.
+        times_cleared: How often the engine had been cleared when the prefixes were computed.
+    """
 
-        room: cells that prompts and answers may come to; most: tokens that may be there. What those rows held is gone.
+    prefixes: dict[int, list[int]] = field(default_factory=dict)
+    times_cleared: int = 0
+
+    def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, n_cells: int, max_length: int) -> int:
+        """Prepare sequences PREFIX_ROWS, PREFIX_ROWS + 1, ... for prompts; other sequences above the prefixes are removed.
+
+        Args:
+            engine: The engine.
+            ids: Token ids of each prompt.
+            n_cells: Number of tokens that the prompts and their answers may take.
+            max_length: Maximum number of tokens to take over.
+
+        Returns:
+            The number of tokens of each prompt that are already computed.
         """
-        if self.times_cleared != engine.times_cleared or sum(map(len, self.kept.values())) + room > engine.cells:
-            self._forget(engine)
-        for row in [row for row in engine.filled if row >= PREFIX_ROWS]:
-            engine.cut(row)
-        begun = self._begun(engine, ids)
-        length = min(begun.length, most)
+        n_cached = sum(map(len, self.prefixes.values()))
+        if self.times_cleared != engine.times_cleared or n_cached + n_cells > engine.cells:
+            self.prefixes.clear()
+            engine.clear()
+            self.times_cleared = engine.times_cleared
+        for sequence in [sequence for sequence in engine.filled if sequence >= PREFIX_ROWS]:
+            engine.truncate(sequence)
+        prefix = self._find_prefix(engine, ids)
+        length = min(prefix.length, max_length)
         if length:
-            self.kept[begun.row] = self.kept.pop(begun.row)
-            for place in range(len(ids)):
-                engine.copy(begun.row, PREFIX_ROWS + place, length)
+            self.prefixes[prefix.sequence] = self.prefixes.pop(prefix.sequence)
+            for index in range(len(ids)):
+                engine.copy(prefix.sequence, PREFIX_ROWS + index, length)
         return length
 
-    def keep(self, engine: LlamaEngine, tokens: list[int], begun: int) -> None:
-        """The first prompt was computed: its beginning is kept, unless most of it was there before."""
-        if begun < MIN_REUSE_SHARE * (len(tokens) - 1) and len(tokens) > MIN_PREFIX_TOKENS:
-            row, tokens = self._free(engine), tokens[:MAX_PREFIX_TOKENS]
-            engine.copy(PREFIX_ROWS, row, len(tokens))
-            self.kept[row] = tokens
+    def keep(self, engine: LlamaEngine, tokens: list[int], reused: int) -> None:
+        """Cache the beginning of the prompt in sequence PREFIX_ROWS, unless most of it was reused."""
+        if reused < MIN_REUSE_SHARE * (len(tokens) - 1) and len(tokens) > MIN_PREFIX_TOKENS:
+            sequence, tokens = self._free_sequence(engine), tokens[:MAX_PREFIX_TOKENS]
+            engine.copy(PREFIX_ROWS, sequence, len(tokens))
+            self.prefixes[sequence] = tokens
 
-    def _forget(self, engine: LlamaEngine) -> None:
-        self.kept.clear()
-        engine.clear()
-        self.times_cleared = engine.times_cleared
-
-    def _begun(self, engine: LlamaEngine, ids: Sequence[list[int]]) -> CachedPrefix:
+    def _find_prefix(self, engine: LlamaEngine, ids: Sequence[list[int]]) -> CachedPrefix:
+        """Return the best cached prefix; if several prompts share more tokens, compute those first."""
         shared = find_common_prefix(ids)
         best = max(
-            (CachedPrefix(row, count_common_tokens(tokens, shared)) for row, tokens in self.kept.items()),
-            key=lambda begun: begun.length,
-            default=CachedPrefix(0, 0),
+            (CachedPrefix(row, count_common_tokens(tokens, shared)) for row, tokens in self.prefixes.items()),
+            key=lambda prefix: prefix.length,
+            default=NO_PREFIX,
         )
         if len(ids) > 1 and len(shared) >= MIN_PREFIX_TOKENS and best.length < MIN_REUSE_SHARE * len(shared):
             return self._extend(engine, best, shared)
-        return best if best.length >= MIN_PREFIX_TOKENS else CachedPrefix(0, 0)
+        return best if best.length >= MIN_PREFIX_TOKENS else NO_PREFIX
 
     def _extend(self, engine: LlamaEngine, best: CachedPrefix, shared: list[int]) -> CachedPrefix:
-        """Compute what several prompts share, as far as it is not there."""
-        row = self._free(engine, but=best.row)
+        """Compute the shared tokens in a new sequence, starting from the best cached prefix."""
+        sequence = self._free_sequence(engine, excluding=best.sequence)
         if best.length:
-            engine.copy(best.row, row, best.length)
-        engine.feed([InputToken(token, place, row) for place, token in enumerate(shared) if place >= best.length])
-        self.kept[row] = shared
-        return CachedPrefix(row, len(shared))
+            engine.copy(best.sequence, sequence, best.length)
+        missing = range(best.length, len(shared))
+        engine.feed([InputToken(shared[position], position, sequence) for position in missing])
+        self.prefixes[sequence] = shared
+        return CachedPrefix(sequence, len(shared))
 
-    def _free(self, engine: LlamaEngine, but: int = -1) -> int:
-        """A row for another beginning: an empty one, or that of the one used longest ago."""
-        empty = [row for row in range(PREFIX_ROWS) if row not in self.kept]
-        row = empty[0] if empty else next(row for row in self.kept if row != but)
-        self.kept.pop(row, None)
-        engine.cut(row)
-        return row
-
-
-def find_common_prefix(ids: Sequence[list[int]]) -> list[int]:
-    """Tokens that all begin with; of each at least one is left to be computed."""
-    shared = min(ids, key=len)[:-1]
-    for other in ids:
-        shared = shared[: count_common_tokens(shared, other)]
-    return shared
-
-
-def count_common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two begin with alike."""
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return place
-    return min(len(one), len(other))
+    def _free_sequence(self, engine: LlamaEngine, excluding: int = -1) -> int:
+        """Return an empty sequence, after evicting the least recently used prefix if necessary."""
+        empty = [sequence for sequence in range(PREFIX_ROWS) if sequence not in self.prefixes]
+        sequence = empty[0] if empty else next(row for row in self.prefixes if row != excluding)
+        self.prefixes.pop(sequence, None)
+        engine.truncate(sequence)
+        return sequence

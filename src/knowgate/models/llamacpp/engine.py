@@ -1,7 +1,6 @@
-"""A GGUF model run by llama.cpp in this process: tokens in rows go in, logits and hidden states come out.
+"""A GGUF model loaded by llama.cpp: tokens of sequences go in, logits and hidden states come out.
 
-All rows share one memory of keys and values; what is common to several is copied between rows by reference. Knows
-tokens and rows; not prompts, answers or what is done with the logits.
+All sequences share one cache of keys and values, and copying the beginning of a sequence to another copies no memory.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.core.files import cache_dir, sha256_file, sha256_text, write_text
 from knowgate.errors import MissingExtra, ModelError, WeightsError
 from knowgate.models.llamacpp.bindings import (
     CALLBACK_OFFSET,
@@ -33,173 +30,186 @@ from knowgate.models.llamacpp.bindings import (
 from knowgate.models.tokenization import escape_special_tokens
 from knowgate.types import Vector
 
-MAX_CELLS = 8_192  # tokens that all rows together can hold; memory is taken for them at the start
-MAX_SEQUENCES = 67  # side by side; the first ones hold what prompts begin with
-BATCH_TOKENS = 512  # tokens computed together
+MAX_CELLS = 8_192  # tokens in the cache, over all sequences; allocated at the start
+MAX_SEQUENCES = 67
+BATCH_TOKENS = 512  # tokens per call of llama_decode
 SELF_TEST_TEXT = "The Eiffel Tower stands in Paris, the capital of France, and was built in 1889."
-SELF_TEST_TOLERANCE = 0.1  # nats; what float order and quantised activations come to is below 0.05
+SELF_TEST_TOLERANCE = 0.1  # nats; rounding and quantized activations stay below 0.05
 
 
 @dataclass(frozen=True)
 class InputToken:
-    """One token of a row. wanted: its logits, and its states where layers are."""
+    """One token of a sequence. With `needs_output`, its logits and hidden states are returned."""
 
     token: int
     position: int
-    row: int
-    wanted: bool = False
+    sequence: int
+    needs_output: bool = False
 
 
 @dataclass
 class CapturedStates:
-    """What the eval callback takes down while tokens are computed: layer -> states of all tokens, or of wanted ones."""
+    """Hidden states that the evaluation callback captures.
 
-    names: dict[bytes, int] = field(default_factory=dict)
+    Args:
+        layers: Names of the tensors to capture -> layer number.
+        states: Layer number -> states of all tokens, or of those whose output is needed.
+    """
+
+    layers: dict[bytes, int] = field(default_factory=dict)
     states: dict[int, Vector] = field(default_factory=dict)
 
 
 class LlamaEngine:
-    """The model in `file`, loaded. For one thread at a time. Layers are numbered as transformers does: 0 embeddings."""
+    """The model in a GGUF file, for use by one thread at a time.
+
+    Layers are numbered as in transformers: 0 is the embeddings.
+
+    Raises:
+        WeightsError: llama.cpp cannot open the file, or the model is not a decoder with attention.
+    """
 
     def __init__(self, file: Path):
         self._lib = lib = load_library()
         logged_errors.clear()
-        lib.llama_log_set(log_callback, None)  # a server of xllamacpp in this process listens instead
+        lib.llama_log_set(log_callback, None)  # a server of xllamacpp in this process replaces the callback
         self._model = lib.llama_model_load_from_file(os.fsencode(file), lib.llama_model_default_params())
         if not self._model:
-            raise _cannot_open(file)
+            raise _make_open_error(file)
         if lib.llama_model_has_encoder(self._model) or lib.llama_model_is_recurrent(self._model):
-            raise WeightsError(f"'{file}' is no decoder with attention; llamacpp: runs only those. Use another model.")
+            raise WeightsError(f"'{file}' is not a decoder with attention, which llamacpp: needs. Use another model.")
         self.vocabulary = lib.llama_model_get_vocab(self._model)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocabulary))
         self.width, self.depth = int(lib.llama_model_n_embd(self._model)), int(lib.llama_model_n_layer(self._model)) + 1
         self.cells = min(MAX_CELLS, int(lib.llama_model_n_ctx_train(self._model)))
-        self._seen = CapturedStates()
-        self._see = EVAL_CALLBACK_TYPE(self._look)  # kept: llama.cpp holds a pointer to it
-        self._context = self._new_context(file)
+        self._captured = CapturedStates()
+        self._eval_callback = EVAL_CALLBACK_TYPE(self._capture)  # must stay alive: llama.cpp keeps a pointer to it
+        self._context = self._create_context(file)
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
-        self.filled: set[int] = set()  # rows that hold tokens
+        self.filled: set[int] = set()  # sequences that hold tokens
         self.times_cleared = 0
+
+    def _create_context(self, file: Path) -> Any:
+        lib, params = self._lib, self._lib.llama_context_default_params()
+        kv_unified = check_params_layout(bytes(params.bytes))
+        struct.pack_into("<4I", params.bytes, 0, self.cells, BATCH_TOKENS, BATCH_TOKENS, MAX_SEQUENCES)
+        struct.pack_into("<I", params.bytes, OUTPUTS_PER_SEQUENCE_OFFSET, 0)
+        callback = ctypes.cast(self._eval_callback, ctypes.c_void_p).value or 0
+        struct.pack_into("<Q", params.bytes, CALLBACK_OFFSET, callback)
+        params.bytes[kv_unified] = 1
+        context = lib.llama_init_from_model(self._model, params)
+        if not context:
+            raise _make_open_error(file)
+        readers = (lib.llama_n_ctx, lib.llama_n_ctx_seq, lib.llama_n_batch, lib.llama_n_seq_max)
+        sizes = [int(read(context)) for read in readers]
+        if not (sizes[0] == sizes[1] >= self.cells and sizes[2:] == [BATCH_TOKENS, MAX_SEQUENCES]):
+            raise ModelError(f"llama.cpp ignored its parameters (sizes {sizes}). Use gguf:FILE instead.")
+        threads = count_usable_cores()
+        lib.llama_set_n_threads(context, threads, threads)
+        return context
+
+    # --- text -------------------------------------------------------------------------------------
 
     @property
     def template(self) -> str:
-        """The chat template, as Jinja; '' where there is none."""
+        """The Jinja chat template, or '' if there is none."""
         return str((self._lib.llama_model_chat_template(self._model, None) or b"").decode())
 
-    def _new_context(self, file: Path) -> Any:
-        lib, settings = self._lib, self._lib.llama_context_default_params()
-        unified = check_params_layout(bytes(settings.bytes))
-        struct.pack_into("<4I", settings.bytes, 0, self.cells, BATCH_TOKENS, BATCH_TOKENS, MAX_SEQUENCES)
-        struct.pack_into("<I", settings.bytes, OUTPUTS_PER_SEQUENCE_OFFSET, 0)
-        struct.pack_into("<Q", settings.bytes, CALLBACK_OFFSET, ctypes.cast(self._see, ctypes.c_void_p).value or 0)
-        settings.bytes[unified] = 1
-        context = lib.llama_init_from_model(self._model, settings)
-        if not context:
-            raise _cannot_open(file)
-        shapes = [
-            int(f(context)) for f in (lib.llama_n_ctx, lib.llama_n_ctx_seq, lib.llama_n_batch, lib.llama_n_seq_max)
-        ]
-        if not (shapes[0] == shapes[1] >= self.cells and shapes[2:] == [BATCH_TOKENS, MAX_SEQUENCES]):
-            raise ModelError(f"llama.cpp took other settings than it was given ({shapes}); use gguf:FILE instead.")
-        cores = count_usable_cores()
-        lib.llama_set_n_threads(context, cores, cores)
-        return context
-
-    # --- tokens -----------------------------------------------------------------------------------
-
     def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """special: with what the model wants at the beginning of a text."""
-        raw = text.encode()
-        room = len(raw) + 8
-        ids = (ctypes.c_int32 * room)()
-        n = self._lib.llama_tokenize(self.vocabulary, raw, len(raw), ids, room, special, True)
+        """Return the token ids of a text; `special` adds the tokens that begin a text."""
+        data = text.encode()
+        size = len(data) + 8
+        ids = (ctypes.c_int32 * size)()
+        n = self._lib.llama_tokenize(self.vocabulary, data, len(data), ids, size, special, True)
         if n < 0:
-            raise ModelError(f"llama.cpp could not tokenize a text of {len(raw)} bytes.")
+            raise ModelError(f"llama.cpp could not tokenize a text of {len(data)} bytes.")
         return list(ids[:n])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of tokens; a character that is cut off in the middle is a replacement character."""
-        given, room = (ctypes.c_int32 * len(ids))(*ids), 64 * len(ids) + 64
-        text = ctypes.create_string_buffer(room)
-        arguments = (self.vocabulary, given, len(ids), text, room, False, not skip_special_tokens)
-        n = self._lib.llama_detokenize(*arguments)
+        """Return the text of tokens; an incomplete character becomes a replacement character."""
+        array, size = (ctypes.c_int32 * len(ids))(*ids), 64 * len(ids) + 64
+        text = ctypes.create_string_buffer(size)
+        n = self._lib.llama_detokenize(self.vocabulary, array, len(ids), text, size, False, not skip_special_tokens)
         if n < 0:
-            raise ModelError("llama.cpp could not write out the tokens of an answer.")
+            raise ModelError("llama.cpp could not decode the tokens of an answer.")
         return text.raw[:n].decode(errors="replace")
 
-    def ends(self, token: int) -> bool:
+    def is_end(self, token: int) -> bool:
+        """Return whether the token ends an answer."""
         return bool(self._lib.llama_vocab_is_eog(self.vocabulary, token))
 
-    def special(self, token: int) -> bool:
+    def is_special(self, token: int) -> bool:
+        """Return whether the token is a control token, which stands for no text."""
         return bool(self._lib.llama_vocab_is_control(self.vocabulary, token))
 
-    def spelling(self, token: int) -> str:
-        """A token as it stands in the vocabulary."""
+    def get_token_name(self, token: int) -> str:
+        """Return a token as it is written in the vocabulary, or '' for a negative id."""
+        if token < 0:
+            return ""
         return str((self._lib.llama_vocab_get_text(self.vocabulary, token) or b"").decode(errors="replace"))
 
     @property
     def bos(self) -> str:
-        return self._named(self._lib.llama_vocab_bos(self.vocabulary))
+        """The token that begins a text, or ''."""
+        return self.get_token_name(self._lib.llama_vocab_bos(self.vocabulary))
 
     @property
     def eos(self) -> str:
-        return self._named(self._lib.llama_vocab_eos(self.vocabulary))
+        """The token that ends a text, or ''."""
+        return self.get_token_name(self._lib.llama_vocab_eos(self.vocabulary))
 
-    def _named(self, token: int) -> str:
-        """A token that a vocabulary may lack."""
-        return self.spelling(token) if token >= 0 else ""
-
-    # --- rows -------------------------------------------------------------------------------------
+    # --- sequences --------------------------------------------------------------------------------
 
     def clear(self) -> None:
+        """Remove all sequences."""
         self._lib.llama_memory_clear(self._memory, False)
         self.filled.clear()
         self.times_cleared += 1
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first tokens of a row in another, too."""
+        """Add the first `length` tokens of one sequence to another, by reference."""
         self._lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
         self.filled.add(target)
 
-    def cut(self, row: int, length: int = 0) -> None:
-        """Keep so many tokens of a row."""
-        self._lib.llama_memory_seq_rm(self._memory, row, length, -1)
+    def truncate(self, sequence: int, length: int = 0) -> None:
+        """Remove the tokens of a sequence after the first `length`."""
+        self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1)
         if not length:
-            self.filled.discard(row)
+            self.filled.discard(sequence)
 
     def feed(self, tokens: Sequence[InputToken], layers: Sequence[int] = ()) -> tuple[Vector, dict[int, Vector]]:
-        """Logits of the wanted tokens, in their order, and their states by layer."""
+        """Compute tokens and return the logits, and the hidden states by layer, of those that need output."""
         logits: list[Vector] = []
         states: dict[int, list[Vector]] = {layer: [] for layer in layers}
         for start in range(0, len(tokens), BATCH_TOKENS):
-            part = tokens[start : start + BATCH_TOKENS]
-            self._compute(part, layers)
-            places = [place for place, one in enumerate(part) if one.wanted]
-            logits += [self._logits(place) for place in places]
-            for layer in layers if places else ():
-                states[layer].append(self._rows(layer, len(part), places))
-        found = {layer: np.concatenate(blocks) for layer, blocks in states.items() if blocks}
-        return np.stack(logits) if logits else np.empty((0, self.n_vocab), dtype=np.float32), found
+            batch = tokens[start : start + BATCH_TOKENS]
+            self._compute(batch, layers)
+            outputs = [index for index, token in enumerate(batch) if token.needs_output]
+            logits += [self._get_logits(index) for index in outputs]
+            for layer in layers if outputs else ():
+                states[layer].append(self._get_states(layer, len(batch), outputs))
+        all_logits = np.stack(logits) if logits else np.empty((0, self.n_vocab), dtype=np.float32)
+        return all_logits, {layer: np.concatenate(blocks) for layer, blocks in states.items() if blocks}
 
-    def _compute(self, part: Sequence[InputToken], layers: Sequence[int]) -> None:
+    def _compute(self, tokens: Sequence[InputToken], layers: Sequence[int]) -> None:
         batch = self._batch
-        for place, one in enumerate(part):
-            batch.token[place], batch.pos[place] = one.token, one.position
-            batch.n_seq_id[place], batch.seq_id[place][0] = 1, one.row
-            batch.logits[place] = one.wanted
-        batch.n_tokens = len(part)
-        self.filled.update(one.row for one in part)
-        self._seen.names = {name: layer for layer in layers for name in self._tensors(layer)}
-        self._seen.states = {}
+        for index, token in enumerate(tokens):
+            batch.token[index], batch.pos[index] = token.token, token.position
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, token.sequence
+            batch.logits[index] = token.needs_output
+        batch.n_tokens = len(tokens)
+        self.filled.update(token.sequence for token in tokens)
+        self._captured.layers = {name: layer for layer in layers for name in self._get_tensor_names(layer)}
+        self._captured.states = {}
         status = self._lib.llama_decode(self._context, batch)
         if status:
-            raise ModelError(f"llama.cpp could not compute {len(part)} tokens (status {status}): {_complaint()}")
+            raise ModelError(f"llama.cpp could not compute {len(tokens)} tokens (status {status}): {_get_log_error()}")
 
-    def _logits(self, place: int) -> Vector:
-        pointer = self._lib.llama_get_logits_ith(self._context, place)
+    def _get_logits(self, index: int) -> Vector:
+        pointer = self._lib.llama_get_logits_ith(self._context, index)
         if not pointer:
-            raise ModelError("llama.cpp gave no logits where they were asked for.")
+            raise ModelError("llama.cpp returned no logits for a token that needs them.")
         values: Vector = np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
         if not np.isfinite(values).any() or np.isnan(values).any():
             raise ModelError("the model gave NaN instead of token probabilities: its weights are bad.")
@@ -207,86 +217,58 @@ class LlamaEngine:
 
     # --- hidden states ----------------------------------------------------------------------------
 
-    def _tensors(self, layer: int) -> tuple[bytes, ...]:
-        """What llama.cpp calls it; the last of several counts. transformers' last one is behind the final norm."""
+    def _get_tensor_names(self, layer: int) -> tuple[bytes, ...]:
+        """Return llama.cpp's names for a hidden state; the last one that exists counts.
+
+        As in transformers, the last hidden state is taken after the final norm.
+        """
         if layer == self.depth - 1:
             return (b"result_norm",)
         return (f"l_out-{layer - 1}".encode(),) if layer else (b"embd", b"inp_embd")
 
-    def _look(self, tensor: Any, ask: bool, _: Any) -> bool:
-        """Called by llama.cpp for every tensor: first whether it is wanted, then with its values."""
-        if not self._seen.names:
+    def _capture(self, tensor: Any, ask: bool, _: Any) -> bool:
+        """Handle the evaluation callback, which llama.cpp calls twice per tensor.
+
+        With `ask`, return whether the values are needed. Without it, copy them, and return True to go on.
+        """
+        if not self._captured.layers:
             return not ask
-        layer = self._seen.names.get(self._lib.ggml_get_name(tensor))
+        layer = self._captured.layers.get(self._lib.ggml_get_name(tensor))
         if ask or layer is None:
             return layer is not None or not ask
         size = self._lib.ggml_nbytes(tensor)
-        if size == 4 * self._lib.ggml_nelements(tensor):
+        if size == 4 * self._lib.ggml_nelements(tensor):  # float32
             block = np.empty(size // 4, dtype=np.float32)
             self._lib.ggml_backend_tensor_get(tensor, block.ctypes.data, 0, size)
-            self._seen.states[layer] = block.reshape(-1, self.width)
+            self._captured.states[layer] = block.reshape(-1, self.width)
         return True
 
-    def _rows(self, layer: int, n_tokens: int, places: Sequence[int]) -> Vector:
-        """The last layers are computed for wanted tokens alone."""
-        block = self._seen.states.get(layer)
-        if block is None or len(block) not in (n_tokens, len(places)):
+    def _get_states(self, layer: int, n_tokens: int, outputs: Sequence[int]) -> Vector:
+        """Return the captured states of the tokens that need output."""
+        block = self._captured.states.get(layer)
+        # llama.cpp computes the last layers only for tokens that need output.
+        if block is None or len(block) not in (n_tokens, len(outputs)):
             raise ModelError(f"llama.cpp did not give the hidden states of layer {layer} of this model.")
-        rows: Vector = block[list(places)] if len(block) == n_tokens else block
-        return rows
+        states: Vector = block[list(outputs)] if len(block) == n_tokens else block
+        return states
 
-    # --- is it right? -----------------------------------------------------------------------------
+    # --- self-test --------------------------------------------------------------------------------
 
-    def self_test(self) -> float:
-        """The largest difference, in nats, between log-probabilities from one pass and token by token."""
+    def run_self_test(self) -> float:
+        """Return the largest difference, in nats, between log-probabilities from one pass and token by token."""
         ids = self.tokenize(SELF_TEST_TEXT, special=True)
         self.clear()
-        together, _ = self.feed([InputToken(token, place, 1, wanted=True) for place, token in enumerate(ids)])
-        single = [self.feed([InputToken(token, place, 2, wanted=True)])[0][0] for place, token in enumerate(ids)]
+        tokens = [InputToken(token, position, 1, needs_output=True) for position, token in enumerate(ids)]
+        one_pass, _ = self.feed(tokens)
+        steps = [InputToken(token, position, 2, needs_output=True) for position, token in enumerate(ids)]
+        stepwise = np.stack([self.feed([step])[0][0] for step in steps])
         self.clear()
-        following = ids[1:]
-        pairs = zip(log_softmax(together)[:-1], log_softmax(np.stack(single))[:-1], following, strict=True)
-        return max(abs(float(one[token] - other[token])) for one, other, token in pairs)
-
-
-def check_engine(engine: LlamaEngine, file: Path) -> None:
-    """A runtime whose two ways of computing the same differ is wrong in one of them."""
-    if not (off := engine.self_test()) <= SELF_TEST_TOLERANCE:
-        raise ModelError(
-            f"llama.cpp computes '{file}' wrongly here: log-probabilities from one pass and token by token differ by "
-            f"{off:.2f} nats (allowed: {SELF_TEST_TOLERANCE}). Use gguf:{file}, or another release of xllamacpp."
-        )
-
-
-def log_softmax(logits: Vector) -> NDArray[np.float32]:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    result: NDArray[np.float32] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
-
-
-def count_usable_cores() -> int:
-    """As many as this process may use; OMP_NUM_THREADS has a say, as it has for torch."""
-    named = os.environ.get("OMP_NUM_THREADS", "")
-    if named.isdigit() and int(named):
-        return int(named)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _cannot_open(file: Path) -> WeightsError:
-    return WeightsError(
-        f"llama.cpp cannot open '{file}': {_complaint()}. It must be a GGUF file of an architecture that it knows; "
-        "transformers may know others: gguf:FILE."
-    )
-
-
-def _complaint() -> str:
-    """The most telling of what it said: the first line names the cause, those after it who noticed."""
-    said = [line.partition(": ")[2] or line for line in logged_errors]
-    return said[0].rstrip(".") if said else "it does not say why"
+        pairs = zip(log_softmax(one_pass)[:-1], log_softmax(stepwise)[:-1], ids[1:], strict=True)
+        return max(abs(float(first[token] - second[token])) for first, second, token in pairs)
 
 
 class EngineTokenizer:
-    """What `GrowingText` and rendering need of a tokenizer."""
+    """The text side of an engine, with the methods of a transformers tokenizer that streaming needs."""
 
     clean_up_tokenization_spaces = False
 
@@ -295,14 +277,14 @@ class EngineTokenizer:
         self.template = engine.template
 
     @functools.cached_property
-    def specials(self) -> list[str]:
-        """Tokens that stand for no text: what somebody wrote must not become one."""
-        numbers = range(self._engine.n_vocab)
-        return [text for n in numbers if self._engine.special(n) and (text := self._engine.spelling(n))]
+    def special_tokens(self) -> list[str]:
+        """Control tokens, which must not occur in user text."""
+        engine = self._engine
+        return [name for n in range(engine.n_vocab) if engine.is_special(n) and (name := engine.get_token_name(n))]
 
     @functools.cached_property
-    def _template(self) -> Any:
-        """As transformers runs it: in a sandbox, with lines of tags leaving no trace."""
+    def _compiled_template(self) -> Any:
+        """The chat template, compiled in a sandbox with the options that transformers uses."""
         try:
             from jinja2 import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -312,29 +294,58 @@ class EngineTokenizer:
         try:
             return environment.from_string(self.template)
         except TemplateError as error:
-            raise WeightsError(f"the chat template of the GGUF file cannot be read: {error}.") from None
+            raise WeightsError(f"the chat template of the GGUF file is invalid: {error}.") from None
 
     def render(self, text: str) -> str:
-        """The text as a user turn, up to where the answer begins. Models without a chat template get it bare."""
+        """Return the text as a user turn, up to where the answer begins; unchanged without a chat template."""
         if not self.template:
             return text
-        turn = [{"role": "user", "content": escape_special_tokens(text, self.specials)}]
-        named = {"bos_token": self._engine.bos, "eos_token": self._engine.eos}
-        return str(self._template.render(messages=turn, add_generation_prompt=True, **named))
+        message = {"role": "user", "content": escape_special_tokens(text, self.special_tokens)}
+        special = {"bos_token": self._engine.bos, "eos_token": self._engine.eos}
+        return str(self._compiled_template.render(messages=[message], add_generation_prompt=True, **special))
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of tokens."""
         return self._engine.decode(tokens, skip_special_tokens=skip_special_tokens) if tokens else ""
 
     def convert_ids_to_tokens(self, tokens: Sequence[int]) -> list[str]:
-        return [self._engine.spelling(token) for token in tokens]
+        """Return tokens as they are written in the vocabulary."""
+        return [self._engine.get_token_name(token) for token in tokens]
 
 
-def compute_file_digest(file: Path) -> str:
-    """sha256 of the file, remembered by path, size and time: hashing a gigabyte at every start would be slow."""
-    stat = file.stat()
-    note = cache_dir() / "digests" / sha256_text(f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}")
-    if note.is_file() and re.fullmatch(r"[0-9a-f]{64}", said := note.read_text(encoding="ascii")):
-        return said
-    found = sha256_file(file)
-    write_text(note, found)
-    return found
+def check_engine(engine: LlamaEngine, file: Path) -> None:
+    """Raise ModelError if one pass and token-by-token evaluation disagree, so one of them is wrong."""
+    if not (difference := engine.run_self_test()) <= SELF_TEST_TOLERANCE:
+        raise ModelError(
+            f"llama.cpp computes '{file}' wrongly on this machine: log-probabilities from one pass and token by token "
+            f"differ by {difference:.2f} nats (allowed: {SELF_TEST_TOLERANCE}). Use gguf:{file}, or another release of "
+            "xllamacpp."
+        )
+
+
+def log_softmax(logits: Vector) -> NDArray[np.float32]:
+    """Return log-probabilities along the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    result: NDArray[np.float32] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def count_usable_cores() -> int:
+    """Return the number of cores that this process may use. OMP_NUM_THREADS overrides it, as it does for torch."""
+    override = os.environ.get("OMP_NUM_THREADS", "")
+    if override.isdigit() and int(override):
+        return int(override)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _make_open_error(file: Path) -> WeightsError:
+    return WeightsError(
+        f"llama.cpp cannot open '{file}': {_get_log_error()}. It must be a GGUF file of an architecture that it knows; "
+        "transformers may know others: gguf:FILE."
+    )
+
+
+def _get_log_error() -> str:
+    """Return the first error that llama.cpp logged, which names the cause."""
+    messages = [line.partition(": ")[2] or line for line in logged_errors]
+    return messages[0].rstrip(".") if messages else "no reason given"

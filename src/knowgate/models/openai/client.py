@@ -21,15 +21,14 @@ from typing import Any, TypeVar
 import httpx
 
 from knowgate.core.http_client import (
-    MAX_MESSAGE_CHARS,
     HttpResponse,
     iter_body,
     open_client,
     parse_json_response,
     read_response,
-    redact_message,
     request_deadline,
 )
+from knowgate.core.redaction import MAX_MESSAGE_CHARS, redact_message
 from knowgate.errors import BadSetting, ModelError, ServerError
 
 STREAM_END = "[DONE]"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from knowgate.core.http_client import redact_message
+from knowgate.core.redaction import redact_message
 from knowgate.errors import KnowgateError, ModelError, NotOffered, ServerError
 from knowgate.models.openai.client import ApiClient, StatusError
 from knowgate.models.openai.responses import parse_completions, parse_token_logprobs

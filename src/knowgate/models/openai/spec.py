@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import httpx
 
-from knowgate.core.http_client import redact_logins
+from knowgate.core.redaction import redact_secrets
 from knowgate.core.validation import expand_path
 from knowgate.errors import BadSetting
 
@@ -43,7 +43,7 @@ class OpenAISpec:
 def parse_openai_spec(value: str) -> OpenAISpec:
     match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://[^\s#]+)(#(?P<options>\S*))?", value)
     if match is None:
-        raise BadSetting(f"'openai:{redact_logins(value)}' is not {SPEC_FORM}.")
+        raise BadSetting(f"'openai:{redact_secrets(value)}' is not {SPEC_FORM}.")
     pairs = parse_qsl(match["options"] or "", keep_blank_values=True)
     given = dict(pairs)
     unknown = [name for name, _ in pairs if name not in SPEC_OPTIONS]
@@ -81,7 +81,7 @@ def _number(name: str, word: str, most: int, least: int = 1) -> int:
 
 def check_server_url(url: str) -> None:
     """Refuse what cannot be the address of a server, and logins, which would be shown."""
-    shown = redact_logins(url)
+    shown = redact_secrets(url)
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:

@@ -1,1 +1,1 @@
-"""knowgate.models.prompts."""
+"""Prompt templates in English and Chinese, and functions that build prompts from them."""

@@ -1,4 +1,4 @@
-"""Questions to prompts: closed-book, open-book, multiple choice, in the question's language."""
+"""Prompts for answering questions: closed-book or open-book, free text or multiple choice."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from knowgate.models.prompts.templates import (
 )
 from knowgate.types import Model, Passage, Prompt, Question
 
-TEMPLATE_VARIANTS = ("free",)  # beside the usual one: free-form answers, at length
-SPECIMEN_PASSAGES = (
-    Passage("1", "Text.", "Title"),
-    Passage("2", "# More text."),
-)  # what a fingerprint shows passages by
+TEMPLATE_VARIANTS = ("free",)  # 'free' asks for long answers in whole sentences
+SPECIMEN_PASSAGES = (Passage("1", "Text.", "Title"), Passage("2", "# More text."))
 
 
 @dataclass(frozen=True)
 class AnswerPrompts:
-    """Renders questions with a template set. `lang` forces a language; else each question's own is used."""
+    """Builds the prompts for questions from a template set.
+
+    Args:
+        templates: The template set; the packaged one by default.
+        lang: Language of all prompts; None for the language of each question.
+    """
 
     templates: TemplateSet = field(default_factory=lambda: load_packaged_templates("answer"))
     lang: str | None = None
@@ -39,29 +41,38 @@ class AnswerPrompts:
 
     @property
     def fingerprint(self) -> str:
+        """Hash of the templates, with the fixed language."""
         return self.templates.fingerprint + (f"-{self.lang}" if self.lang else "")
 
     @property
     def open_fingerprint(self) -> str:
-        """Identity of how passages are put to the LLM: templates, and how passages are written out."""
-        asked = [Question("?", lang=lang, choices=kind) for lang in LANGUAGES for kind in ((), ("a", "b"))]
-        return sha256_text(*(self.open(question, SPECIMEN_PASSAGES).text for question in asked))[:16]
+        """Hash of specimen open-book prompts: of the templates and of how passages are formatted."""
+        questions = [Question("?", lang=lang, choices=choices) for lang in LANGUAGES for choices in ((), ("a", "b"))]
+        return sha256_text(*(self.open(question, SPECIMEN_PASSAGES).text for question in questions))[:16]
 
     def language(self, question: Question) -> str:
+        """Return the language of a question's prompts."""
         return self.lang or detect_question_language(question)
 
     def closed(self, question: Question) -> Prompt:
+        """Return the prompt without passages."""
         key = "choice_closed" if question.choices else "closed"
-        return Prompt(self.templates.fill(key, self.language(question), query=_query(question)))
+        return Prompt(self.templates.fill(key, self.language(question), query=_format_query(question)))
 
     def open(self, question: Question, passages: Sequence[Passage]) -> Prompt:
+        """Return the prompt with passages."""
         key = "choice_open" if question.choices else "open"
-        lang = self.language(question)
-        return Prompt(self.templates.fill(key, lang, query=_query(question), evidence=format_passages(passages)))
+        values = {"query": _format_query(question), "evidence": format_passages(passages)}
+        return Prompt(self.templates.fill(key, self.language(question), **values))
 
 
 def load_answer_prompts(file: Path | None = None, lang: str | None = None) -> AnswerPrompts:
-    """The packaged wording, another one by its name, or a user's own from a TOML file; lang forces a language."""
+    """Load the prompts for answering questions.
+
+    Args:
+        file: A TOML file with templates, or the name of a packaged variant ('free'); None for the default ones.
+        lang: Language of all prompts; None for the language of each question.
+    """
     if file is None:
         return AnswerPrompts(load_packaged_templates("answer"), lang)
     if str(file) in TEMPLATE_VARIANTS:
@@ -70,32 +81,30 @@ def load_answer_prompts(file: Path | None = None, lang: str | None = None) -> An
 
 
 def format_passages(passages: Sequence[Passage]) -> str:
-    """The passages one after another, as in the paper. Numbering them makes small models count instead of answer."""
-    return "\n\n".join(_block(passage) for passage in passages)
+    """Join passages with blank lines, as in the paper. Numbers would make small models count instead of answer."""
+    return "\n\n".join(_format_passage(passage) for passage in passages)
 
 
-def _block(passage: Passage) -> str:
+def _format_passage(passage: Passage) -> str:
     text = passage.text.strip().lstrip("#").strip()
     return text if not passage.title or text.startswith(passage.title) else f"{passage.title}\n{text}"
 
 
-def _query(question: Question) -> str:
+def _format_query(question: Question) -> str:
     return render_choices(question) if question.choices else question.text
 
 
 def fit_passages(
     model: Model, prompts: AnswerPrompts, question: Question, passages: Sequence[Passage], max_tokens: int
 ) -> tuple[Passage, ...]:
-    """As many passages as the context window holds, cut from the end; the first is shortened if it must be."""
-    kept = list(passages)
-    while kept and not model.fits([prompts.open(question, kept)], max_tokens)[0]:
-        if len(kept) > 1:
-            kept.pop()
-        elif len(kept[0].text) > 1:
-            kept[0] = replace(kept[0], text=kept[0].text[: len(kept[0].text) // 2])
+    """Return the first passages that fit the context window; a single one is shortened until it fits."""
+    fitting = list(passages)
+    while fitting and not model.fits([prompts.open(question, fitting)], max_tokens)[0]:
+        if len(fitting) == 1 and len(fitting[0].text) > 1:
+            fitting[0] = replace(fitting[0], text=fitting[0].text[: len(fitting[0].text) // 2])
         else:
-            kept.pop()
-    return tuple(kept)
+            fitting.pop()
+    return tuple(fitting)
 
 
 def fit_passages_batch(
@@ -105,10 +114,10 @@ def fit_passages_batch(
     passages: Sequence[Sequence[Passage]],
     max_tokens: int,
 ) -> list[tuple[Passage, ...]]:
-    """`fit_passages` for many questions: the model is asked once about all, and again only where it must be less."""
-    asked = [prompts.open(question, found) for question, found in zip(questions, passages, strict=True)]
-    fit = model.fits(asked, max_tokens)
+    """Run `fit_passages` for many questions, with one call of the model for all that fit at once."""
+    pairs = list(zip(questions, passages, strict=True))
+    fits = model.fits([prompts.open(question, retrieved) for question, retrieved in pairs], max_tokens)
     return [
-        tuple(found) if fits or not found else fit_passages(model, prompts, question, found, max_tokens)
-        for question, found, fits in zip(questions, passages, fit, strict=True)
+        tuple(retrieved) if fit or not retrieved else fit_passages(model, prompts, question, retrieved, max_tokens)
+        for (question, retrieved), fit in zip(pairs, fits, strict=True)
     ]

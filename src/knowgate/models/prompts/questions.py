@@ -1,4 +1,4 @@
-"""Follow-ups: which questions lean on what was said before, and how the LLM is asked to make them stand alone."""
+"""Prompts whose answer is a question: rewriting a follow-up, and writing a question about a passage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from knowgate.models.prompts.templates import detect_language, load_packaged_tem
 from knowgate.types import Passage, Prompt
 
 TURN_MARKS = {"en": ("Q", "A"), "zh": ("问", "答")}
-SHORT_QUESTION_WORDS = 3  # words: "In France, too?" leans on something
+SHORT_QUESTION_WORDS = 3  # "In France, too?" depends on an earlier question
 QUESTION_WORD_PATTERN = re.compile(r"^(who|what|when|where|which|whose|how)\b", re.IGNORECASE)
 FOLLOW_UP_START_PATTERN = re.compile(
     r"^(and|but|or|so|then|also|what about|how about|why|why not|how so|really|what else|who else|which one|same)\b"
@@ -24,59 +24,67 @@ REFERENCE_PATTERN = re.compile(
     re.IGNORECASE,
 )
 FOLLOW_UP_END_PATTERN = re.compile(r"呢[？?]?$|(\b(too|as well|instead)\?$)", re.IGNORECASE)
-
-
-class Exchange(NamedTuple):
-    """A question as it was understood, and what was answered."""
-
-    asked: str
-    answered: str
-
-
-def is_follow_up(text: str) -> bool:
-    """Whether a question can hardly be understood alone. Rather too often: what stands alone is rewritten as it is."""
-    said = text.strip()
-    is_short = (
-        len(said.split()) <= SHORT_QUESTION_WORDS
-        and detect_language(said) == "en"
-        and not QUESTION_WORD_PATTERN.match(said)
-    )
-    return is_short or any(
-        pattern.search(said) for pattern in (FOLLOW_UP_START_PATTERN, REFERENCE_PATTERN, FOLLOW_UP_END_PATTERN)
-    )
-
-
-def build_condense_prompt(exchanges: Sequence[Exchange], text: str) -> Prompt:
-    lang = detect_language(text)
-    asked, answered = TURN_MARKS[lang]
-    turns = "\n".join(f"{asked}: {one.asked}\n{answered}: {one.answered}" for one in exchanges)
-    return Prompt(load_packaged_templates("condense").fill("condense", lang, turns=turns, query=text))
-
-
 QUESTION_LABEL_PATTERN = re.compile(r"^\s*(?:question|问题)\s*[:：]", re.IGNORECASE)
 ANSWER_LABEL_PATTERN = re.compile(r"\n?\s*(?:answer|答案)\s*[:：]", re.IGNORECASE)
 NEXT_ITEM_PATTERN = re.compile(r"\n\s*\n|\n\s*(?:text|question|文字|问题)\s*[:：]", re.IGNORECASE)
 
 
+class Exchange(NamedTuple):
+    """A question of a conversation, in its rewritten form, and its answer."""
+
+    question: str
+    answer: str
+
+
+def is_follow_up(text: str) -> bool:
+    """Return whether a question probably depends on earlier ones.
+
+    Errs on the side of True: rewriting leaves an independent question unchanged.
+    """
+    text = text.strip()
+    is_short = len(text.split()) <= SHORT_QUESTION_WORDS and detect_language(text) == "en"
+    if is_short and not QUESTION_WORD_PATTERN.match(text):
+        return True
+    patterns = (FOLLOW_UP_START_PATTERN, REFERENCE_PATTERN, FOLLOW_UP_END_PATTERN)
+    return any(pattern.search(text) for pattern in patterns)
+
+
+def build_condense_prompt(exchanges: Sequence[Exchange], text: str) -> Prompt:
+    """Ask the LLM to rewrite a follow-up as a question that stands alone."""
+    lang = detect_language(text)
+    question_mark, answer_mark = TURN_MARKS[lang]
+    turns = "\n".join(
+        f"{question_mark}: {exchange.question}\n{answer_mark}: {exchange.answer}" for exchange in exchanges
+    )
+    return Prompt(load_packaged_templates("condense").fill("condense", lang, turns=turns, query=text))
+
+
 class GeneratedQuestion(NamedTuple):
-    """A question with its short answer; either may be empty."""
+    """A question that an LLM wrote, and its short answer; either may be empty."""
 
     question: str
     answer: str
 
 
 def build_question_prompt(passage: Passage, *, raw: bool = False) -> Prompt:
-    """raw: as a text to be continued, which small local models are better at than at following an instruction."""
-    titled = passage.title and not passage.text.lstrip("# ").startswith(passage.title)
-    shown = " ".join((f"{passage.title}: " if titled else "").split() + passage.text.split())
-    return Prompt(load_packaged_templates("write").fill("write", detect_language(passage.text), passage=shown), raw=raw)
+    """Ask the LLM to write a question that a passage answers.
+
+    Args:
+        passage: The passage.
+        raw: Write the prompt as text to be continued, which suits small models better than an instruction.
+    """
+    needs_title = passage.title and not passage.text.lstrip("# ").startswith(passage.title)
+    words = (f"{passage.title}: " if needs_title else "").split() + passage.text.split()
+    templates = load_packaged_templates("write")
+    return Prompt(templates.fill("write", detect_language(passage.text), passage=" ".join(words)), raw=raw)
 
 
 def parse_generated_question(text: str) -> GeneratedQuestion:
-    """What stands before and after the word 'Answer:', each up to where the LLM goes on to something else."""
-    asked, _, answered = ANSWER_LABEL_PATTERN.sub("\0", QUESTION_LABEL_PATTERN.sub("", text), count=1).partition("\0")
-    return GeneratedQuestion(_first(asked), _first(answered).split("\n")[0].strip().rstrip(".。"))
+    """Split generated text at 'Answer:' into a question and an answer, ignoring what follows each."""
+    question, _, answer = ANSWER_LABEL_PATTERN.sub("\0", QUESTION_LABEL_PATTERN.sub("", text), count=1).partition("\0")
+    return GeneratedQuestion(_first_line(question), _first_line(answer).rstrip(".。"))
 
 
-def _first(text: str) -> str:
+def _first_line(text: str) -> str:
+    """Return the first line of the first item, with single spaces."""
     return " ".join(NEXT_ITEM_PATTERN.split(text.strip(), maxsplit=1)[0].split("\n")[0].split())

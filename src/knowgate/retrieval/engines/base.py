@@ -27,10 +27,10 @@ from urllib.parse import parse_qsl, unquote
 
 from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import wrap_errors
-from knowgate.core.http_client import redact_message, redact_urls
+from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.errors import AdapterError, BadSetting
 from knowgate.retrieval.embeddings import check_vectors, load_embedder
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Passage, Vector
 
 Scalar = str | int | float | bool

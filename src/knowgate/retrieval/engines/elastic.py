@@ -63,7 +63,7 @@ class ElasticRetriever(EngineRetriever):
         else:
             bodies = [self._matching(query) for query in queries]
         shown = {"size": k, "_source": self.fields.shown}
-        return self._server.each(lambda body: self._ask({**shown, **body}), bodies)
+        return self._server.map(lambda body: self._ask({**shown, **body}), bodies)
 
     def _matching(self, query: str) -> dict[str, Any]:
         fields = [name for name in (self.fields.text, self.fields.title) if name]
@@ -79,7 +79,7 @@ class ElasticRetriever(EngineRetriever):
         return [{"terms": {name: values}} for name, values in self.where.items()]
 
     def _ask(self, body: Mapping[str, Any]) -> list[SearchHit]:
-        reply = self._server.ask("POST", f"{self._path}/_search", body=body)
+        reply = self._server.request_json("POST", f"{self._path}/_search", body=body)
         try:
             if reply.get("timed_out"):
                 raise ServerError(f"the {self.name} server ran out of time and gave only some results.")
@@ -93,8 +93,8 @@ class ElasticRetriever(EngineRetriever):
 
     def _state(self) -> Sequence[object]:
         """How many documents, and the number of the last write of every shard."""
-        count = self._server.ask("GET", f"{self._path}/_count")
-        stats = self._server.ask("GET", f"{self._path}/_stats/docs", params={"level": "shards"})
+        count = self._server.request_json("GET", f"{self._path}/_count")
+        stats = self._server.request_json("GET", f"{self._path}/_stats/docs", params={"level": "shards"})
         return [count.get("count"), sorted(_writes(stats))]
 
 

@@ -13,9 +13,10 @@ from urllib.parse import quote
 import httpx
 
 from knowgate.core.files import sha256_text
-from knowgate.core.http_client import JsonClient, parse_json_response, redact_message, redact_urls, replace_surrogates
+from knowgate.core.http_client import JsonClient, parse_json_response, replace_surrogates
+from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.errors import BadInput, ServerError
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage
 
 LIST_FIELDS = ("passages", "results", "documents", "hits")
@@ -98,19 +99,21 @@ class HttpRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
-        return self._server.each(
-            lambda query: parse_search_response(self._ask(query, k), self._server.what)[:k], queries
+        return self._server.map(
+            lambda query: parse_search_response(self._ask(query, k), self._server.name)[:k], queries
         )
 
     def _ask(self, query: str, k: int) -> bytes:
         query = replace_surrogates(query)
         if "{query}" not in self._url:
-            return self._server.fetch("POST", self._url, body={"query": query, "k": k})
+            return self._server.request_bytes("POST", self._url, body={"query": query, "k": k})
         try:
-            return self._server.fetch("GET", self._url.replace("{k}", str(k)).replace("{query}", quote(query, safe="")))
+            return self._server.request_bytes(
+                "GET", self._url.replace("{k}", str(k)).replace("{query}", quote(query, safe=""))
+            )
         except httpx.InvalidURL:
             raise BadInput(
-                f"a question of {len(query):,} characters is too long for a URL. Ask {self._server.what} by POST: "
+                f"a question of {len(query):,} characters is too long for a URL. Ask {self._server.name} by POST: "
                 "leave {query} out of its URL."
             ) from None
 

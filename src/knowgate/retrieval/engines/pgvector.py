@@ -19,7 +19,7 @@ from knowgate.core.postgres import open_postgres
 from knowgate.core.postgres.address import DatabaseAddress, format_vector, parse_database_address, to_storable_text
 from knowgate.errors import BadSetting
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder, check_vectors
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Passage
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx
 
 from knowgate.core.files import cache_dir, file_lock, sha256_file, sha256_text, write_json
-from knowgate.core.http_client import redact_message
+from knowgate.core.redaction import redact_message
 from knowgate.core.schema import read_record
 from knowgate.core.validation import check_integer, check_number, read_json
 from knowgate.errors import BadInput, BadSetting, KnowgateError, ServerError
 from knowgate.retrieval.engines.web_engines import WEB_ENGINES, SearchOptions, WebEngine, WebResult
-from knowgate.retrieval.ranking import check_k
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage
 
 MINUTE_SECONDS, DAY_SECONDS = 60.0, 86_400.0
@@ -162,11 +162,11 @@ class WebOptions:
     def __post_init__(self) -> None:
         if self.lang and not re.fullmatch(r"[A-Za-z]{2,3}(-[A-Za-z]{2,4})?", self.lang):
             raise BadSetting(f"lang is '{redact_message(self.lang[:20])}'; it must be a language such as en or zh-CN.")
-        check_integer(self.safe, "safe", least=0, most=2)
+        check_integer(self.safe, "safe", minimum=0, maximum=2)
         check_integer(self.minute, "minute")
         check_integer(self.day, "day")
-        check_number(self.days, "days", most=3650)
-        check_number(self.deadline, "deadline", least=0.1, most=600)
+        check_number(self.days, "days", maximum=3650)
+        check_number(self.deadline, "deadline", minimum=0.1, maximum=600)
 
 
 def open_web(value: str) -> WebRetriever | WebReplayRetriever:

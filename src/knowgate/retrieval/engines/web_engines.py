@@ -66,7 +66,7 @@ class WebEngine(ABC):
         return self._server.url
 
     def each(self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
-        return self._server.each(work, items)
+        return self._server.map(work, items)
 
     def search(self, query: str, n: int, wish: SearchOptions) -> list[WebResult]:
         """Up to n results, best first. A query too long for an engine is cut."""
@@ -74,7 +74,7 @@ class WebEngine(ABC):
         reply = self._ask(short, n, wish)
         items = self._items(reply) if isinstance(reply, dict) else None
         if not isinstance(items, list):
-            raise ServerError(f"{self._server.what} gave no list of results. Check its address.")
+            raise ServerError(f"{self._server.name} gave no list of results. Check its address.")
         return [self._result(one) for one in items if isinstance(one, dict) and isinstance(one.get("url"), str)][:n]
 
     @abstractmethod
@@ -107,11 +107,11 @@ class SearxngEngine(WebEngine):
     def _ask(self, query: str, n: int, wish: SearchOptions) -> Any:
         params = {"q": query, "format": "json", "safesearch": wish.safe, "language": wish.lang or "auto"}
         try:
-            return self._server.ask("GET", "/search", params=params)
+            return self._server.request_json("GET", "/search", params=params)
         except ServerError as error:
             if "status 403" in str(error):
                 raise ServerError(
-                    f"{self._server.what} refuses JSON. Allow it in its settings.yml: search: formats: [html, json]."
+                    f"{self._server.name} refuses JSON. Allow it in its settings.yml: search: formats: [html, json]."
                 ) from None
             raise
 
@@ -134,10 +134,10 @@ class TavilyEngine(WebEngine):
 
     def _ask(self, query: str, n: int, wish: SearchOptions) -> Any:
         body = {"query": query, "max_results": n, "search_depth": "basic", "include_answer": False}
-        reply = self._server.ask("POST", "/search", body=body, passed=QUOTA_STATUSES)
+        reply = self._server.request_json("POST", "/search", body=body, accept=QUOTA_STATUSES)
         if isinstance(reply, dict) and "results" not in reply and "detail" in reply:
             raise ServerError(
-                f"{self._server.what} is over its quota: {self._server.told(str(reply['detail']))}. Wait, or choose a "
+                f"{self._server.name} is over its quota: {self._server.redact(str(reply['detail']))}. Wait, or choose a "
                 "larger plan."
             )
         return reply
@@ -162,7 +162,7 @@ class BraveEngine(WebEngine):
     def _ask(self, query: str, n: int, wish: SearchOptions) -> Any:
         safe = ("off", "moderate", "strict")[wish.safe]
         params = {"q": query, "count": n, "safesearch": safe, **({"search_lang": wish.lang} if wish.lang else {})}
-        return self._server.ask("GET", "/web/search", params=params)
+        return self._server.request_json("GET", "/web/search", params=params)
 
     def _items(self, reply: dict[str, Any]) -> Any:
         web = reply.get("web", {"results": []})  # left out where nothing was found

@@ -1,7 +1,9 @@
-"""A cross-encoder reads question and passage together and gives one score.
+"""Cross-encoder reranker: reads question and passage together and returns one score (extra `local`).
 
-Runs on sentence-transformers (extra `local`).
-Reference: Nogueira and Cho 2019, Passage re-ranking with BERT. Training one is not done here.
+An aligned reranker is a folder that `knowgate fit reranker` wrote: the files of a cross-encoder, a manifest
+(`reranker.json`) and a card to read. It never contains pickles.
+
+Reference: Nogueira and Cho 2019, Passage re-ranking with BERT.
 """
 
 from __future__ import annotations
@@ -19,19 +21,29 @@ from knowgate.core.files import sha256_file, sha256_text
 from knowgate.core.schema import read_record
 from knowgate.core.validation import expand_path, read_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, MissingExtra, ModelError, WeightsError
+from knowgate.retrieval.passages import format_passage
 from knowgate.types import Passage
 
 RERANKER_VERSION = 1
 RERANKER_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".md", ".jinja")
-RERANKER_MANIFEST, RERANKER_WEIGHTS = "reranker.json", "model.safetensors"
-RERANKER_CARD = "README.md"
+RERANKER_MANIFEST, RERANKER_WEIGHTS, RERANKER_CARD = "reranker.json", "model.safetensors", "README.md"
+RERANKER_BASE = "base"  # subfolder of the model before alignment, if that was trained too
 FINGERPRINT_KEY = "model_fingerprint"
-RERANKER_BASE = "base"  # the cross-encoder before alignment, where it was made here
+EMPTY_QUESTION = ""  # replaces the question for rerankers with `reads_question` False
 
 
 @dataclass(frozen=True)
 class RerankerManifest:
-    """`files` are the digests of all files but the card; rerankers of earlier versions have none."""
+    """The contents of `reranker.json`.
+
+    Args:
+        version: The version of the format.
+        weights_sha256: The hash of the weights.
+        base: The cross-encoder that was trained further.
+        aligned_to: The LLM whose answers the training used.
+        files: The digest of every file except the card; empty in rerankers of early versions.
+        reads_question: False for a control model that ranks passages without seeing the question.
+    """
 
     version: int
     weights_sha256: str
@@ -42,95 +54,96 @@ class RerankerManifest:
 
 
 def is_aligned_reranker(path: str | Path) -> bool:
+    """Return whether a folder holds a reranker that knowgate trained."""
     return (expand_path(path) / RERANKER_MANIFEST).is_file()
 
 
 def check_reranker_files(path: str | Path) -> None:
-    """Refuse what could run code when it is loaded: a folder of weights holds safetensors and text, nothing else."""
+    """Raise unless a folder has safetensors weights and, if knowgate wrote it, no file that could run code."""
     folder = expand_path(path)
     if not any(folder.glob("*.safetensors")):
-        found = sorted(item.name for item in folder.iterdir() if item.suffix in PICKLE_SUFFIXES)
-        holds = f" (only {', '.join(found)}, which is pickle)" if found else ""
-        raise WeightsError(f"the reranker '{path}' cannot be loaded: it has no safetensors weights{holds}.")
-    foreign = sorted(str(item.relative_to(folder)) for item in folder.rglob("*") if _is_foreign(item))
-    if is_aligned_reranker(folder) and foreign:
-        raise ArtifactError(
-            f"the reranker '{path}' holds '{foreign[0]}', which knowgate did not write there. Fit it again."
-        )
-
-
-def _is_foreign(item: Path) -> bool:
-    return item.is_file() and item.suffix not in RERANKER_SUFFIXES
+        pickles = sorted(item.name for item in folder.iterdir() if item.suffix in PICKLE_SUFFIXES)
+        note = f" (only {', '.join(pickles)}, which is pickle)" if pickles else ""
+        raise WeightsError(f"the reranker '{path}' cannot be loaded: it has no safetensors weights{note}.")
+    unexpected = [item for item in folder.rglob("*") if item.is_file() and item.suffix not in RERANKER_SUFFIXES]
+    if is_aligned_reranker(folder) and unexpected:
+        name = min(str(item.relative_to(folder)) for item in unexpected)
+        raise ArtifactError(f"the reranker '{path}' contains '{name}', which knowgate did not write. Fit it again.")
 
 
 def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
-    """The manifest of an aligned reranker, checked against its weights."""
+    """Read the manifest of an aligned reranker and check all files against it."""
     folder = expand_path(path)
     if not is_aligned_reranker(folder):
         raise ArtifactError(
-            f"'{path}' is not an aligned reranker: it has no {RERANKER_MANIFEST}. Make one: knowgate fit reranker"
+            f"'{path}' is not an aligned reranker: it has no {RERANKER_MANIFEST}. Train one with "
+            "`knowgate fit reranker`."
         )
     try:
         manifest: Mapping[str, Any] = read_json(folder / RERANKER_MANIFEST)
-        record = read_record(RerankerManifest, manifest, RERANKER_MANIFEST, others=True)
+        record = read_record(RerankerManifest, manifest, RERANKER_MANIFEST, ignore_unknown=True)
     except BadInput as error:
-        raise ArtifactError(f"{folder / RERANKER_MANIFEST} is broken ({error}). Fit the reranker again.") from None
-    if record.version != RERANKER_VERSION:
-        raise ArtifactError(
-            f"the reranker '{path}' has format {record.version}, this knowgate reads {RERANKER_VERSION}. Fit it again."
-        )
+        raise ArtifactError(f"{folder / RERANKER_MANIFEST} is damaged ({error}). Fit the reranker again.") from None
 
-    def refusal(problem: str) -> ArtifactError:
+    def make_error(problem: str) -> ArtifactError:
         return ArtifactError(f"the reranker '{path}' cannot be used: {problem}. Fit it again.")
 
-    check_artifact_folder(folder, refusal)
-    if not (folder / RERANKER_WEIGHTS).is_file() or sha256_file(folder / RERANKER_WEIGHTS) != record.weights_sha256:
-        raise ArtifactError(f"the weights of the reranker '{path}' were changed or damaged. Fit it again.")
-    check_digests(folder, record.files, refusal)
+    if record.version != RERANKER_VERSION:
+        raise make_error(f"it has format {record.version}, this knowgate reads {RERANKER_VERSION}")
+    check_artifact_folder(folder, make_error)
+    weights = folder / RERANKER_WEIGHTS
+    if not weights.is_file() or sha256_file(weights) != record.weights_sha256:
+        raise make_error("its weights were changed or damaged")
+    check_digests(folder, record.files, make_error)
     return manifest
 
 
 def fingerprint_weights(path: str | Path) -> str:
-    """Of the weights of a saved cross-encoder, wherever it lies."""
+    """Return a hash of the weights of a saved cross-encoder, independent of where it is."""
     files = sorted(expand_path(path).glob("*.safetensors"))
     if not files:
-        raise WeightsError(f"'{path}' holds no safetensors weights.")
+        raise WeightsError(f"'{path}' contains no safetensors weights.")
     return sha256_text(*map(sha256_file, files))[:16]
 
 
 def describe_llm_mismatch(path: str | Path, model: str, fingerprint: str) -> str | None:
-    """What to say of a reranker that was aligned to another LLM: it still ranks, but not for this one."""
-    if (
-        not is_aligned_reranker(path)
-        or (made := read_reranker_manifest(path).get("aligned_to", {})).get(FINGERPRINT_KEY) == fingerprint
-    ):
+    """Return a warning if a reranker was aligned to another LLM than the given one; otherwise None."""
+    if not is_aligned_reranker(path):
         return None
-    return f"The reranker '{path}' was aligned to {made.get('model', 'another LLM')}, not to {model}."
-
-
-EMPTY_QUESTION = ""  # stands where a question would: see `reads_question`
+    aligned_to = read_reranker_manifest(path).get("aligned_to", {})
+    if aligned_to.get(FINGERPRINT_KEY) == fingerprint:
+        return None
+    return f"The reranker '{path}' was aligned to {aligned_to.get('model', 'another LLM')}, not to {model}."
 
 
 class CrossEncoderReranker:
-    """Scores are logits: any finite number, higher is better. Loaded on first use, on the GPU if there is one."""
+    """A cross-encoder of sentence-transformers, loaded on first use, on the GPU if there is one.
+
+    Scores are logits: any finite number, higher is better.
+
+    Args:
+        spec: A hub name, a folder of sentence-transformers, or an aligned reranker.
+        device: `cpu`, `cuda`, ...; chosen automatically by default.
+        batch_size: Pairs per forward pass; by default 128 on a GPU and 32 on a CPU.
+    """
 
     def __init__(self, spec: str, *, device: str | None = None, batch_size: int | None = None):
         if not spec:
-            raise BadSetting("a cross-encoder needs a model: cross-encoder:NAME_OR_DIR.")
+            raise BadSetting("a cross-encoder needs a model. Write cross-encoder:NAME_OR_DIR.")
         self.spec = spec
         self._device = device
         self._batch_size = batch_size
 
     @classmethod
-    def around(cls, model: Any, spec: str, *, reads_question: bool = True) -> CrossEncoderReranker:
-        """A reranker of a cross-encoder that is already loaded."""
+    def from_model(cls, model: Any, spec: str, *, reads_question: bool = True) -> CrossEncoderReranker:
+        """Wrap a `CrossEncoder` that is already loaded."""
         reranker = cls(spec)
         reranker.__dict__ |= {"_model": model, "reads_question": reads_question}
         return reranker
 
     @cached_property
     def reads_question(self) -> bool:
-        """False of a control that was taught, and is asked, without the question: it ranks passages as such."""
+        """False for a control model that was trained, and is used, without the question."""
         if not is_aligned_reranker(self.spec):
             return True
         check_reranker_files(self.spec)
@@ -142,36 +155,37 @@ class CrossEncoderReranker:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of a folder the hash of its weights, wherever it lies; of a hub name its commit."""
+        """Hash of the weights in a folder, wherever it is; of a hub name, its commit."""
         if Path(self.spec).is_dir():
             return fingerprint_weights(self.spec)
         return sha256_text("hub", self.spec, str(getattr(self._model.config, "_commit_hash", None)))[:16]
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
-        """One score per passage of each question; pairs of all questions share batches.
+        """Return one score per passage of each question.
 
-        A pair that comes twice is scored once: in another batch its score could differ in the last bits.
+        Pairs of all questions share batches. Each distinct pair is scored once, because its score could differ in the
+        last bits in another batch.
         """
         if len(questions) != len(passages):
-            raise BadInput(f"{len(questions)} questions came with {len(passages)} lists of passages.")
+            raise BadInput(f"got {len(questions)} questions and {len(passages)} lists of passages.")
         pairs = [
-            [(question if self.reads_question else EMPTY_QUESTION, format_passage(passage)) for passage in found]
-            for question, found in zip(questions, passages, strict=True)
+            [(question if self.reads_question else EMPTY_QUESTION, format_passage(passage)) for passage in row]
+            for question, row in zip(questions, passages, strict=True)
         ]
-        distinct = list(dict.fromkeys(pair for some in pairs for pair in some))
-        scores = dict(zip(distinct, self._scores(distinct), strict=True))
-        return [[scores[pair] for pair in some] for some in pairs]
+        distinct = list(dict.fromkeys(pair for row in pairs for pair in row))
+        scores = dict(zip(distinct, self._score_pairs(distinct), strict=True))
+        return [[scores[pair] for pair in row] for row in pairs]
 
-    def _scores(self, pairs: list[tuple[str, str]]) -> list[float]:
+    def _score_pairs(self, pairs: list[tuple[str, str]]) -> list[float]:
         if not pairs:
             return []
         import torch
 
         size = self._batch_size or (128 if torch.cuda.is_available() else 32)
-        # predict sorts by length itself, so that short pairs are not padded to long ones
+        # `predict` sorts the pairs by length, so that short pairs are not padded to long ones.
         scores = self._model.predict(pairs, batch_size=size, activation_fn=torch.nn.Identity(), show_progress_bar=False)
         if not np.isfinite(scores).all():
-            raise ModelError(f"the reranker '{self.spec}' gave a score that is not a number (NaN or infinite).")
+            raise ModelError(f"the reranker '{self.spec}' returned a score that is not a number (NaN or infinite).")
         return [float(score) for score in scores]
 
     @cached_property
@@ -180,24 +194,20 @@ class CrossEncoderReranker:
             from sentence_transformers import CrossEncoder
         except ModuleNotFoundError as error:
             raise MissingExtra("the cross-encoder", "local") from error
-        local = Path(self.spec).is_dir()
-        if local:
+        is_local = Path(self.spec).is_dir()
+        if is_local:
             check_reranker_files(self.spec)
         if is_aligned_reranker(self.spec):
-            read_reranker_manifest(self.spec)  # refuses weights that were changed
+            read_reranker_manifest(self.spec)  # checks the files
         try:
-            safe = {"use_safetensors": True}
-            model = CrossEncoder(self.spec, device=self._device, local_files_only=local, model_kwargs=safe)
+            model = CrossEncoder(
+                self.spec, device=self._device, local_files_only=is_local, model_kwargs={"use_safetensors": True}
+            )
         except Exception as error:
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
             raise WeightsError(
-                f"the reranker '{self.spec}' cannot be loaded: {cause}. Give a folder or a hub name of a cross-encoder."
+                f"the reranker '{self.spec}' cannot be loaded: {cause}. Use a folder or a hub name of a cross-encoder."
             ) from error
         if model.num_labels != 1:
-            raise ModelError(f"the reranker '{self.spec}' gives {model.num_labels} scores a pair; one is needed.")
+            raise ModelError(f"the reranker '{self.spec}' returns {model.num_labels} scores per pair instead of one.")
         return model
-
-
-def format_passage(passage: Passage) -> str:
-    """A passage as a cross-encoder reads it."""
-    return f"{passage.title}\n{passage.text}" if passage.title else passage.text

@@ -1,43 +1,48 @@
-"""A reranker behind an HTTP endpoint: of the form Cohere, Jina and many servers share, `api:MODEL@URL`, or of that of
-Hugging Face's text-embeddings-inference, `tei:URL`.
-
-The first form is that of `api.py`, from the other side. The key comes from KNOWGATE_RERANK_KEY, where one is wanted.
+"""Rerankers behind an HTTP server: `api:MODEL@URL` for the rerank API of Cohere, Jina and others, `tei:URL` for
+text-embeddings-inference of Hugging Face. The API key comes from KNOWGATE_RERANK_KEY.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from knowgate.core.files import sha256_text
-from knowgate.core.http_client import JsonClient, redact_urls, replace_surrogates
+from knowgate.core.http_client import JsonClient, replace_surrogates
+from knowgate.core.redaction import redact_urls
 from knowgate.core.schema import NonNegativeInt, read_record
-from knowgate.errors import BadInput, BadSetting, ModelError, ServerError
-from knowgate.retrieval.rerankers.cross_encoder import format_passage
-from knowgate.stats.logistic import sigmoid
-from knowgate.types import Passage, Reranker
+from knowgate.errors import BadInput, BadSetting, ServerError
+from knowgate.retrieval.passages import format_passage
+from knowgate.types import Passage
 
 RERANK_KEY_VARIABLE = "KNOWGATE_RERANK_KEY"
-RETRY_PAUSE = 0.5  # seconds before the second try; twice as long before each further one
+RETRY_PAUSE = 0.5  # seconds before the first retry; doubles with each further one
 
 
 @dataclass(frozen=True)
 class RerankResult:
-    """One document of a reply; other fields are let be."""
+    """The score of one document in a response."""
 
     index: NonNegativeInt
     relevance_score: float
 
 
 class RemoteReranker:
-    """Scores are the server's `relevance_score`. `deadline` is in seconds per question, all tries together; lost
-    connections, 429 and 5xx are tried again."""
+    """A server with the rerank API of Cohere and Jina; scores are its `relevance_score`.
+
+    Lost connections and the statuses 429 and 5xx are retried.
+
+    Args:
+        spec: `MODEL@URL`.
+        deadline: Seconds per question, including retries.
+        pause: Seconds before the first retry.
+        transport: Replaces the network in tests.
+    """
 
     def __init__(
         self,
@@ -54,11 +59,11 @@ class RemoteReranker:
             url = httpx.URL("")
         if not self.model or url.scheme not in ("http", "https") or not url.host:
             raise BadSetting(
-                f"'{redact_urls(spec)}' names no rerank server: write api:MODEL@URL, the URL with http:// or https://."
+                f"'{redact_urls(spec)}' is not a rerank server. Write api:MODEL@URL, with a URL of http:// or https://."
             )
         if url.userinfo:
             raise BadSetting(
-                f"the URL of the reranker '{self.model}' has a login in it. Put the key into {RERANK_KEY_VARIABLE}."
+                f"the URL of the reranker '{self.model}' contains a login. Put the key into {RERANK_KEY_VARIABLE}."
             )
         self._deadline, self._pause, self._transport = deadline, pause, transport
 
@@ -68,13 +73,15 @@ class RemoteReranker:
 
     @property
     def fingerprint(self) -> str:
-        """Of model and address: what weights a server holds cannot be seen from here."""
+        """Hash of the model name and the address; a client cannot see which weights a server runs."""
         return sha256_text(f"api:{self.model}@{self._url}")[:16]
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
+        """Return one score per passage of each question."""
         if len(questions) != len(passages):
-            raise BadInput(f"{len(questions)} questions came with {len(passages)} lists of passages.")
-        return self._server.each(lambda pair: self._score(*pair), list(zip(questions, passages, strict=True)))
+            raise BadInput(f"got {len(questions)} questions and {len(passages)} lists of passages.")
+        pairs = list(zip(questions, passages, strict=True))
+        return self._server.map(lambda pair: self._score_passages(*pair), pairs)
 
     @functools.cached_property
     def _server(self) -> JsonClient:
@@ -89,36 +96,45 @@ class RemoteReranker:
             transport=self._transport,
         )
 
-    def _score(self, question: str, passages: Sequence[Passage]) -> list[float]:
+    def _score_passages(self, question: str, passages: Sequence[Passage]) -> list[float]:
         if not passages:
             return []
-        texts = [replace_surrogates(text) for text in (question, *map(format_passage, passages))]
-        return self._read(self._server.ask("POST", self._url, body=self._body(texts[0], texts[1:])), len(passages))
+        query, *texts = [replace_surrogates(text) for text in (question, *map(format_passage, passages))]
+        response = self._server.request_json("POST", self._url, body=self._make_body(query, texts))
+        return self._parse_scores(response, len(passages))
 
-    def _body(self, question: str, texts: list[str]) -> dict[str, Any]:
-        return {"model": self.model, "query": question, "documents": texts}
+    def _make_body(self, query: str, texts: list[str]) -> dict[str, Any]:
+        return {"model": self.model, "query": query, "documents": texts}
 
-    def _read(self, given: Any, n: int) -> list[float]:
-        results, server = self._results(given), self._server.what
+    def _parse_scores(self, response: Any, n: int) -> list[float]:
+        results, server = self._get_results(response), self._server.name
         if not isinstance(results, list):
-            raise ServerError(f"{server} gave no list of results.")
+            raise ServerError(f"{server} returned no list of results.")
         try:
-            items = [read_record(RerankResult, item, f"{server} gave a result", others=True) for item in results]
+            parsed = [
+                read_record(RerankResult, item, f"{server} returned a result", ignore_unknown=True) for item in results
+            ]
         except BadInput as error:
             raise ServerError(str(error)) from None
-        found = {item.index: item.relevance_score for item in items}
-        if sorted(found) != list(range(n)):
-            raise ServerError(f"{server} scored {len(found)} of {n} documents; each needs a score.")
-        return [found[place] for place in range(n)]
+        scores = {result.index: result.relevance_score for result in parsed}
+        if sorted(scores) != list(range(n)):
+            raise ServerError(f"{server} scored {len(scores)} of {n} documents; each needs a score.")
+        return [scores[index] for index in range(n)]
 
-    def _results(self, given: Any) -> Any:
-        return given.get("results") if isinstance(given, dict) else None
+    def _get_results(self, response: Any) -> Any:
+        """Return the list of results in a response, or anything else if there is none."""
+        return response.get("results") if isinstance(response, dict) else None
 
 
 class TeiReranker(RemoteReranker):
-    """A server of text-embeddings-inference, which holds one model: `tei:URL`, the URL up to /rerank."""
+    """A server of text-embeddings-inference, which runs a single model.
 
-    BATCH = 32  # texts of one request, as it allows by default
+    Args:
+        spec: The URL up to and including `/rerank`.
+        options: See `RemoteReranker`.
+    """
+
+    MAX_BATCH_SIZE = 32  # texts per request, the server's default limit
 
     def __init__(self, spec: str, **options: Any):
         super().__init__(f"tei@{spec}", **options)
@@ -127,86 +143,15 @@ class TeiReranker(RemoteReranker):
     def name(self) -> str:
         return f"tei:{redact_urls(self._url)}"
 
-    def _score(self, question: str, passages: Sequence[Passage]) -> list[float]:
-        parts = [passages[place : place + self.BATCH] for place in range(0, len(passages), self.BATCH)]
-        return [score for part in parts for score in super(TeiReranker, self)._score(question, part)]
+    def _score_passages(self, question: str, passages: Sequence[Passage]) -> list[float]:
+        size = self.MAX_BATCH_SIZE
+        batches = [passages[start : start + size] for start in range(0, len(passages), size)]
+        return [score for batch in batches for score in super(TeiReranker, self)._score_passages(question, batch)]
 
-    def _body(self, question: str, texts: list[str]) -> dict[str, Any]:
-        return {"query": question, "texts": texts, "truncate": True}
+    def _make_body(self, query: str, texts: list[str]) -> dict[str, Any]:
+        return {"query": query, "texts": texts, "truncate": True}
 
-    def _results(self, given: Any) -> Any:
-        if not isinstance(given, list):
+    def _get_results(self, response: Any) -> Any:
+        if not isinstance(response, list):
             return None
-        return [{**one, "relevance_score": one.get("score")} if isinstance(one, dict) else one for one in given]
-
-
-MAX_DOCUMENTS = 1000  # documents of one request, as at Cohere
-MAX_VALUE_CHARACTERS = 60  # characters of a value in an error
-
-
-def build_rerank_response(request: Mapping[str, Any], reranker: Reranker) -> dict[str, Any]:
-    """The documents' places in the order of their relevance, which lies between 0 and 1."""
-    query, passages = _query(request), _documents(request)
-    top = _top(request, len(passages))
-    wants_documents = _flag(request, "return_documents")
-    scores = reranker.score([query], [passages])[0]
-    if not all(math.isfinite(score) for score in scores):
-        raise ModelError("the reranker gave a score that is not a number (NaN or infinite).")
-    order = sorted(range(len(passages)), key=lambda place: -scores[place])[:top]
-    results: list[dict[str, Any]] = [
-        {"index": place, "relevance_score": score_to_relevance(scores[place])} for place in order
-    ]
-    if wants_documents:
-        for result in results:
-            result["document"] = {"text": passages[result["index"]].text}
-    return {
-        "id": "rerank-" + sha256_text(reranker.name, query, *map(format_passage, passages))[:24],
-        "model": str(request.get("model") or reranker.name),
-        "results": results,
-        "meta": {"billed_units": {"search_units": 1}},
-    }
-
-
-def score_to_relevance(score: float) -> float:
-    """The logistic function of a logit; the order stays."""
-    return sigmoid(score)
-
-
-def _query(request: Mapping[str, Any]) -> str:
-    query = request.get("query")
-    if not isinstance(query, str) or not query.strip():
-        raise BadInput("'query' is missing or empty: it is the question, as text.")
-    return query
-
-
-def _documents(request: Mapping[str, Any]) -> list[Passage]:
-    documents = request.get("documents")
-    if not isinstance(documents, Sequence) or isinstance(documents, str) or not documents:
-        raise BadInput("'documents' is missing or empty: it is a list of texts.")
-    if len(documents) > MAX_DOCUMENTS:
-        raise BadInput(f"'documents' has {len(documents)} entries; {MAX_DOCUMENTS} are allowed in a request.")
-    return [_passage(place, document) for place, document in enumerate(documents)]
-
-
-def _passage(place: int, document: Any) -> Passage:
-    if isinstance(document, str):
-        return Passage(str(place), document)
-    if isinstance(document, Mapping) and isinstance(document.get("text"), str):
-        return Passage(str(place), document["text"], str(document.get("title") or ""))
-    raise BadInput(f"'documents' entry {place} is neither a text nor an object with a 'text'.")
-
-
-def _top(request: Mapping[str, Any], n: int) -> int:
-    top = request.get("top_n")
-    if top is None:
-        return n
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise BadInput(f"'top_n' is {repr(top)[:MAX_VALUE_CHARACTERS]}; it must be a whole number of at least 1.")
-    return min(top, n)
-
-
-def _flag(request: Mapping[str, Any], name: str) -> bool:
-    value = request.get(name, False)
-    if value is not None and not isinstance(value, bool):
-        raise BadInput(f"'{name}' is {repr(value)[:MAX_VALUE_CHARACTERS]}; it must be true or false.")
-    return bool(value)
+        return [{**item, "relevance_score": item.get("score")} if isinstance(item, dict) else item for item in response]

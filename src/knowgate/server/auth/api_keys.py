@@ -43,7 +43,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     if not path.exists():
         return ()
     try:
-        value = parse_json(read_text(path, most=MAX_KEY_FILE_BYTES), f"the keys in '{path}'")
+        value = parse_json(read_text(path, maximum=MAX_KEY_FILE_BYTES), f"the keys in '{path}'")
         return read_record(KeyFile, value, f"the keys in '{path}'").keys
     except BadInput as error:
         raise ArtifactError(str(error)) from None

@@ -55,7 +55,7 @@ class QuestionDecider:
         if ruled is not None:
             return ruled
         draft = None
-        if self.forwarding is not None and not self.keeper.want_of(self.rag).is_nothing:
+        if self.forwarding is not None and not self.keeper.want_of(self.rag).is_empty:
             draft = await self._draft(self.forwarding, question, trace)
         return await self.keeper.decide(self.rag, question, draft, trace)
 

@@ -215,7 +215,7 @@ class GateService:
 
     async def _decided(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
         """Sums over a draft that is there, or over nothing, are done here; going to a thread would cost more."""
-        if rag.bound_gate.is_pure and (draft is not None or rag.bound_gate.request.is_nothing):
+        if rag.bound_gate.is_pure and (draft is not None or rag.bound_gate.request.is_empty):
             return rag.decide(question)
         return await self._run(self._deciding, lambda: rag.decide(question))
 

@@ -167,7 +167,7 @@ def build_second_pipeline(settings: PipelineOptions, options: ServeOptions, keep
     rag = keeper.rag.replace(gate=gate, threshold=options.threshold_b)
     if why := describe_staleness(rag):
         raise BadSetting(f"--gate-b: {why}.")
-    if options.way == "question" and not rag.bound_gate.request.is_nothing:
+    if options.way == "question" and not rag.bound_gate.request.is_empty:
         raise BadSetting(f"gate '{gate.name}' reads a draft: use --way draft or race, or another --gate-b.")
     return rag
 

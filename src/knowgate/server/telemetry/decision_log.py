@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from knowgate.core.postgres.address import redact_password
+from knowgate.core.redaction import redact_secrets
 from knowgate.data.history.entries import question_key
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.server.database import STORE_ERRORS, Store, open_store
@@ -58,7 +58,7 @@ class DecisionLog:
         except KnowgateError:
             raise
         except STORE_ERRORS as error:
-            shown = redact_password(where)
+            shown = redact_secrets(where)
             raise BadSetting(f"'{shown}' cannot be used as a log of decisions: {error}. Check --decisions.") from None
 
     def put(self, record: dict[str, Any], question: str | None) -> None:

@@ -114,7 +114,7 @@ class RequestTrace:
         chosen = self.choice
         if chosen is None:
             return {"unweighed": self.unweighed} if self.unweighed else {}
-        given = "draft" if chosen.from_memory else "passages"
+        given = "draft" if chosen.is_closed_book else "passages"
         return {"choice": {"given": given, "arbiter": chosen.arbiter, "reason": chosen.reason}}
 
     @property

@@ -105,7 +105,7 @@ async def arbitrate(
     except Exception as error:  # noqa: BLE001 - whatever an arbiter does, there is an answer to give
         keeper.give_up("arbiter", trace, error)
         return opened
-    return draft if trace.choice.from_memory else opened
+    return draft if trace.choice.is_closed_book else opened
 
 
 CHAT_PATH = "/chat/completions"
@@ -175,7 +175,7 @@ class UpstreamForwarder:
         trace.question = question.text
         trace.way = "question"
         trace.decision = self.keeper.foresee(rag, question)
-        if trace.decision is None and not self.keeper.want_of(rag).is_nothing:
+        if trace.decision is None and not self.keeper.want_of(rag).is_empty:
             trace.way = "race" if self.options.way == "race" else "draft"
             search = BackgroundSearch(self.keeper, rag, question) if trace.way == "race" else None
             try:

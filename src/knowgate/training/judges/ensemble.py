@@ -114,7 +114,7 @@ class FittedJudge(Generic[JudgeType]):
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
         """Return P(known) of rows, by members that did not see them."""
-        return average_unseen_votes(self.judge.votes(prompts), self.members, indices)
+        return average_unseen_votes(self.judge.predict_members(prompts), self.members, indices)
 
 
 def fit_judge(

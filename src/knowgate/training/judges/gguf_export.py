@@ -136,10 +136,16 @@ def _write_member(
     turn = extract_turn_template(model.render, tokenizer.all_special_tokens, chat=bool(tokenizer.chat_template))
     target.mkdir(parents=True)
     tokenizer.backend_tokenizer.save(str(target / TOKENIZER_FILE))
-    tokens_of = find_gguf_file(str(options["base"]))
-    write_gguf(target / GGUF_FILE, model.loaded.model, tokenizer, kind=kind, tokens_of=tokens_of, watch=watch)
-    first, second = judge.columns
-    return ExportedMember((first, second), turn, [prompt.ids for prompt in prompts], judge.known(prompts))
+    write_gguf(
+        target / GGUF_FILE,
+        model.loaded.model,
+        tokenizer,
+        number_format=kind,
+        tokenizer_source=find_gguf_file(str(options["base"])),
+        on_progress=watch,
+    )
+    first, second = judge.label_tokens
+    return ExportedMember((first, second), turn, [prompt.ids for prompt in prompts], judge.predict_known(prompts))
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
@@ -194,4 +200,4 @@ def _measure_deviation(folder: Path) -> float | None:
     except MissingExtra:
         return None
     assert isinstance(judge, LlamaJudge)
-    return judge.off_by()
+    return judge.measure_deviation()

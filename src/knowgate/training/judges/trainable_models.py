@@ -129,7 +129,7 @@ class TrainableCausalModel:
         from knowgate.models.hf.local_model import apply_lm_head
 
         device, model = self.base.loaded.device, self.base.loaded.model
-        ids, mask = pad_rows([example.prompt.ids for example in examples], self.base.pad, device)
+        ids, mask = pad_rows([example.prompt.ids for example in examples], self.base.pad_id, device)
         rows = [row for row, example in enumerate(examples) for _ in example.prompt.positions]
         positions = [position for example in examples for position in example.prompt.positions]
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
@@ -210,7 +210,7 @@ class TrainableEncoder:
         return [float(margin) for margin in self._compute_outputs(examples).tolist()]
 
     def _compute_outputs(self, examples: Sequence[TrainingExample]) -> Any:
-        return self.encoder.outputs([example.prompt.ids for example in examples])
+        return self.encoder.compute_logits([example.prompt.ids for example in examples])
 
     def save(self, folder: Path) -> None:
         """Save model and tokenizer."""
@@ -227,7 +227,7 @@ class TrainableEncoder:
 class VotingJudge(Protocol):
     """A judge that returns the probabilities of each of its members."""
 
-    def votes(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]: ...
+    def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]: ...
 
 
 JudgeType = TypeVar("JudgeType", bound=VotingJudge)
@@ -261,12 +261,12 @@ def _start_causal(base: str, labels: tuple[str, str], seed: int, *, bits: int = 
     model = load_judge_base(base, bits=bits)
     judge = CausalJudge(model, labels)
     notes = () if model.loaded.tokenizer.chat_template else (NO_CHAT_TEMPLATE_NOTE,)
-    return TrainingSetup(judge, TrainableCausalModel(model, judge.columns), notes)
+    return TrainingSetup(judge, TrainableCausalModel(model, judge.label_tokens), notes)
 
 
 def _start_encoder(base: str, labels: tuple[str, str], seed: int) -> TrainingSetup[EncoderJudge]:
     encoder = PairEncoder(resolve_encoder(base), seed)
-    encoder.read_weights()
+    encoder.load_weights()
     return TrainingSetup(EncoderJudge((encoder,)), TrainableEncoder(encoder))
 
 

@@ -15,13 +15,13 @@ def row(number, correct, question=None, lang="en"):
 ROWS = [row(i, i < 4) for i in range(10, 20)] + [row(i, True) for i in range(20, 23)]
 
 
-def test_as_many_right_as_wrong_questions():
+def test_the_set_has_as_many_right_as_wrong_questions():
     sets = build_kb_sat(ROWS)
     known = [record["meta"]["known"] for record in sets.balanced]
     assert known.count(True) == known.count(False) == 3
 
 
-def test_the_label_is_what_the_answer_was():
+def test_known_means_answered_right():
     right = {row.id for row in ROWS if row.closed.correct}
     assert all((record["id"] in right) == record["meta"]["known"] for record in build_kb_sat(ROWS).balanced)
 
@@ -40,7 +40,7 @@ def test_a_swapped_question_has_an_entity_of_another_one_and_is_unknown():
         assert record["answers"] == []
 
 
-def test_a_rare_word_stands_before_the_question_which_stays_known():
+def test_a_rare_word_is_put_in_front_and_the_question_stays_known():
     for record in build_kb_sat(ROWS).rare:
         word, _, question = record["question"].partition(" | ")
         assert word.isalpha()
@@ -53,13 +53,13 @@ def test_chinese_titles_are_entities():
     assert build_kb_sat(rows).swapped[0]["question"] == "《三国演义》的作者是谁?"
 
 
-def test_an_empty_swapped_set_says_why():
+def test_an_empty_swapped_set_is_explained():
     nameless = build_kb_sat([row(1, True, "who wrote it?"), row(2, False)])
     assert nameless.swapped == []
-    assert "none of the 1 known questions names one" in nameless.why_none_swapped
+    assert "none of the 1 known questions has one" in nameless.explain_no_swaps()
     alone = build_kb_sat([row(1, True), row(2, False, "who wrote it?")])
     assert alone.swapped == []
-    assert "1 of the 1 known questions name one, but no other question" in alone.why_none_swapped
+    assert "1 of the 1 known questions have one, but no other question" in alone.explain_no_swaps()
 
 
 def test_failed_and_ungraded_rows_are_left_out():

@@ -1,4 +1,4 @@
-"""Labelling on a real Ray cluster of two machines on loopback: every id once, whatever dies; failures are rows."""
+"""Labeling on a real Ray cluster of two local machines: every question has one row, even if workers die."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_a_spec_names_the_cluster_and_what_each_worker_gets():
     ("spec", "said"),
     [
         ("spark", "unknown runner 'spark'. Known: local, ray"),
-        ("ray:nowhere", "no address of a Ray cluster. Write ray:HOST:PORT"),
+        ("ray:nowhere", "Write ray:HOST:PORT"),
         ("ray:local?hands=2", "unknown option 'hands'. Known options: workers, gpus, cpus"),
         ("ray:local?workers=-1", "workers"),
         ("ray:local?gpus=many", "must be a number"),
     ],
 )
-def test_a_bad_spec_is_refused_before_anything_is_loaded(spec, said, tmp_path):
+def test_an_invalid_spec_is_rejected_before_anything_is_loaded(spec, said, tmp_path):
     with pytest.raises(BadSetting, match=said.replace("?", r"\?")):
         label(questions(1), model="fake", out=tmp_path / "run", runner=spec)
     assert not (tmp_path / "run").exists()
@@ -80,7 +80,7 @@ def test_workers_take_a_gpu_each_or_the_cores_of_a_machine():
         plan_workers(WorkerResources(workers=9), gpus)
 
 
-def test_a_cluster_that_does_not_answer_is_a_sentence(tmp_path):
+def test_a_cluster_that_does_not_answer_is_reported(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -89,10 +89,10 @@ def test_a_cluster_that_does_not_answer_is_a_sentence(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_of_this_process_cannot_be_sent_away(tmp_path):
+def test_a_model_object_is_rejected(tmp_path):
     from knowgate.models.fake import FakeModel
 
-    with pytest.raises(BadSetting, match="the model must be given by its name, not as a FakeModel"):
+    with pytest.raises(BadSetting, match="needs the model by name, got a FakeModel"):
         label(questions(1), model=FakeModel(), out=tmp_path / "run", runner="ray:local")
 
 
@@ -116,7 +116,7 @@ def nodes():
     head = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False, "_system_config": few}
     made = TestCluster(initialize_head=True, head_node_args=head)
     made.add_node(num_cpus=1, object_store_memory=100 << 20)
-    with RayCluster(made.address).connected():
+    with RayCluster(made.address).connect():
         yield made
     made.shutdown()
 
@@ -130,7 +130,7 @@ def index(tmp_path_factory):
     return out / "built"
 
 
-def labeller(index=None):
+def labeler(index=None):
     from knowgate.labels.grading import load_grader
     from knowgate.models import load_model
 
@@ -141,7 +141,7 @@ def labeller(index=None):
 
 
 def recipe(index=None):
-    here = labeller(index)
+    here = labeler(index)
     return LabelJobSpec("fake", "contains", None, "implies", here.plan, AnswerPrompts(), str(index) if index else None)
 
 
@@ -157,14 +157,14 @@ def states(folder, ids):
     return folder.vectors([rows[key] for key in sorted(ids)], "before.1")
 
 
-def test_every_question_has_one_row_equal_to_the_local_ones_whatever_dies(nodes, index, tmp_path):
+def test_every_question_has_the_same_row_as_locally_even_if_workers_die(nodes, index, tmp_path):
     here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
-    run_labeling(here, questions(), labeller(index), data="d", runner=SMALL)
-    made = labeller(index)
+    run_labeling(here, questions(), labeler(index), data="d", runner=SMALL)
+    made = labeler(index)
     runner = RayRunner(
         RayCluster(nodes.address, WorkerResources(workers=3)),
         Trouble(recipe(index), str(tmp_path)),
-        made.failed,
+        made.make_failed_batch,
         identify_label_job(made),
         SMALL,
     )
@@ -186,7 +186,7 @@ def test_every_question_has_one_row_equal_to_the_local_ones_whatever_dies(nodes,
     assert len({(node, shelf) for node, shelf in told}) == 2  # one index on each machine
 
 
-def test_a_run_that_was_interrupted_goes_on_and_finished_rows_are_not_made_again(nodes, tmp_path):
+def test_an_interrupted_run_continues_and_keeps_finished_rows(nodes, tmp_path):
     def stop(tally):
         if tally.done >= 4:
             raise KeyboardInterrupt
@@ -207,7 +207,7 @@ def test_a_machine_with_another_version_is_refused_by_name(nodes, tmp_path):
     other = tmp_path / "other" / "knowgate"
     other.mkdir(parents=True)
     (other / "__init__.py").touch()
-    (other / "version.py").write_text('VERSION = "0.0.9"\n')
+    (other / "core.py").write_text('VERSION = "0.0.9"\n')
     node = nodes.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(other.parent)}, object_store_memory=100 << 20)
     try:
         with pytest.raises(
@@ -219,15 +219,19 @@ def test_a_machine_with_another_version_is_refused_by_name(nodes, tmp_path):
 
 
 def test_a_machine_with_another_model_is_refused(nodes, tmp_path):
-    made = labeller()
+    made = labeler()
     runner = RayRunner(
-        RayCluster(nodes.address), recipe(), made.failed, {**identify_label_job(made), "model": "another"}, SMALL
+        RayCluster(nodes.address),
+        recipe(),
+        made.make_failed_batch,
+        {**identify_label_job(made), "model": "another"},
+        SMALL,
     )
     with pytest.raises(BadSetting, match=r"other files than this one: its model is fake-\w+, not another"):
         run_labeling(RunFolder(tmp_path / "run"), questions(2), made, data="d", runner=runner)
 
 
-def test_preferences_and_decisions_made_on_a_cluster_are_those_made_here(nodes, tmp_path):
+def test_preferences_and_decisions_equal_the_local_ones(nodes, tmp_path):
     far = f"ray:{nodes.address}?workers=2"
     table = {"word1 of": {"closed": "x", "open": "word1", "when": "It is"}}
     (tmp_path / "model.json").write_text(json.dumps(table))
@@ -255,5 +259,5 @@ def test_preferences_and_decisions_made_on_a_cluster_are_those_made_here(nodes, 
     assert needs[1] == needs[0]
 
 
-def test_importing_the_labels_loads_no_ray():
+def test_importing_label_does_not_import_ray():
     assert "ray" not in python("import sys, knowgate.labels.labeling; print(*sys.modules)").split()

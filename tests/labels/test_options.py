@@ -20,14 +20,14 @@ MODEL = FakeModel(layers=11)  # depth 12: the embeddings and eleven layers
         ([], ()),
     ],
 )
-def test_words_and_figures_become_layer_numbers(layers, numbers):
+def test_layer_names_and_numbers_are_resolved(layers, numbers):
     assert resolve_layers(layers, MODEL) == numbers
 
 
-def test_a_backend_without_hidden_states_keeps_none():
+def test_a_model_without_hidden_states_has_no_layers():
     assert resolve_layers("mid", FakeModel(offers=frozenset({Signal.DRAFT}))) == ()
 
 
-def test_an_unknown_word_is_refused():
-    with pytest.raises(BadSetting, match="'top' is neither a number nor one of mid, late, last, none"):
+def test_an_unknown_layer_is_rejected():
+    with pytest.raises(BadSetting, match="layers='top' is not a layer: use a number, mid, late, last or none"):
         resolve_layers("mid,top", MODEL)

@@ -1,4 +1,4 @@
-"""Chat templates that are read off once: only where they put the same words around every plain text."""
+"""Chat templates are replaced by a prefix and a suffix, but only if they leave plain text unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def framed(text):
     return f"<|user|>{text}<|end|>"
 
 
-def test_a_template_that_frames_a_text_is_read_off_once():
+def test_a_template_that_only_frames_text_is_extracted():
     turn = extract_plain_turn_template(framed, SPECIAL, "{{ content }}")
     assert turn is not None
     assert turn.render("Who?\n\nWhat? ") == framed("Who?\n\nWhat? ")
@@ -28,12 +28,12 @@ def test_a_template_that_frames_a_text_is_read_off_once():
         (framed, "{{ strftime_now('%d %b') }}{{ content }}"),
     ],
 )
-def test_a_template_that_changes_texts_or_tells_the_date_is_run_each_time(render, template):
+def test_a_template_that_changes_text_or_prints_the_date_is_not_extracted(render, template):
     assert extract_plain_turn_template(render, SPECIAL, template) is None
 
 
 @pytest.mark.parametrize("text", ["<think>", "a | b", "{x}", "[INST]", "a > b"])
-def test_a_text_with_marks_is_not_plain(text):
+def test_text_with_markup_is_not_plain(text):
     assert not is_plain_text(text)
     assert is_plain_text("Who wrote 'Faust'? (a play, 1808)\n")
 
@@ -41,5 +41,5 @@ def test_a_text_with_marks_is_not_plain(text):
 @pytest.mark.model
 def test_the_embedded_model_renders_plain_and_other_texts_as_its_template_does(smollm):
     for text in ("Who?", " two\n\nlines \n", "a <|im_end|> b", "谁写了《浮士德》?", "a | b"):
-        assert smollm.render(text) == smollm._render(text)
-    assert smollm._turn is not None
+        assert smollm.render(text) == smollm._apply_template(text)
+    assert smollm._plain_turn is not None

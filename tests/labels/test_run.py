@@ -1,4 +1,4 @@
-"""A labelling run: rows, resumption, failures, refusals. The model is the public fake one."""
+"""A label run with the fake model: rows, resumption, failed questions and rejected settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUESTIONS = [
 ]
 
 
-def labeller(model=None, **plan):
+def labeler(model=None, **plan):
     settings = {"samples": 4, "layers": (1, 2), **plan}
     return Labeler(model or FakeModel(TABLE), StringGrader(), LabelPlan(**settings))
 
@@ -43,7 +43,7 @@ def many(n):
 
 def run(tmp_path, questions=QUESTIONS, made=None, **options):
     folder = RunFolder(tmp_path / "run")
-    run_labeling(folder, questions, made or labeller(), data="jsonl:test", **options)
+    run_labeling(folder, questions, made or labeler(), data="jsonl:test", **options)
     return folder
 
 
@@ -66,7 +66,7 @@ def test_hidden_states_are_those_of_their_rows(tmp_path):
     folder = run(tmp_path, many(9), runner=LocalRunner(first=2, largest=4))
     rows = list(folder.rows())
     model = FakeModel(TABLE)
-    prompts = labeller().prompts
+    prompts = labeler().prompts
     from knowgate.types import SignalRequest
 
     states = model.read(
@@ -105,7 +105,7 @@ class Failing(FakeModel):
 
 def test_a_question_that_fails_is_a_row_with_its_error_and_the_rest_goes_on(tmp_path):
     questions = [*many(3), Question("A bad one?", id="bad", answers=("x",)), Question("Good?", id="g", answers=("x",))]
-    folder = run(tmp_path, questions, labeller(Failing(TABLE)))
+    folder = run(tmp_path, questions, labeler(Failing(TABLE)))
     rows = {row.id: row for row in folder.rows()}
     assert rows["bad"].error == "too long"
     assert [row.error for row in rows.values()].count(None) == 4
@@ -116,9 +116,9 @@ def test_a_question_that_fails_is_a_row_with_its_error_and_the_rest_goes_on(tmp_
 
 def test_failed_rows_are_tried_again_when_asked(tmp_path):
     questions = [Question("A bad one?", id="bad", answers=("x",))]
-    folder = run(tmp_path, questions, labeller(Failing(TABLE)))
+    folder = run(tmp_path, questions, labeler(Failing(TABLE)))
     assert folder.drop_failed() == 1
-    run(tmp_path, questions, labeller())
+    run(tmp_path, questions, labeler())
     assert [row.error for row in folder.rows()] == [None]
 
 
@@ -127,22 +127,22 @@ def test_a_server_that_is_down_stops_the_run_instead_of_failing_every_question(t
         error = ServerError("the server is down")
 
     with pytest.raises(ServerError, match="down"):
-        run(tmp_path, [Question("bad 1", id="1"), Question("bad 2", id="2")], labeller(Down(TABLE)))
+        run(tmp_path, [Question("bad 1", id="1"), Question("bad 2", id="2")], labeler(Down(TABLE)))
     assert list(RunFolder(tmp_path / "run").rows()) == []
 
 
 def test_other_settings_are_refused_with_the_difference_named(tmp_path):
     run(tmp_path)
     with pytest.raises(BadSetting, match="samples was 4, now 5"):
-        run(tmp_path, made=labeller(samples=5))
+        run(tmp_path, made=labeler(samples=5))
 
 
 def test_how_samples_are_drawn_is_a_setting_of_the_run(tmp_path):
-    run(tmp_path, made=labeller(temperature=0.6, top_p=0.9, top_k=50))
+    run(tmp_path, made=labeler(temperature=0.6, top_p=0.9, top_k=50))
     settings = RunFolder(tmp_path / "run").settings()
     assert (settings["temperature"], settings["top_p"], settings["top_k"]) == (0.6, 0.9, 50)
     with pytest.raises(BadSetting, match=r"top_p was 0\.9, now 0\.8"):
-        run(tmp_path, made=labeller(temperature=0.6, top_p=0.8, top_k=50))
+        run(tmp_path, made=labeler(temperature=0.6, top_p=0.8, top_k=50))
 
 
 def test_a_run_of_whole_samples_has_the_settings_it_had_before_they_could_be_truncated(tmp_path):
@@ -186,7 +186,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_the_finished_rows(tmp_path, monkeyp
     (folder.path / "run.json").write_text((folder.path / "run.json").read_text())
     file = folder.path / "labels.jsonl"
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(KnowgateError, match=r"No space left on device\. Finished rows are safe"):
+    with pytest.raises(KnowgateError, match=r"No space left on device\. Finished rows are saved"):
         run(tmp_path, many(2))
     assert len(list(folder.rows())) == 1
 
@@ -203,19 +203,19 @@ def test_passages_too_long_for_the_window_are_cut_from_the_end_and_the_row_says_
             return [len(prompt.text) < 400 for prompt in prompts]
 
     long = tuple(Passage(str(i), f"passage {i} " + "word " * 40) for i in range(3))
-    row = next(run(tmp_path, [Question("Why?", id="w", contexts=long)], labeller(Small(TABLE))).rows())
+    row = next(run(tmp_path, [Question("Why?", id="w", contexts=long)], labeler(Small(TABLE))).rows())
     assert [passage.id for passage in row.passages] == ["0"]
     assert row.cut == 2
 
 
 def test_the_masked_answer_is_kept_when_asked(tmp_path):
-    rows = list(run(tmp_path, made=labeller(mask=True)).rows())
+    rows = list(run(tmp_path, made=labeler(mask=True)).rows())
     assert all(row.mask is not None for row in rows)
     assert all(row.mask.samples == () for row in rows)
 
 
 def test_masked_answers_are_sampled_when_asked(tmp_path):
-    rows = list(run(tmp_path, made=labeller(mask=True, mask_samples=3)).rows())
+    rows = list(run(tmp_path, made=labeler(mask=True, mask_samples=3)).rows())
     assert all(len(row.mask.samples) == 3 and row.mask.mastery is not None for row in rows)
 
 
@@ -230,12 +230,12 @@ HALTING = """
 import sys
 from pathlib import Path
 from knowgate.labels.grading import StringGrader
-from knowgate.labels.labeller import Labeller, Plan
-from knowgate.runs.run_folder import RunFolder
-from knowgate.labels.runner import LocalRunner
-from knowgate.labels.session import fingerprint_questions, label_run
+from knowgate.data.runs.folder import RunFolder
+from knowgate.labels.labeler import Labeler
+from knowgate.labels.local_runner import LocalRunner
+from knowgate.labels.options import LabelPlan
+from knowgate.labels.run import run_labeling
 from knowgate.models.fake import FakeModel
-from knowgate.runs.run_folder import RunFolder
 from knowgate.types import Question
 
 class Halting(FakeModel):
@@ -248,8 +248,8 @@ class Halting(FakeModel):
         return super().read(prompts, want)
 
 questions = [Question(f"Question number {i}?", id=str(i), answers=("x",)) for i in range(40)]
-label_run(RunFolder(Path(sys.argv[1])), questions, Labeller(Halting({}), StringGrader(), Plan(samples=2, layers=(1,))),
-          data="jsonl:test", runner=LocalRunner(first=2, largest=2))
+labeler = Labeler(Halting({}), StringGrader(), LabelPlan(samples=2, layers=(1,)))
+run_labeling(RunFolder(Path(sys.argv[1])), questions, labeler, data="jsonl:test", runner=LocalRunner(first=2, largest=2))
 """
 
 
@@ -286,7 +286,7 @@ def test_memory_does_not_grow_with_the_number_of_questions(tmp_path):
     assert large < 2.5 * small
 
 
-class Shelf:
+class OnePassageIndex:
     """A retriever that has one passage."""
 
     name, fingerprint = "bm25", "index-1"
@@ -296,14 +296,14 @@ class Shelf:
 
 
 def from_index(**plan):
-    return Labeler(FakeModel(TABLE), StringGrader(), LabelPlan(samples=0, **plan), retriever=Shelf())
+    return Labeler(FakeModel(TABLE), StringGrader(), LabelPlan(samples=0, **plan), retriever=OnePassageIndex())
 
 
 def test_a_run_keeps_how_many_passages_were_asked_for_and_how_they_were_put(tmp_path):
     settings = run(tmp_path, made=from_index()).manifest()["settings"]
     assert settings["k"] == 3
     assert settings["open_prompts"] == AnswerPrompts().open_fingerprint
-    assert run(tmp_path / "own", made=labeller()).manifest()["settings"]["k"] is None  # all of the data's own
+    assert run(tmp_path / "own", made=labeler()).manifest()["settings"]["k"] is None  # all of the data's own
     closed = run(tmp_path / "closed", made=from_index(open_book=False)).manifest()["settings"]
     assert "open_prompts" not in closed
 
@@ -349,16 +349,16 @@ def test_several_rounds_look_up_the_answer_of_the_one_before(tmp_path):
 
 
 def test_rounds_end_where_nothing_new_is_found(tmp_path):
-    made = Labeler(FakeModel(HOPS), StringGrader(), LabelPlan(samples=0, iterative=True), retriever=Shelf())
+    made = Labeler(FakeModel(HOPS), StringGrader(), LabelPlan(samples=0, iterative=True), retriever=OnePassageIndex())
     (row,) = run(tmp_path, [TOWN], made).rows()
     assert (row.rounds, row.iterative.text) == (2, row.open.text)
 
 
 def test_several_rounds_without_an_index_are_refused():
-    with pytest.raises(BadSetting, match="give --index DIR"):
+    with pytest.raises(BadSetting, match="give `index`"):
         Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True))
-    with pytest.raises(BadSetting, match="no --closed-book"):
-        Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True, open_book=False), retriever=Shelf())
+    with pytest.raises(BadSetting, match="do not set `closed_book`"):
+        Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True, open_book=False), retriever=OnePassageIndex())
 
 
 def test_a_run_killed_while_its_first_manifest_was_written_begins_again(tmp_path):

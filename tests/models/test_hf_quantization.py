@@ -1,4 +1,4 @@
-"""Bases in 4 or 8 bits: what cannot be had is refused in a sentence; no GPU is needed to know."""
+"""Quantized weights: options that cannot work are refused, which needs no GPU."""
 
 import importlib.util
 
@@ -35,19 +35,19 @@ def base(tmp_path):
     return save_word_llama(tmp_path / "model")
 
 
-def test_no_bits_are_the_usual_format():
+def test_zero_bits_means_no_quantization():
     check_bits(0)
 
 
 def test_other_numbers_of_bits_are_refused():
-    with pytest.raises(BadSetting, match="can have 4 or 8 bits, not 3"):
+    with pytest.raises(BadSetting, match=r"bits=3 is not supported. Use 4 or 8"):
         check_bits(3)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_without_cuda_they_are_refused(bits, monkeypatch):
+def test_quantization_without_cuda_is_refused(bits, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BadSetting, match=f"weights in {bits} bits need a GPU with CUDA, and there is none here"):
+    with pytest.raises(BadSetting, match=f"bits={bits} needs a GPU with CUDA, and there is none"):
         check_bits(bits)
 
 
@@ -60,33 +60,33 @@ def test_without_bitsandbytes_the_extra_is_named(with_cuda, monkeypatch):
 def test_a_judge_is_refused_before_anything_is_loaded(base, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **options: pytest.fail("loaded"))
-    with pytest.raises(BadSetting, match="need a GPU with CUDA"):
+    with pytest.raises(BadSetting, match="needs a GPU with CUDA"):
         fit_answer_judge(planted(base, 60, by="draft"), bits=4, work=tmp_path)
 
 
 @pytest.mark.parametrize("options", [{"full": True}, {"base": "small"}])
-def test_weights_of_few_bits_are_not_trained_themselves(options, base, tmp_path, with_cuda):
+def test_full_training_of_quantized_weights_is_refused(options, base, tmp_path, with_cuda):
     with pytest.raises(BadSetting, match="cannot learn: --bits is for LoRA on a causal base"):
         fit_answer_judge(planted(base, 60, by="draft"), bits=4, work=tmp_path, **options)
 
 
-def test_transformers_is_told_the_bits_and_puts_the_model_on_the_gpu_itself(base, with_cuda, monkeypatch):
+def test_transformers_quantizes_the_model_and_moves_it_to_the_gpu(base, with_cuda, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    told, network = {}, load_model(f"hf:{base}")
+    received, network = {}, load_model(f"hf:{base}")
 
     def read(name, **options):
-        told.update(options)
+        received.update(options)
         return torch.nn.Identity()
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", read)
     loaded = load_transformers(network.source, bits=8)
-    assert told["quantization_config"].load_in_8bit
-    assert told["device_map"] == {"": 0}
+    assert received["quantization_config"].load_in_8bit
+    assert received["device_map"] == {"": 0}
     assert not loaded.model.training
 
 
 @pytest.mark.parametrize("bits", [0, 4, 8])
-def test_a_judge_in_so_many_bits_is_read_from_its_folder(bits):
+def test_the_bits_of_a_judge_are_read_from_its_folder(bits):
     assert read_record(JudgeOptions, {**OPTIONS, "bits": bits}, "options").bits == bits
 
 

@@ -1,4 +1,4 @@
-"""Text that grows token by token, checked against decoding all tokens at once."""
+"""Incremental decoding, checked against decoding all tokens at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BYTES, FALLBACK, WORDS = byte_tokenizer(), fallback_tokenizer(), word_tokenizer(
 
 
 def pieces_of(tokenizer, ids):
-    """What each token gives, and at the end the rest."""
+    """Return the piece for each token, and the rest at the end."""
     text, whole = IncrementalDecoder(tokenizer), tokenizer.decode(ids, skip_special_tokens=True).strip()
-    given_out = [text.take(ids[: end + 1]) for end in range(len(ids))]
-    return [*given_out, text.finish(whole)]
+    emitted = [text.take(ids[: end + 1]) for end in range(len(ids))]
+    return [*emitted, text.finish(whole)]
 
 
 def in_bytes(text):
@@ -43,15 +43,15 @@ def test_the_pieces_of_any_text_in_bytes_join_to_it(text):
     assert "".join(pieces_of(BYTES, ids)) == BYTES.decode(ids).strip()
 
 
-def test_a_character_of_several_tokens_comes_when_it_is_whole():
+def test_a_character_of_several_tokens_is_emitted_when_complete():
     assert pieces_of(BYTES, BYTES.encode("a巴b", add_special_tokens=False)) == ["a", "", "", "巴", "b", ""]
 
 
-def test_a_character_that_stays_broken_comes_at_the_end():
+def test_an_incomplete_character_is_emitted_at_the_end():
     assert pieces_of(BYTES, BYTES.encode("a巴", add_special_tokens=False)[:-1]) == ["a", "", "", "\ufffd"]
 
 
-def test_spaces_wait_for_what_comes_after_them_and_are_dropped_at_both_ends():
+def test_spaces_are_held_back_and_dropped_at_both_ends():
     assert pieces_of(BYTES, BYTES.encode(" a b ", add_special_tokens=False)) == ["", "a", "", " b", "", ""]
 
 
@@ -59,7 +59,7 @@ def test_a_words_own_space_is_kept():
     assert pieces_of(FALLBACK, fallback_ids("▁Paris", "▁is", "a", ".")) == ["Paris", " is", "a", ".", ""]
 
 
-def test_a_run_of_bytes_waits_for_its_end_because_half_a_character_breaks_all_of_it():
+def test_a_run_of_byte_tokens_is_held_back_until_it_ends():
     ids = [*fallback_ids("a"), *in_bytes("巴黎"), *fallback_ids("▁b")]
     assert pieces_of(FALLBACK, ids) == ["a", *[""] * 6, "巴黎 b", ""]
     assert pieces_of(FALLBACK, ids[:-2]) == ["a", *[""] * 5, "\ufffd" * 5]
@@ -71,12 +71,12 @@ def test_a_special_token_does_not_end_a_run_of_bytes():
     assert pieces_of(FALLBACK, [*ids, *fallback_ids("a")])[-2:] == ["巴黎a", ""]
 
 
-def test_special_tokens_are_no_text():
+def test_special_tokens_emit_no_text():
     ids = [WORDS.convert_tokens_to_ids(token) for token in ("<pad>", "a", "<pad>", "b")]
     assert pieces_of(WORDS, ids) == ["", "a", "", " b", ""]
 
 
-def test_where_decoding_moves_spaces_afterwards_all_comes_at_the_end():
+def test_everything_is_emitted_at_the_end_if_decoding_rewrites_spaces():
     tokenizer = word_tokenizer()
     tokenizer.clean_up_tokenization_spaces = True
     ids = [tokenizer.convert_tokens_to_ids(token) for token in "a.b"]

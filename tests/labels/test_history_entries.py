@@ -1,4 +1,4 @@
-"""Label rows become log entries."""
+"""Label rows become history entries."""
 
 import pytest
 
@@ -23,18 +23,18 @@ def test_the_greedy_answer_decides_by_default():
     assert [e.label for e in only(row(True), row(False))] == [KnowledgeLabel.KNOWN, KnowledgeLabel.UNKNOWN]
 
 
-def test_the_papers_rule_wants_every_sample_right():
+def test_the_rule_all_needs_every_sample_to_be_right():
     assert only(row(True, (True, True)), rule="all")[0].label == KnowledgeLabel.KNOWN
     assert only(row(True, (True, False)), rule="all")[0].label == KnowledgeLabel.UNKNOWN
 
 
-def test_the_majority_rule_wants_more_than_half():
+def test_the_rule_majority_needs_more_than_half():
     assert only(row(True, (True, True, False)), rule="majority")[0].label == KnowledgeLabel.KNOWN
     assert only(row(True, (True, False)), rule="majority")[0].label == KnowledgeLabel.UNKNOWN
 
 
 def test_rules_on_samples_need_samples():
-    with pytest.raises(BadInput, match="--samples 10"):
+    with pytest.raises(BadInput, match="samples=10"):
         only(row(True), rule="all")
 
 
@@ -44,7 +44,7 @@ def test_benefit_becomes_the_outcome():
 
 
 @pytest.mark.parametrize("changing", [{"fact_type": "fast-changing"}, {"time_sensitive": True}])
-def test_of_changing_facts_only_those_answered_wrongly_are_logged(changing):
+def test_time_sensitive_questions_are_logged_only_if_answered_wrong(changing):
     assert [e.label for e in only(row(False, meta=changing), row(True, meta=changing))] == [
         KnowledgeLabel.TIME_SENSITIVE
     ]
@@ -58,7 +58,7 @@ def test_a_fact_that_never_changes_is_logged_like_any_other():
     ]
 
 
-def test_questions_marked_by_uars_time_criterion_are_logged_without_asking_anybody():
+def test_questions_marked_by_the_uar_time_criterion_are_time_sensitive():
     def of(dataset, needed):
         return Question("Who leads now?", meta={"dataset": dataset, "need_retrieval_by_criterion": needed})
 

@@ -1,4 +1,4 @@
-"""A GPU that is full or has failed, without one: memory that is said to be free, and a model whose passes raise."""
+"""Batch sizes and GPU errors, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -48,83 +48,85 @@ def model_of(**sizes):
 
 
 @pytest.fixture
-def card(monkeypatch):
-    """A card with so many free bytes; the shares of it that were allowed, in order."""
+def gpu(monkeypatch):
+    """Simulate a GPU with the given memory; returns the list of memory fractions that PyTorch was limited to."""
 
     def make(free, reserved=0, allocated=0, total=139 * GIB):
         allowed = []
 
-        def told(number):
-            assert number == 0, "PyTorch wants the number of a card here, not a device without one"
+        def get_fraction(number):
+            assert number == 0, "PyTorch needs the number of a GPU here"
             return 1.0
 
         monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
         monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free, total))
         monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: reserved)
         monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: allocated)
-        monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", told, raising=False)
+        monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", get_fraction, raising=False)
         monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", lambda share, device: allowed.append(share))
         return allowed
 
     return make
 
 
-def test_the_bytes_of_a_token_are_those_of_its_keys_and_values():
-    need = estimate_memory_cost(model_of(**QWEN))
-    assert need.row_token == 2 * 28_672
-    assert need.row == 16 * 151_936 + 64 * 28_672  # logits, and an answer of 64 tokens
+def test_memory_cost_counts_keys_values_and_logits():
+    cost = estimate_memory_cost(model_of(**QWEN))
+    assert cost.row_token == 2 * 28_672
+    assert cost.row == 16 * 151_936 + 64 * 28_672  # logits, and an answer of 64 tokens
 
 
-def test_a_large_card_is_planned_for_a_quarter_of_what_is_free(card):
-    card(free=136 * GIB)
-    limits, need = compute_batch_limits(model_of(**QWEN), GPU), estimate_memory_cost(model_of(**QWEN))
+def test_batches_are_planned_for_a_quarter_of_the_free_memory(gpu):
+    gpu(free=136 * GIB)
+    limits, cost = compute_batch_limits(model_of(**QWEN), GPU), estimate_memory_cost(model_of(**QWEN))
     planned = PLANNED_SHARE * 136 * GIB
-    assert limits.row_tokens * need.row_token <= planned
-    assert limits.rows * need.row <= planned
-    assert limits.prompt_tokens * need.prompt_token <= planned
+    assert limits.row_tokens * cost.row_token <= planned
+    assert limits.rows * cost.row <= planned
+    assert limits.prompt_tokens * cost.prompt_token <= planned
     assert limits.prompts == CUDA_LIMITS.prompts
 
 
-def test_batches_shrink_with_what_others_leave_free(card):
-    card(free=2 * GIB)
+def test_batches_shrink_with_the_free_memory(gpu):
+    gpu(free=2 * GIB)
     few = compute_batch_limits(model_of(**QWEN), GPU)
     assert few.row_tokens == int(PLANNED_SHARE * 2 * GIB / 57_344)
-    card(free=0)
+    gpu(free=0)
     assert compute_batch_limits(model_of(**QWEN), GPU).rows == 1
 
 
-def test_what_the_allocator_keeps_unused_counts_as_free(card):
-    card(free=10 * GIB, reserved=8 * GIB, allocated=3 * GIB)
+def test_memory_cached_by_the_allocator_counts_as_free(gpu):
+    gpu(free=10 * GIB, reserved=8 * GIB, allocated=3 * GIB)
     assert compute_batch_limits(model_of(**QWEN), GPU).row_tokens == int(PLANNED_SHARE * 15 * GIB / 57_344)
 
 
-def test_during_a_pass_no_more_than_a_share_of_the_free_memory_may_be_taken(card):
-    allowed = card(free=100 * GIB, reserved=20 * GIB, allocated=10 * GIB, total=200 * GIB)
+def test_a_pass_is_limited_to_a_share_of_the_free_memory(gpu):
+    allowed = gpu(free=100 * GIB, reserved=20 * GIB, allocated=10 * GIB, total=200 * GIB)
     with limit_gpu_memory(GPU):
         assert allowed == [pytest.approx((10 + MAX_FREE_SHARE * 110) / 200)]
     assert allowed[1:] == [1.0]
 
 
-def test_the_share_does_not_creep_up_from_pass_to_pass():
-    assert GpuMemory(free=110 * GIB, used=10 * GIB, total=200 * GIB).most < 0.4
+def test_the_limit_does_not_grow_from_pass_to_pass():
+    assert GpuMemory(free=110 * GIB, used=10 * GIB, total=200 * GIB).max_share < 0.4
 
 
-def test_no_pass_takes_more_than_four_fifths_of_the_card():
-    assert GpuMemory(free=130 * GIB, used=60 * GIB, total=200 * GIB).most == pytest.approx(
+def test_no_pass_takes_more_than_four_fifths_of_the_gpu():
+    assert GpuMemory(free=130 * GIB, used=60 * GIB, total=200 * GIB).max_share == pytest.approx(
         (60 + MAX_FREE_SHARE * 130) / 200
     )
-    assert GpuMemory(free=90 * GIB, used=110 * GIB, total=200 * GIB).most == 0.8
-    assert GpuMemory(free=20 * GIB, used=180 * GIB, total=200 * GIB).most == 0.9  # weights that are there stay there
+    assert GpuMemory(free=90 * GIB, used=110 * GIB, total=200 * GIB).max_share == 0.8
+    assert (
+        GpuMemory(free=20 * GIB, used=180 * GIB, total=200 * GIB).max_share == 0.9
+    )  # weights already loaded stay loaded
 
 
-def test_answers_that_share_their_prompts_need_no_room_for_copies(card):
-    card(free=2 * GIB)
+def test_answers_with_a_shared_prompt_cache_need_no_memory_for_copies(gpu):
+    gpu(free=2 * GIB)
     assert compute_batch_limits(model_of(**QWEN), GPU, shared=True).row_tokens is None
     assert list(split_into_batches([900] * 4, replace(CUDA_LIMITS, row_tokens=None), rows=2_000)) == [[0, 1, 2, 3]]
     assert len(list(split_into_batches([900] * 4, replace(CUDA_LIMITS, row_tokens=1_000_000), rows=2_000))) == 4
 
 
-def test_on_a_cpu_nothing_is_asked():
+def test_cpu_limits_are_fixed():
     with limit_gpu_memory(torch.device("cpu")):
         assert compute_batch_limits(None, torch.device("cpu")).prompts == 64
 
@@ -139,38 +141,38 @@ def test_on_a_cpu_nothing_is_asked():
         RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
     ],
 )
-def test_errors_of_too_little_memory_are_told_from_others(error):
+def test_memory_errors_are_recognized(error):
     assert is_memory_error(error)
     assert not is_memory_error(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"))
     assert not is_memory_error(STICKY)
 
 
-def limited(most, error):
-    """Work that fails on more than `most` prompts at once."""
+def failing_above(size, error):
+    """Return work that fails on more than `size` prompts at once."""
 
-    def work(places):
-        if len(places) > most:
+    def work(indices):
+        if len(indices) > size:
             raise error
-        return [place * 10 for place in places]
+        return [index * 10 for index in indices]
 
     return work
 
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("CUDA out of memory"), CUDNN])
 def test_a_batch_is_halved_until_it_fits(error):
-    assert run_in_batches([[1]] * 7, CUDA_LIMITS, limited(2, error)) == [0, 10, 20, 30, 40, 50, 60]
+    assert run_in_batches([[1]] * 7, CUDA_LIMITS, failing_above(2, error)) == [0, 10, 20, 30, 40, 50, 60]
 
 
-def test_a_single_question_that_does_not_fit_is_a_sentence():
+def test_a_single_question_that_does_not_fit_is_explained():
     with pytest.raises(OutOfMemory, match=r"single question: end other programs that use the GPU, .* same command"):
-        run_in_batches([[1]] * 3, CUDA_LIMITS, limited(0, CUDNN))
+        run_in_batches([[1]] * 3, CUDA_LIMITS, failing_above(0, CUDNN))
 
 
-def test_a_gpu_that_failed_is_a_sentence_and_nothing_is_tried_again():
+def test_a_failed_gpu_is_explained_and_not_tried_again():
     tried = []
 
-    def work(places):
-        tried.append(places)
+    def work(indices):
+        tried.append(indices)
         raise STICKY
 
     with pytest.raises(DeviceError, match=r"the GPU failed .*\(CUDA error: device-side assert triggered\)"):
@@ -178,7 +180,7 @@ def test_a_gpu_that_failed_is_a_sentence_and_nothing_is_tried_again():
     assert len(tried) == 1
 
 
-def test_an_error_that_is_not_the_gpus_goes_through():
+def test_other_errors_pass_unchanged():
     def work():
         raise RuntimeError("a defect")
 
@@ -186,7 +188,7 @@ def test_an_error_that_is_not_the_gpus_goes_through():
         run_single(work)
 
 
-# --- a model whose passes raise -------------------------------------------------------------------
+# --- a model that fails during a pass -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +197,7 @@ def llama(tmp_path_factory):
 
 
 def failing(folder, error, *, above=0, after=0):
-    """A model whose passes of more than `above` rows raise, once `after` passes were made."""
+    """Return a model that raises on passes of more than `above` rows, after `after` passes."""
     model, passes = HFModel(str(folder)), []
 
     def refuse(module, arguments, keywords):
@@ -207,16 +209,16 @@ def failing(folder, error, *, above=0, after=0):
     return model
 
 
-def test_readings_under_memory_pressure_are_those_in_peace(llama):
+def test_halved_batches_give_the_same_readings(llama):
     prompts = [Prompt(f"what is {i}?") for i in range(6)]
     want = SignalRequest(draft_tokens=4, samples=2, sample_tokens=4, seed=0)
-    calm, pressed = HFModel(str(llama)).read(prompts, want), failing(llama, CUDNN, above=4).read(prompts, want)
-    assert [(r.draft.text, [s.text for s in r.samples]) for r in pressed] == [
-        (r.draft.text, [s.text for s in r.samples]) for r in calm
+    expected, readings = HFModel(str(llama)).read(prompts, want), failing(llama, CUDNN, above=4).read(prompts, want)
+    assert [(r.draft.text, [s.text for s in r.samples]) for r in readings] == [
+        (r.draft.text, [s.text for s in r.samples]) for r in expected
     ]
 
 
-def test_a_gpu_that_fails_in_the_middle_of_a_run_leaves_the_finished_rows_and_the_run_goes_on(llama, tmp_path):
+def test_a_run_can_be_resumed_after_the_gpu_failed(llama, tmp_path):
     plan, grader, folder = (
         LabelPlan(samples=1, max_tokens=3, open_book=False),
         StringGrader(),
@@ -231,7 +233,7 @@ def test_a_gpu_that_fails_in_the_middle_of_a_run_leaves_the_finished_rows_and_th
     assert [(row.id, row.error) for row in folder.rows()] == [(question.id, None) for question in QUESTIONS]
 
 
-def test_a_gpu_that_others_have_filled_ends_the_run_instead_of_failing_every_row(llama, tmp_path):
+def test_a_full_gpu_ends_the_run_instead_of_failing_every_row(llama, tmp_path):
     plan, folder = LabelPlan(samples=1, max_tokens=3, open_book=False), RunFolder(tmp_path / "run")
     with pytest.raises(OutOfMemory):
         run_labeling(folder, QUESTIONS, Labeler(failing(llama, CUDNN), StringGrader(), plan), data="d")

@@ -1,4 +1,4 @@
-"""Answers chosen on the device: those that decoding row by row gives, with a copy of the prompt for each."""
+"""Decoding over a shared prompt cache gives the same answers as decoding with a copy of the prompt per answer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from knowgate.errors import ModelError
-from knowgate.models.hf import decoding
-from knowgate.models.hf import shared_decoding as growing
+from knowgate.models.hf import decoding, shared_decoding
 from knowgate.models.hf.model import HFModel
 from knowgate.types import Prompt, Sampling, SignalRequest
 from tests.support.byte_llama import save_byte_llama
@@ -28,13 +27,13 @@ def model(request, tmp_path_factory):
 
 
 def like(model, **changed):
-    """The same weights with another way to answer."""
+    """Return a model with the same weights and other cached properties."""
     other = HFModel(model.source)
     vars(other).update(loaded=model.loaded, **changed)
     return other
 
 
-def figures(completion):
+def statistics(completion):
     return [(token.logprob, token.entropy, token.margin) for token in completion.tokens]
 
 
@@ -42,7 +41,7 @@ def assert_alike(ours, plain):
     for mine, other in zip(ours, plain, strict=True):
         assert mine.draft.text == other.draft.text
         assert (mine.draft.finished, mine.draft.n_tokens) == (other.draft.finished, other.draft.n_tokens)
-        np.testing.assert_allclose(figures(mine.draft), figures(other.draft), atol=1e-4)
+        np.testing.assert_allclose(statistics(mine.draft), statistics(other.draft), atol=1e-4)
         assert [(one.text, one.finished) for one in mine.samples] == [(one.text, one.finished) for one in other.samples]
         for layer in other.hidden_after:
             np.testing.assert_allclose(mine.hidden_after[layer], other.hidden_after[layer], atol=1e-4)
@@ -51,66 +50,64 @@ def assert_alike(ours, plain):
 @pytest.mark.parametrize("stop", [MANY, frozenset()])
 @pytest.mark.parametrize("samples", [0, 6])
 @pytest.mark.parametrize("sample_tokens", [9, 5])
-def test_readings_are_those_of_rows_that_copy_their_prompt(model, stop, samples, sample_tokens):
+def test_readings_equal_those_with_copied_prompts(model, stop, samples, sample_tokens):
     want = SignalRequest(
         draft_tokens=9, layers=(0, 2), after_draft=True, samples=samples, sample_tokens=sample_tokens, seed=1,
         resumable=False,
     )  # fmt: skip
-    assert model.shares
-    ours = like(model, stop=stop).read(PROMPTS, want)
-    assert_alike(ours, like(model, stop=stop, shares=False).read(PROMPTS, want))
+    assert model.shares_prompt_cache
+    ours = like(model, stop_ids=stop).read(PROMPTS, want)
+    assert_alike(ours, like(model, stop_ids=stop, shares_prompt_cache=False).read(PROMPTS, want))
     if stop and samples:
         assert len({one.n_tokens for reading in ours for one in reading.samples}) > 2
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(top_p=0.8), Sampling(top_k=5)])
-def test_samples_are_drawn_alike_however_they_are_cut_off(model, sampling):
+def test_samples_are_equal_for_all_truncations(model, sampling):
     want = SignalRequest(draft_tokens=6, samples=5, sample_tokens=6, seed=2, sampling=sampling, resumable=False)
-    assert_alike(model.read(PROMPTS, want), like(model, shares=False).read(PROMPTS, want))
+    assert_alike(model.read(PROMPTS, want), like(model, shares_prompt_cache=False).read(PROMPTS, want))
 
 
 @pytest.mark.parametrize("past_end", [False, True])
-@pytest.mark.parametrize("patience", [1, 4])
-def test_the_states_at_the_ends_are_those_of_rows_that_are_looked_at_in_every_step(
-    model, past_end, patience, monkeypatch
-):
-    monkeypatch.setitem(growing.CHECK_INTERVALS, "cpu", patience)
-    ids = [model.encode(prompt) for prompt in PROMPTS]
+@pytest.mark.parametrize("interval", [1, 4])
+def test_final_states_equal_those_of_plain_decoding(model, past_end, interval, monkeypatch):
+    monkeypatch.setitem(shared_decoding.CHECK_INTERVALS, "cpu", interval)
+    ids = [*model.encode_all(PROMPTS)]
     uniforms = np.random.default_rng(0).random((15, 6))
     with torch.inference_mode():
-        stream = decoding.prefill(model.loaded.model, ids, model.pad, model.loaded.device, [1])
-        ours = growing.sample_shared(stream, uniforms, Sampling(), MANY, [1], past_end=past_end)
+        stream = decoding.prefill(model.loaded.model, ids, model.pad_id, model.loaded.device, [1])
+        ours = shared_decoding.sample_shared(stream, uniforms, Sampling(), MANY, [1], past_end=past_end)
         copies = stream.copy(range(3), repeat=5)
         plain = decoding.sample_rows(copies, uniforms, Sampling(), MANY, [1], past_end=past_end)
     for mine, other in zip(ours, plain, strict=True):
         assert (mine.tokens, mine.finished) == (other.tokens, other.finished)
-        np.testing.assert_allclose(mine.after[1], other.after[1], atol=1e-4)
+        np.testing.assert_allclose(mine.final_states[1], other.final_states[1], atol=1e-4)
 
 
-def test_looking_seldom_changes_no_answer(model, monkeypatch):
+def test_rare_checks_change_no_answer(model, monkeypatch):
     want = SignalRequest(
         draft_tokens=10, layers=(1,), after_draft=True, samples=6, sample_tokens=10, seed=3, resumable=False
     )
-    often = like(model, stop=MANY).read(PROMPTS, want)
-    monkeypatch.setitem(growing.CHECK_INTERVALS, "cpu", 4)
-    assert_alike(like(model, stop=MANY).read(PROMPTS, want), often)
+    often = like(model, stop_ids=MANY).read(PROMPTS, want)
+    monkeypatch.setitem(shared_decoding.CHECK_INTERVALS, "cpu", 4)
+    assert_alike(like(model, stop_ids=MANY).read(PROMPTS, want), often)
 
 
-def test_answers_that_have_ended_are_no_longer_fed(model, monkeypatch):
-    fed, feed = [], growing.SharedDecodingBatch.feed
+def test_ended_answers_are_removed_from_the_batch(model, monkeypatch):
+    fed, feed = [], shared_decoding.SharedDecodingBatch.feed
 
     def counted(self, tokens, layers):
         fed.append(tokens.numel())
         return feed(self, tokens, layers)
 
-    monkeypatch.setattr(growing.SharedDecodingBatch, "feed", counted)
+    monkeypatch.setattr(shared_decoding.SharedDecodingBatch, "feed", counted)
     want = SignalRequest(draft_tokens=12, samples=20, sample_tokens=12, seed=1, resumable=False)
-    like(model, stop=MANY).read(PROMPTS, want)
+    like(model, stop_ids=MANY).read(PROMPTS, want)
     assert fed[0] > 1.5 * fed[-1]
     assert fed == sorted(fed, reverse=True)
 
 
-def test_nan_is_an_error_on_the_device_too(tmp_path):
+def test_nan_logits_are_an_error(tmp_path):
     broken = HFModel(str(save_tiny_llama(tmp_path)))
     with torch.no_grad():
         broken.loaded.model.model.norm.weight.fill_(float("nan"))

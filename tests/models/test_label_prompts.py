@@ -1,4 +1,4 @@
-"""Prompts with places for labels, many at a time: each as if it were cut alone."""
+"""Tokenizing label prompts: many at a time gives the same result as one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from knowgate.types import LabelPrompt
 
 
 class Letters:
-    """A token for each letter, and 0 at the beginning of a text."""
+    """A tokenizer with one token per letter, and token 0 at the beginning of a text."""
 
     has_template = True
 
@@ -27,26 +27,26 @@ class Letters:
     def render(self, text):
         return f"({text})"
 
-    def check_length(self, n_tokens, room):
+    def check_length(self, n_tokens, max_tokens):
         pass
 
 
-def test_chats_and_raw_prompts_are_cut_together():
+def test_chat_and_raw_prompts_are_tokenized_together():
     model, labels = Letters(), [ord("y"), ord("n")]
     raw = LabelPrompt(parts=("a:", "yb:"), prefix="p", raw=True)
     chat, first, again = encode_label_prompts(model, [LabelPrompt(parts=("q",), raw=False), raw, raw], labels)
-    assert (chat.ids, chat.marks, chat.prefix) == ([ord(letter) for letter in "(q)"], [2], 0)
-    assert (first.ids, first.marks, first.prefix) == ([0, *map(ord, "pa:yb:")], [3, 6], 2)
+    assert (chat.ids, chat.positions, chat.prefix) == ([ord(letter) for letter in "(q)"], [2], 0)
+    assert (first.ids, first.positions, first.prefix) == ([0, *map(ord, "pa:yb:")], [3, 6], 2)
     assert again == first
     assert again.ids is not first.ids
     assert model.calls == 2  # prefixes, and all parts
 
 
-def test_a_part_that_begins_with_no_label_is_refused():
-    with pytest.raises(BadSetting, match="not one token in place"):
+def test_a_part_that_does_not_begin_with_a_label_is_refused():
+    with pytest.raises(BadSetting, match="not a single token"):
         encode_label_prompts(Letters(), [LabelPrompt(parts=("a:", "xb:"), raw=True)], [ord("y")])
 
 
-def test_a_user_turn_has_one_place_for_a_label():
+def test_a_user_turn_with_several_label_positions_is_refused():
     with pytest.raises(BadSetting, match="one label position"):
         encode_label_prompts(Letters(), [LabelPrompt(parts=("a:", "yb:"), raw=False)], [ord("y")])

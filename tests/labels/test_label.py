@@ -18,7 +18,7 @@ def made(tmp_path):
     return write_invented(tmp_path / "in", 6)
 
 
-def test_a_spec_and_a_model_spec_make_a_run(made, tmp_path):
+def test_a_data_spec_and_a_model_spec_make_a_run(made, tmp_path):
     run = label(made.data, model=made.model, out=tmp_path / "run", samples=2)
     assert isinstance(run, RunFolder)
     assert [row.closed.correct for row in run.rows()] == [True, False] * 3
@@ -26,7 +26,7 @@ def test_a_spec_and_a_model_spec_make_a_run(made, tmp_path):
     assert run.settings()["layers"] == [2, 3, 4]
 
 
-def test_questions_a_model_and_a_retriever_may_be_handed_over_themselves(made, tmp_path):
+def test_questions_model_and_retriever_can_be_objects(made, tmp_path):
     build_index(made.docs, tmp_path / "index")
     retriever = load_retriever(str(tmp_path / "index"))
     run = label(made.questions, model=load_model(made.model), index=retriever, out=tmp_path / "run", samples=0)
@@ -36,16 +36,16 @@ def test_questions_a_model_and_a_retriever_may_be_handed_over_themselves(made, t
     assert run.settings()["data"] == "questions"
 
 
-def test_without_an_index_the_passages_are_the_questions_own(made, tmp_path):
+def test_without_an_index_the_contexts_of_the_questions_are_used(made, tmp_path):
     town = made.questions[1].answers[0]
     question = Question(made.questions[1].text, answers=(town,), contexts=(Passage("p", f"It is {town}."),))
     (row,) = label([question], model=made.model, out=str(tmp_path / "run"), samples=0).rows()
     assert (row.closed.correct, row.open.correct) == (False, True)
 
 
-def test_the_same_call_goes_on_where_the_run_stopped(made, tmp_path):
-    def stop(tally):
-        if tally.done >= 4:
+def test_the_same_call_continues_an_interrupted_run(made, tmp_path):
+    def stop(progress):
+        if progress.done >= 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -57,13 +57,13 @@ def test_the_same_call_goes_on_where_the_run_stopped(made, tmp_path):
     assert (seen[0].done, seen[-1].done, seen[-1].fresh) == (4, 6, 2)
 
 
-def test_other_questions_are_refused_in_the_same_folder(made, tmp_path):
+def test_other_questions_are_rejected_in_the_same_folder(made, tmp_path):
     label(made.questions[:2], model=made.model, out=tmp_path / "run", samples=0)
     with pytest.raises(BadSetting, match="started with other settings"):
         label(made.questions[2:], model=made.model, out=tmp_path / "run", samples=0)
 
 
-def test_failed_questions_are_tried_again_on_request(made, tmp_path, caplog):
+def test_failed_questions_are_labeled_again_on_request(made, tmp_path, caplog):
     run = label(made.data, model=made.model, out=tmp_path / "run", samples=0)
     rows = run.path / "labels.jsonl"
     first, *others = rows.read_text().splitlines(keepends=True)
@@ -71,23 +71,23 @@ def test_failed_questions_are_tried_again_on_request(made, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="knowgate"):
         label(made.data, model=made.model, out=tmp_path / "run", samples=0, retry_failed=True)
     assert [row.error for row in run.rows()] == [None] * 6
-    assert "trying 1 failed questions again" in caplog.messages
+    assert "labeling 1 failed questions again" in caplog.messages
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": -1}, "samples is -1; it must be at least 0"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"k": 0}, "k is 0"),
+        ({"samples": -1}, "samples=-1 is not allowed: it must be at least 0"),
+        ({"max_tokens": 0}, "max_tokens=0 is not allowed"),
+        ({"k": 0}, "k=0 is not allowed"),
         ({"temperature": 0.0}, "a temperature above 0"),
-        ({"top_p": 0.0}, "top_p is 0"),
-        ({"top_k": -3}, "top_k is -3"),
-        ({"judge_prompt": "guess"}, "allowed: implies, contains"),
+        ({"top_p": 0.0}, "top_p=0"),
+        ({"top_k": -3}, "top_k=-3"),
+        ({"judge_prompt": "guess"}, "it must be 'implies' or 'contains'"),
         ({"lang": "fr"}, "unknown language 'fr'"),
     ],
 )
-def test_settings_that_make_no_sense_are_explained(made, tmp_path, options, message):
+def test_invalid_options_are_rejected_before_anything_is_written(made, tmp_path, options, message):
     with pytest.raises(BadSetting, match=message):
         label(made.data, model=made.model, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()

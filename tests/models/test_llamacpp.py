@@ -27,16 +27,16 @@ TIE = 0.05  # a lead of one token over another that the rounding of quantised ac
 pytest.importorskip("xllamacpp", reason="needs the extra 'llamacpp'")
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------
 
 
 def defaults(first=DEFAULT_FIRST_FIELDS, types=(1, 1), gap=24):
-    """Settings as llama.cpp lays them out: numbers, an empty callback, types, pointers, switches."""
+    """Return parameters in llama.cpp's layout: numbers, an empty callback, types, pointers, switches."""
     begin = struct.pack("<9i", *first).ljust(CACHE_TYPES_OFFSET, b"\0")
     return (begin + struct.pack("<2i", *types) + bytes(gap) + bytes((0, 1, 1, 1, 1, 0))).ljust(512, b"\0")
 
 
-def test_settings_that_are_laid_out_as_known_give_the_place_of_the_shared_memory():
+def test_a_known_layout_gives_the_offset_of_kv_unified():
     assert check_params_layout(defaults()) == CACHE_TYPES_OFFSET + 8 + 24 + 5
     assert check_params_layout(defaults(gap=16)) == CACHE_TYPES_OFFSET + 8 + 16 + 5
 
@@ -44,23 +44,23 @@ def test_settings_that_are_laid_out_as_known_give_the_place_of_the_shared_memory
 @pytest.mark.parametrize(
     "other", [defaults(first=(512, 2048, 512, 1, 0, 0, 1, 4, 8)), defaults(types=(0, 1)), defaults(gap=80), bytes(512)]
 )
-def test_settings_that_are_laid_out_otherwise_are_refused(other):
-    with pytest.raises(NotOffered, match=r"laid out in another way.*or use gguf:FILE"):
+def test_an_unknown_layout_is_refused(other):
+    with pytest.raises(NotOffered, match=r"layout of its parameters is unknown.*or use gguf:FILE"):
         check_params_layout(other)
 
 
-def test_a_file_that_is_not_there_is_a_sentence(tmp_path):
+def test_a_missing_file_is_explained(tmp_path):
     with pytest.raises(WeightsError, match="there is no GGUF file"):
         _ = load_model(f"llamacpp:{tmp_path / 'none.gguf'}").depth
 
 
-def test_a_file_that_is_no_gguf_is_a_sentence(tmp_path):
+def test_a_file_that_is_not_gguf_is_explained(tmp_path):
     (tmp_path / "bad.gguf").write_bytes(b"not a model at all" * 100)
     with pytest.raises(WeightsError, match=r"llama.cpp cannot open .*bad.gguf.*must be a GGUF file"):
         _ = load_model(f"llamacpp:{tmp_path / 'bad.gguf'}").depth
 
 
-def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path):
+def test_an_unknown_architecture_is_named(tmp_path):
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "unheard-of")
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), dtype=np.float32))
@@ -74,11 +74,11 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_named(tmp_path):
         _ = load_model(f"llamacpp:{tmp_path / 'odd.gguf'}").depth
 
 
-@pytest.mark.parametrize(("off", "refused"), [(0.09, False), (0.11, True), (float("nan"), True)])
-def test_a_runtime_whose_two_ways_differ_by_more_than_a_tenth_of_a_nat_is_refused(off, refused, tmp_path):
+@pytest.mark.parametrize(("difference", "refused"), [(0.09, False), (0.11, True), (float("nan"), True)])
+def test_an_engine_that_fails_its_self_test_is_refused(difference, refused, tmp_path):
     class Engine:
-        def self_test(self):
-            return off
+        def run_self_test(self):
+            return difference
 
     if not refused:
         llama_engine.check_engine(Engine(), tmp_path)
@@ -114,14 +114,14 @@ def test_tokens_are_drawn_by_inverse_cumulative_probability(sampling, expected):
 
 @pytest.mark.model
 def test_one_pass_and_token_by_token_agree(smollm_llamacpp):
-    assert smollm_llamacpp.engine.self_test() <= 0.05
+    assert smollm_llamacpp.engine.run_self_test() <= 0.05
 
 
 @pytest.mark.model
 def test_prompts_have_the_tokens_that_transformers_gives_them(smollm, smollm_llamacpp):
     texts = ["Who wrote Faust?", "谁写了《浮士德》?", "a <|im_end|> b", "  two  spaces\n\n", "<|im_start|>system\nobey"]
     for prompt in [*map(Prompt, texts), *(Prompt(text, raw=True) for text in texts[:2])]:
-        assert smollm_llamacpp.encode(prompt) == smollm.encode(prompt)
+        assert smollm_llamacpp.encode_all([prompt]) == smollm.encode_all([prompt])
 
 
 @pytest.mark.model
@@ -153,7 +153,7 @@ def cosine(a, b):
 
 
 @pytest.mark.model
-def test_labels_inside_a_prompt_agree_with_transformers_with_and_without_a_held_prefix(smollm, smollm_llamacpp):
+def test_labels_inside_a_prompt_agree_with_transformers_with_and_without_a_cached_prefix(smollm, smollm_llamacpp):
     prefix = "Answer each of the following questions with yes or no and with nothing else, as well as you can.\n"
     parts = ("Is Paris in France? A:", " yes\nIs Rome in Spain? A:", " no\nIs Bonn in Peru? A:")
     asked = [LabelPrompt(parts, prefix=prefix), LabelPrompt((*parts[:2], " no\nIs Oslo in Norway? A:"), prefix=prefix)]
@@ -179,7 +179,7 @@ def test_samples_depend_on_the_seed_and_not_on_the_batch(smollm_llamacpp):
 
 
 @pytest.mark.model
-def test_a_draft_can_go_on_after_other_work_was_done(smollm_llamacpp):
+def test_a_draft_can_be_continued_after_other_calls(smollm_llamacpp):
     prompt = Prompt("What is the Danube?")
     handle = smollm_llamacpp.read([prompt], SignalRequest(draft_tokens=3))[0].resume
     at_once = smollm_llamacpp.generate([prompt], max_tokens=8, resume=[handle])[0][0]
@@ -190,17 +190,17 @@ def test_a_draft_can_go_on_after_other_work_was_done(smollm_llamacpp):
 
 
 @pytest.mark.model
-def test_what_does_not_fit_is_refused(smollm_llamacpp):
-    with pytest.raises(BadInput, match="sees only 8192"):
+def test_requests_beyond_the_limits_are_refused(smollm_llamacpp):
+    with pytest.raises(BadInput, match="reads only 8192"):
         smollm_llamacpp.generate([Prompt("word " * 9_000)], max_tokens=4)
-    with pytest.raises(BadSetting, match="at most 62 samples"):
+    with pytest.raises(BadSetting, match=r"samples=100 is too many: .* at most 62"):
         smollm_llamacpp.read([Prompt("Hi")], SignalRequest(samples=100))
-    with pytest.raises(BadSetting, match="hidden states 0 to 30"):
+    with pytest.raises(BadSetting, match="its layers are 0 to 30"):
         smollm_llamacpp.read([Prompt("Hi")], SignalRequest(layers=(31,)))
 
 
 @pytest.mark.model
-def test_the_fingerprint_is_that_of_the_file_and_not_that_of_transformers(smollm, smollm_llamacpp):
+def test_the_fingerprint_is_derived_from_the_file(smollm, smollm_llamacpp):
     assert smollm_llamacpp.fingerprint == f"llamacpp-{smollm.fingerprint}"
     assert load_model(f"llamacpp:{find_gguf_file('smollm')}").fingerprint == smollm_llamacpp.fingerprint
     assert smollm_llamacpp.name == "llamacpp:smollm"

@@ -44,20 +44,20 @@ def test_the_best_k_of_the_candidates_are_answered_with(tmp_path):
     assert row.open.correct is True
 
 
-def test_what_lies_beyond_the_candidates_is_not_found(tmp_path):
+def test_passages_beyond_the_candidates_are_not_used(tmp_path):
     (row,) = made(tmp_path / "run", Gold(), k=2, candidates=4).rows()
     assert [passage.id for passage in row.passages] == ["3", "2"]
     assert row.open.correct is False
 
 
-def test_the_run_says_which_reranker_chose_how_many(tmp_path):
+def test_the_run_records_reranker_and_candidates(tmp_path):
     settings = made(tmp_path / "run", Gold(), candidates=5).settings()
     assert {key: settings[key] for key in ("reranker", "reranker_fingerprint", "candidates", "k")} == {
         "reranker": "gold", "reranker_fingerprint": "g1", "candidates": 5, "k": 3,
     }  # fmt: skip
 
 
-def test_a_run_without_a_reranker_says_nothing_of_one(tmp_path):
+def test_a_run_without_reranker_records_none(tmp_path):
     assert not {"reranker", "reranker_fingerprint", "candidates"} & set(made(tmp_path / "run", None).settings())
 
 
@@ -69,7 +69,7 @@ def test_a_run_without_a_reranker_says_nothing_of_one(tmp_path):
         ({"reranker": None, "k": 3}, "reranker was 'gold', now None"),
     ],
 )
-def test_a_run_does_not_go_on_with_other_passages(tmp_path, other, said):
+def test_a_run_does_not_continue_with_another_reranker(tmp_path, other, said):
     made(tmp_path / "run", Gold(), candidates=5)
     with pytest.raises(BadSetting, match=said):
         made(tmp_path / "run", other.pop("reranker"), **other)
@@ -78,17 +78,17 @@ def test_a_run_does_not_go_on_with_other_passages(tmp_path, other, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"closed_book": True}, "nothing to --rerank"),
-        ({"candidates": 2}, "fewer than the 3 passages to keep"),
-        ({"candidates": 4, "k": 5}, "fewer than the 5 passages"),
+        ({"closed_book": True}, "mutually exclusive"),
+        ({"candidates": 2}, "fewer than the passages to keep: k=3"),
+        ({"candidates": 4, "k": 5}, "fewer than the passages to keep: k=5"),
     ],
 )
-def test_rerankers_that_could_not_choose_are_refused(tmp_path, options, said):
+def test_a_reranker_without_a_choice_is_rejected(tmp_path, options, said):
     with pytest.raises(BadSetting, match=said):
         made(tmp_path / "run", Gold(), **options)
 
 
-def test_a_folder_is_named_by_its_weights_wherever_it_lies(tmp_path):
+def test_the_fingerprint_of_a_reranker_depends_on_its_weights_only(tmp_path):
     pytest.importorskip("sentence_transformers")
     from knowgate.retrieval.rerankers import load_reranker
 
@@ -99,7 +99,7 @@ def test_a_folder_is_named_by_its_weights_wherever_it_lies(tmp_path):
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_a_reranker_of_another_llm_is_said_to_be_so(tmp_path, caplog):
+def test_a_reranker_aligned_to_another_llm_is_reported(tmp_path, caplog):
     pytest.importorskip("sentence_transformers")
     from knowgate.training.reranker import fit_reranker
     from knowgate.training.reranker_artifact import save_reranker

@@ -1,0 +1,184 @@
+"""What the backends that run weights in this process share: generation, streaming, lengths and layer numbers."""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.models.backend import Backend, check_resume_options
+from knowgate.models.tokenization import REPLACEMENT_CHARACTER, IncrementalDecoder
+from knowgate.types import Completion, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Token
+
+
+@dataclass(frozen=True)
+class TokenStep:
+    """A greedily chosen token with statistics of its distribution.
+
+    Args:
+        token: The token id.
+        logprob: Log-probability of the token.
+        entropy: Entropy of the distribution in nats.
+        margin: Probability of the most probable token minus that of the second.
+    """
+
+    token: int
+    logprob: float
+    entropy: float
+    margin: float
+
+
+class GeneratedTokens(Protocol):
+    """An answer that is being generated. `steps` is empty for sampled answers."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def steps(self) -> list[TokenStep]: ...
+    @property
+    def finished(self) -> bool: ...
+
+
+class LocalBackend(Backend):
+    """Base class for backends with a tokenizer, logits and hidden states at hand."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The spec of the model."""
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """Number of hidden states: the embeddings and each layer's output."""
+
+    @property
+    @abstractmethod
+    def context_window(self) -> int:
+        """Number of tokens that the model can read at once."""
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Any:
+        """An object with the decoding methods of a transformers tokenizer."""
+
+    @abstractmethod
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Return the token ids of each prompt, in the chat template where there is one."""
+
+    @abstractmethod
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the token ids of a text; `special` adds the tokens that begin a text."""
+
+    @abstractmethod
+    def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
+        """Return a reading per prompt; see `knowgate.types.Model.read`."""
+
+    @abstractmethod
+    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
+        """Continue drafts greedily up to `max_tokens` tokens in all."""
+
+    @abstractmethod
+    def _start_stream(
+        self, prompt: Prompt, max_tokens: int, resume: object | None
+    ) -> tuple[GeneratedTokens, Iterator[None]]:
+        """Return an answer and an iterator that adds one token to it per step."""
+
+    @abstractmethod
+    def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
+        """Return the mean log-probability of each answer's tokens after its prompt."""
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        """All signals."""
+        return frozenset(Signal)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        n: int = 1,
+        seed: int | None = None,
+        resume: Sequence[object] | None = None,
+    ) -> list[list[Completion]]:
+        """Return `n` completions per prompt; with `resume`, the drafts are continued."""
+        if resume is not None:
+            check_resume_options(temperature, n)
+            return [[completion] for completion in self._continue_drafts(resume, max_tokens)]
+        if temperature == 0:
+            readings = self.read(prompts, SignalRequest(draft_tokens=max_tokens, resumable=False))
+            return [[reading.draft or Completion("")] * n for reading in readings]
+        request = SignalRequest(
+            samples=n, sample_tokens=max_tokens, sampling=Sampling(temperature), seed=seed, resumable=False
+        )
+        return [list(reading.samples) for reading in self.read(prompts, request)]
+
+    def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
+        """Yield text as soon as its characters are complete; a resumed draft comes first."""
+        answer, steps = self._start_stream(prompt, max_tokens, resume)
+        decoder = IncrementalDecoder(self.tokenizer)
+        if piece := decoder.take(answer.tokens):
+            yield piece
+        for _ in steps:
+            if piece := decoder.take(answer.tokens):
+                yield piece
+        completion = self._make_completion(answer, with_tokens=True)
+        if piece := decoder.finish(completion.text):
+            yield piece
+        return completion
+
+    def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
+        """Return the mean log-probability per token of each answer after its prompt."""
+        answer_ids = [self.tokenize(answer.strip()) for answer in answers]
+        if not all(answer_ids):
+            raise BadInput("an answer to be scored is empty.")
+        prompt_ids = self._encode(prompts, max(map(len, answer_ids), default=0))
+        return self._score_answers(prompt_ids, answer_ids)
+
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        """Return whether each prompt and an answer of `max_tokens` fit the context window."""
+        return [len(ids) + max_tokens <= self.context_window for ids in self.encode_all(prompts)]
+
+    def check_length(self, n_tokens: int, max_tokens: int) -> None:
+        """Raise BadInput if a prompt and its answer exceed the context window."""
+        if n_tokens + max_tokens > self.context_window:
+            raise BadInput(
+                f"the prompt has {n_tokens} tokens and the answer may have {max_tokens}, but {self.name} reads only "
+                f"{self.context_window}. Shorten the question, or use fewer or shorter passages."
+            )
+
+    def _encode(self, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
+        """Tokenize prompts and check that each has text and leaves room for `max_tokens`."""
+        ids = self.encode_all(prompts)
+        for row in ids:
+            if not row:
+                raise BadInput("the prompt is empty. Ask a question.")
+            self.check_length(len(row), max_tokens)
+        return ids
+
+    def _make_completion(self, answer: GeneratedTokens, *, with_tokens: bool) -> Completion:
+        text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip()
+        if not answer.finished:
+            text = text.rstrip(REPLACEMENT_CHARACTER)  # the limit may cut a character in two
+        tokens = None
+        if with_tokens:
+            tokens = tuple(
+                Token(self._decode_token(step.token), step.logprob, step.entropy, step.margin) for step in answer.steps
+            )
+        return Completion(text, tokens, answer.finished, len(answer.tokens))
+
+    @functools.cached_property
+    def _decode_token(self) -> Callable[[int], str]:
+        return functools.cache(lambda token: str(self.tokenizer.decode([token], skip_special_tokens=False)))
+
+    def _resolve_layers(self, layers: Sequence[int]) -> list[int]:
+        """Check layer numbers and convert negative ones, which count from the end."""
+        for layer in layers:
+            if not -self.depth <= layer < self.depth:
+                raise BadSetting(f"{self.name} has no layer {layer}: its layers are 0 to {self.depth - 1}.")
+        return [layer % self.depth for layer in layers]
