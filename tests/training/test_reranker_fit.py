@@ -168,13 +168,13 @@ def test_the_rate_rises_and_falls_to_nothing(tiny: str):
     from knowgate.training.reranker_trainer import RerankerOptimizer, open_cross_encoder
 
     model = open_cross_encoder(tiny)
-    learning = RerankerOptimizer.of(model, RerankerTrainingOptions(rate=1.0, warm_up=0.2), steps=10)
+    learning = RerankerOptimizer.create(model, RerankerTrainingOptions(rate=1.0, warm_up=0.2), updates=10)
     rates = []
     for _ in range(10):
-        rates.append(learning.optimiser.param_groups[0]["lr"])
+        rates.append(learning.optimizer.param_groups[0]["lr"])
         learning.step(sum(one.sum() for one in learning.parameters))
     assert rates == pytest.approx([0.0, 0.5, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
-    assert learning.optimiser.param_groups[0]["lr"] == pytest.approx(0.0)
+    assert learning.optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
 
 
 def test_relevance_alone_makes_a_base_that_can_be_aligned(tiny: str, tmp_path: Path):
