@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from knowgate.training.fit_function import FitProgressCallback, ignore_progress
 from knowgate.training.judges.answer_judge import make_answer_training
 from knowgate.training.judges.ensemble import fit_judge, plan_ensemble
 from knowgate.training.judges.trainable_models import CAUSAL_JUDGE, TrainingExample
-from knowgate.training.judges.training_options import EnsembleFitOptions
+from knowgate.training.judges.training_options import EnsembleFitOptions, JudgeTrainingOptions
 
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
@@ -49,33 +49,15 @@ def fit_lora_arbiter(
     watch: FitProgressCallback = ignore_progress,
 ) -> ArbiterResult:
     """Fine-tune one judge that is asked twice: is the closed-book answer right, is the open-book answer right?"""
-    if options.passages and not any(pair.passages for pair in pairs.answers):
-        raise BadSetting(
-            f"passages={options.passages} is not possible: the label runs contain no passages. Label with an index, or "
-            "leave it out."
-        )
-    rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
-    training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
-    training = replace(training, max_tokens=MAX_PROMPT_TOKENS[options.passages > 0])
+    _check_passages(pairs, options.passages)
+    training = _make_training(options, seed)
     texts = [pair.question.text for pair in pairs.answers]
-    grades = dict(zip(ARBITER_SIDES, (pairs.closed_right, pairs.open_right), strict=True))
-
-    def encode(judge: CausalJudge, indices: Sequence[int], side: str) -> list[LabelPromptTokens]:
-        shown = [pairs.answers[index] for index in indices]
-        return encode_answer_pairs(judge, shown, side, options.tokens, options.passages)
-
-    def make_examples(judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        return [
-            TrainingExample(prompt, (float(grades[side][index]),))
-            for side in ARBITER_SIDES
-            for index, prompt in zip(indices, encode(judge, indices, side), strict=True)
-        ]
-
+    encoder = PairEncoder(pairs, options.tokens, options.passages)
     fitted = fit_judge(
         plan_ensemble(pairs.split, training, options.seeds, options.folds, texts),
         ARBITER_LABELS,
         ARBITER_TEMPLATES,
-        make_examples,
+        encoder.make_examples,
         kind=CAUSAL_JUDGE,
         base=options.base or str(pairs.table.settings["model"]),
         work=work,
@@ -83,7 +65,7 @@ def fit_lora_arbiter(
     )
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        columns = [fitted.predict_known(encode(fitted.judge, indices, side), indices) for side in ARBITER_SIDES]
+        columns = [fitted.predict_known(encoder.encode(fitted.judge, indices, side), indices) for side in ARBITER_SIDES]
         beliefs: FloatArray = np.stack(columns, axis=1)
         return beliefs
 
@@ -97,3 +79,40 @@ def fit_lora_arbiter(
         files=fitted.files,
         uses_test_split=fitted.seen == frozenset(range(len(pairs.answers))),
     )
+
+
+def _check_passages(pairs: AnswerPairs, passages: int) -> None:
+    if passages and not any(pair.passages for pair in pairs.answers):
+        raise BadSetting(
+            f"passages={passages} is not possible: the label runs contain no passages. Label with an index, or leave "
+            "it out."
+        )
+
+
+def _make_training(options: LoraArbiterOptions, seed: int) -> JudgeTrainingOptions:
+    rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
+    training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
+    return replace(training, max_tokens=MAX_PROMPT_TOKENS[options.passages > 0])
+
+
+@dataclass(frozen=True)
+class PairEncoder:
+    """Encodes pairs of answers as prompts that ask whether one of the two is right."""
+
+    pairs: AnswerPairs
+    tokens: int
+    passages: int
+
+    def encode(self, judge: CausalJudge, indices: Sequence[int], side: str) -> list[LabelPromptTokens]:
+        """Encode the prompts about one side, "closed" or "open", for the rows with the given indices."""
+        pairs = [self.pairs.answers[index] for index in indices]
+        return encode_answer_pairs(judge, pairs, side, self.tokens, self.passages)
+
+    def make_examples(self, judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
+        """Make an example of each side of each pair."""
+        grades = dict(zip(ARBITER_SIDES, (self.pairs.closed_right, self.pairs.open_right), strict=True))
+        return [
+            TrainingExample(prompt, (float(grades[side][index]),))
+            for side in ARBITER_SIDES
+            for index, prompt in zip(indices, self.encode(judge, indices, side), strict=True)
+        ]

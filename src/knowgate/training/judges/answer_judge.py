@@ -5,6 +5,7 @@ The judge gate for black-box LLMs and IK's fine-tuned mode share this code; they
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,23 +108,13 @@ def train_answer_judge(
         work: Folder for checkpoints.
         watch: Called with the progress.
     """
-    texts = draft_texts(examples.readings) if task.tokens else [""] * len(examples.questions)
-    base, labels = task.base or str(examples.settings["model"]), task.labels or make_hard_labels(examples)
-
-    def encode(judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
-        questions = [examples.questions[i] for i in indices]
-        return encode_answers(task.gate, judge, questions, [texts[i] for i in indices], task.tokens)
-
-    def make_examples(judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        prompts = zip(encode(judge, indices), indices, strict=True)
-        closed_book = [TrainingExample(prompt, (float(labels.shares[i]),)) for prompt, i in prompts]
-        return closed_book + (_make_open_book_examples(task, judge, examples, indices) if task.both else [])
-
+    labels, base = task.labels or make_hard_labels(examples), task.base or str(examples.settings["model"])
+    encoder = AnswerEncoder(task, examples, labels)
     fitted = fit_judge(
         members,
         ANSWER_LABELS,
         ANSWER_PROMPTS[task.gate].templates,
-        make_examples,
+        encoder.make_examples,
         kind=select_judge_kind(base, task.bits),
         base=base,
         work=work,
@@ -131,7 +122,7 @@ def train_answer_judge(
     )
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        return 1 - fitted.predict_known(encode(fitted.judge, indices), indices)
+        return 1 - fitted.predict_known(encoder.encode(fitted.judge, indices), indices)
 
     return FitResult(
         task.gate,
@@ -140,28 +131,52 @@ def train_answer_judge(
         SignalRequest(draft_tokens=task.tokens),
         {},
         raw,
-        [*labels.notes, *fitted.notes, describe_cost(fitted, encode, len(texts))],
+        [*labels.notes, *fitted.notes, describe_cost(fitted, encoder.encode, len(examples.rows))],
         fitted.files,
-        uses_test_split=fitted.seen == frozenset(range(len(texts))),
+        uses_test_split=fitted.seen == frozenset(range(len(examples.rows))),
     )
 
 
-def _make_open_book_examples(
-    task: AnswerTask, judge: AnswerJudge, examples: Examples, indices: Sequence[int]
-) -> list[TrainingExample]:
-    """Make examples of graded open-book answers that differ from the closed-book ones."""
-    selected = []
-    for index in indices:
-        closed_book, open_book = examples.rows[index].closed, examples.rows[index].open
-        is_graded = open_book is not None and open_book.correct is not None
-        if is_graded and open_book is not None and (closed_book is None or open_book.text != closed_book.text):
-            selected.append((examples.questions[index], open_book))
-    texts = [answer.text for _, answer in selected]
-    prompts = encode_answers(task.gate, judge, [question for question, _ in selected], texts, task.tokens)
-    return [
-        TrainingExample(prompt, (float(bool(answer.correct)),))
-        for prompt, (_, answer) in zip(prompts, selected, strict=True)
-    ]
+@dataclass(frozen=True)
+class AnswerEncoder:
+    """Encodes questions and answers as prompts of a judge."""
+
+    task: AnswerTask
+    examples: Examples
+    labels: SoftLabels
+
+    @functools.cached_property
+    def drafts(self) -> list[str]:
+        """The closed-book answer of each row; empty texts if the judge reads the question alone."""
+        return draft_texts(self.examples.readings) if self.task.tokens else [""] * len(self.examples.rows)
+
+    def encode(self, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
+        """Encode the closed-book answers of the rows with the given indices."""
+        questions = [self.examples.questions[i] for i in indices]
+        return encode_answers(self.task.gate, judge, questions, [self.drafts[i] for i in indices], self.task.tokens)
+
+    def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
+        """Make an example of each closed-book answer and, if the task says so, of open-book answers."""
+        prompts = zip(self.encode(judge, indices), indices, strict=True)
+        closed_book = [TrainingExample(prompt, (float(self.labels.shares[i]),)) for prompt, i in prompts]
+        return closed_book + (self._make_open_book_examples(judge, indices) if self.task.both else [])
+
+    def _make_open_book_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
+        """Make examples of graded open-book answers that differ from the closed-book ones."""
+        questions, answers = [], []
+        for index in indices:
+            closed_book, open_book = self.examples.rows[index].closed, self.examples.rows[index].open
+            if open_book is None or open_book.correct is None:
+                continue
+            if closed_book is None or open_book.text != closed_book.text:
+                questions.append(self.examples.questions[index])
+                answers.append(open_book)
+        texts = [answer.text for answer in answers]
+        prompts = encode_answers(self.task.gate, judge, questions, texts, self.task.tokens)
+        return [
+            TrainingExample(prompt, (float(bool(answer.correct)),))
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
 
 
 # --- hyperparameters and checks -------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # Two tasks in one adapter: the rate lies between the judge's and the arbiter's, which diverged at the judge's.
 GAIN_LEARNING_RATE = 7e-5
+GAIN_PROMPTS = ("judge", "search")
 
 
 class GainOptions(AnswerJudgeFitOptions):
@@ -48,38 +50,19 @@ def fit_gain(
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
     """Fine-tune a small model to say whether the LLM's answer is right, and whether documents would give a right one."""
-    if examples.target != "benefit":
-        raise BadSetting(
-            f"gain is fitted on 'benefit', got target='{examples.target}': its need is what a search adds. Leave "
-            "`target` out, or fit a judge."
-        )
+    _check_target(examples)
     tokens = answer_judge.limit_answer_tokens(examples, options.tokens)
     answer_judge.check_trainable_bits(options)
     answer_judge.check_judge_answers(examples, tokens)
-    base, texts = options.base or str(examples.settings["model"]), draft_texts(examples.readings)
     if options.learning_rate is None and not (options.full or is_encoder_spec(options.base or "")):
         options = options.replace(learning_rate=GAIN_LEARNING_RATE)
-    training = answer_judge.make_default_training(options, seed)
-
-    def encode(prompt: str, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
-        questions = [examples.questions[i] for i in indices]
-        return encode_answers(prompt, judge, questions, [texts[i] for i in indices], tokens)
-
-    def encode_both(judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
-        return encode("judge", judge, indices) + encode("search", judge, indices)
-
-    def make_examples(judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        table = examples.table
-        opened = [index for index in indices if examples.rows[index].open is not None]
-        closed_book = zip(encode("judge", judge, indices), table.closed_right[list(indices)], strict=True)
-        open_book = zip(encode("search", judge, opened), table.always_right[opened], strict=True)
-        return [TrainingExample(prompt, (float(right),)) for prompt, right in (*closed_book, *open_book)]
-
+    training, base = answer_judge.make_default_training(options, seed), options.base or str(examples.settings["model"])
+    encoder = GainEncoder(examples, draft_texts(examples.readings), tokens)
     fitted = fit_judge(
         answer_judge.plan_answer_ensemble(examples, options, training),
         ANSWER_LABELS,
         ANSWER_PROMPTS["judge"].templates,
-        make_examples,
+        encoder.make_examples,
         kind=select_judge_kind(base, options.bits),
         base=base,
         work=work,
@@ -88,7 +71,7 @@ def fit_gain(
 
     def raw(indices: Sequence[int]) -> FloatArray:
         closed_book, open_book = (
-            fitted.predict_known(encode(prompt, fitted.judge, indices), indices) for prompt in ("judge", "search")
+            fitted.predict_known(encoder.encode(prompt, fitted.judge, indices), indices) for prompt in GAIN_PROMPTS
         )
         return compute_gain_needs(closed_book, open_book)
 
@@ -99,7 +82,41 @@ def fit_gain(
         SignalRequest(draft_tokens=tokens),
         {},
         raw,
-        [*fitted.notes, answer_judge.describe_cost(fitted, encode_both, len(texts))],
+        [*fitted.notes, answer_judge.describe_cost(fitted, encoder.encode_both, len(examples.rows))],
         fitted.files,
-        uses_test_split=fitted.seen == frozenset(range(len(texts))),
+        uses_test_split=fitted.seen == frozenset(range(len(examples.rows))),
     )
+
+
+def _check_target(examples: Examples) -> None:
+    if examples.target != "benefit":
+        raise BadSetting(
+            f"gain is fitted on 'benefit', got target='{examples.target}': its need is what a search adds. Leave "
+            "`target` out, or fit a judge."
+        )
+
+
+@dataclass(frozen=True)
+class GainEncoder:
+    """Encodes the two prompts of the gain judge: is the answer right, and would an open-book answer be?"""
+
+    examples: Examples
+    drafts: list[str]
+    tokens: int
+
+    def encode(self, prompt: str, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
+        """Encode one of the two prompts for the rows with the given indices."""
+        questions = [self.examples.questions[i] for i in indices]
+        return encode_answers(prompt, judge, questions, [self.drafts[i] for i in indices], self.tokens)
+
+    def encode_both(self, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
+        """Encode both prompts."""
+        return [tokens for prompt in GAIN_PROMPTS for tokens in self.encode(prompt, judge, indices)]
+
+    def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
+        """Make an example of each closed-book answer, and of each row with an open-book answer."""
+        table = self.examples.table
+        opened = [index for index in indices if self.examples.rows[index].open is not None]
+        closed_book = zip(self.encode("judge", judge, indices), table.closed_right[list(indices)], strict=True)
+        open_book = zip(self.encode("search", judge, opened), table.always_right[opened], strict=True)
+        return [TrainingExample(prompt, (float(right),)) for prompt, right in (*closed_book, *open_book)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -88,16 +89,11 @@ def fit_kbm_judge(
     _check_samples(examples)
     taus = {name: choose_tau(examples, name) if tau is None else tau for name in KBM_HEADS}
     training = training or JudgeTrainingOptions()
-    max_tokens = training.max_tokens
-
-    def make_examples(judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        return [each for index in indices for each in _make_examples(judge, examples, index, taus, max_tokens)]
-
     fitted = fit_judge(
         plan_ensemble(examples.split, training),
         KBM_LABELS,
         "kbm",
-        make_examples,
+        functools.partial(_make_examples, examples, taus, training.max_tokens),
         kind=CAUSAL_JUDGE,
         base=base or str(examples.settings["model"]),
         work=work,
@@ -141,20 +137,23 @@ def _measure_verdict(
 
 
 def _make_examples(
-    judge: CausalJudge, examples: Examples, index: int, taus: Mapping[str, float], max_tokens: int
+    examples: Examples, taus: Mapping[str, float], max_tokens: int, judge: CausalJudge, indices: Sequence[int]
 ) -> list[TrainingExample]:
-    """Make an example of the bare question and, if there are passages, one of the question with them."""
-    row, question = examples.rows[index], examples.questions[index]
-    pairs = [(row.closed, build_kbm_prompt(question))]
-    if _has_passage_labels(row):
-        pairs.append((row.open, kbm_gate.render_kbm_prompt(judge, question, row.passages, max_tokens)))
+    """Make an example of each bare question and, if it has passages, one of the question with them."""
     made = []
-    for answer, text in pairs:
-        if answer is not None:
-            has_mastery, is_certain = make_kbm_labels(answer, taus)
-            prompt = kbm_gate.encode_kbm_answer(judge, text, KBM_LABELS[0] if has_mastery else KBM_LABELS[1])
-            made.append(TrainingExample(prompt, (float(has_mastery), float(is_certain))))
+    for index in indices:
+        row, question = examples.rows[index], examples.questions[index]
+        pairs = [(row.closed, build_kbm_prompt(question))]
+        if _has_passage_labels(row):
+            pairs.append((row.open, kbm_gate.render_kbm_prompt(judge, question, row.passages, max_tokens)))
+        made += [_make_example(judge, text, answer, taus) for answer, text in pairs if answer is not None]
     return made
+
+
+def _make_example(judge: CausalJudge, text: str, answer: GradedAnswer, taus: Mapping[str, float]) -> TrainingExample:
+    has_mastery, is_certain = make_kbm_labels(answer, taus)
+    prompt = kbm_gate.encode_kbm_answer(judge, text, KBM_LABELS[0] if has_mastery else KBM_LABELS[1])
+    return TrainingExample(prompt, (float(has_mastery), float(is_certain)))
 
 
 def make_kbm_labels(answer: GradedAnswer, taus: Mapping[str, float]) -> tuple[bool, bool]:
